@@ -1,0 +1,33 @@
+"""What can go wrong, as a tree.
+
+StrettoError
+├── InputError      what a user wrote: a file, a flag, an option (exit code 2)
+├── PolicyError     a policy broke its contract (a bug in the policy)
+└── JournalError    the record of a run cannot be read, or is not of this run
+"""
+
+from __future__ import annotations
+
+
+class StrettoError(Exception):
+    """Base of everything Stretto raises on purpose."""
+
+
+class InputError(StrettoError):
+    """Something a user wrote is wrong: says where, what, the rule it breaks, and the remedy."""
+
+    def __init__(self, problem: str, *, where: str = "", remedy: str = "") -> None:
+        self.problem = problem
+        self.where = where
+        self.remedy = remedy
+        super().__init__(
+            ": ".join(part for part in (where, problem) if part) + (f" {remedy}" if remedy else "")
+        )
+
+
+class PolicyError(StrettoError):
+    """A policy returned a decision that no cluster could carry out, or one it does not explain."""
+
+
+class JournalError(StrettoError):
+    """The journal on disk cannot be continued."""

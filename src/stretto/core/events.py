@@ -1,0 +1,153 @@
+"""What happens. Every event is a fact that is journaled before anything is done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from stretto.core.cluster import Node
+from stretto.core.decision import Reason
+from stretto.core.instructions import Instruction
+from stretto.core.job import Job
+from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    kind: ClassVar[str] = "job-submitted"
+    t_s: float
+    job: Job
+
+    @property
+    def subject(self) -> str:
+        return self.job.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AboutJob:
+    t_s: float
+    job_id: str
+
+    @property
+    def subject(self) -> str:
+        return self.job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished(_AboutJob):
+    kind: ClassVar[str] = "job-finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailed(_AboutJob):
+    kind: ClassVar[str] = "job-failed"
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReported(_AboutJob):
+    """Progress and measurements since the last report, as aggregates."""
+
+    kind: ClassVar[str] = "job-reported"
+    work_done: float
+    """Statistical units done so far."""
+    epoch: int
+    """Epochs completed."""
+    speeds: tuple[SpeedSample, ...] = ()
+    noise: NoiseSample | None = None
+    losses: tuple[LossPoint, ...] = ()
+    resize_s: float | None = None
+    """How long the last start or resize took, reported once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(_AboutJob):
+    kind: ClassVar[str] = "checkpoint-saved"
+    work_done: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost(_AboutJob):
+    """A worker died on its own; the gang stands still and everything it held is free again."""
+
+    kind: ClassVar[str] = "worker-lost"
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAdded:
+    kind: ClassVar[str] = "node-added"
+    t_s: float
+    node: Node
+
+    @property
+    def subject(self) -> str:
+        return self.node.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AboutNode:
+    t_s: float
+    node_id: str
+
+    @property
+    def subject(self) -> str:
+        return self.node_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost(_AboutNode):
+    """The node and everything on it is gone."""
+
+    kind: ClassVar[str] = "node-lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDraining(_AboutNode):
+    """The node will be lost soon: nothing new is placed there."""
+
+    kind: ClassVar[str] = "node-draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A policy decided: what the substrate was told, why, and what the policy wants to remember."""
+
+    kind: ClassVar[str] = "decided"
+    t_s: float
+    policy: str
+    instructions: tuple[Instruction, ...]
+    reasons: dict[str, Reason]
+    memory: Any
+    wake_at_s: float | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.policy
+
+
+Event = (
+    JobSubmitted
+    | JobFinished
+    | JobFailed
+    | JobReported
+    | CheckpointSaved
+    | WorkerLost
+    | NodeAdded
+    | NodeLost
+    | NodeDraining
+    | Decided
+)
+
+EVENT_TYPES: tuple[type[Event], ...] = (
+    JobSubmitted,
+    JobFinished,
+    JobFailed,
+    JobReported,
+    CheckpointSaved,
+    WorkerLost,
+    NodeAdded,
+    NodeLost,
+    NodeDraining,
+    Decided,
+)

@@ -1,0 +1,31 @@
+"""Durations as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from stretto.core.errors import InputError
+
+_UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
+
+
+def parse_duration_s(text: str, *, where: str = "") -> float:
+    """Seconds of `90`, `90s`, `20m` or `1h30m`."""
+    compact = text.strip().lower()
+    parts = _PART.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise InputError(
+            f"{text!r} is not a duration.", where=where, remedy="Write seconds or units: 90, 20m, 1h30m."
+        )
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def format_duration(seconds: float) -> str:
+    """Compact and readable: 45s, 12m 05s, 3h 20m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"

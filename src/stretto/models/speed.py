@@ -1,0 +1,210 @@
+"""How long a step takes: the all-reduce model of Pollux, and its online fit.
+
+One optimisation step of a job with K workers on N nodes, each processing m examples, takes
+
+    T_grad = alpha_c + beta_c m                                  one forward and backward pass
+    T_sync = 0                                K = 1
+             alpha_r + beta_r (K - 2)         K > 1, N = 1      (within a node)
+             alpha_n + beta_n (K - 2)         N > 1             (across nodes)
+    T_step = (T_grad^gamma + T_sync^gamma)^(1/gamma)             gamma = 1: no overlap; large: full overlap
+
+and s accumulation passes before it add s T_grad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stretto.core.observations import SpeedSample
+
+Floats = npt.NDArray[np.float64]
+Numbers = float | npt.NDArray[np.float64] | npt.NDArray[np.int64]
+"""A number or an array of them; arrays broadcast against each other."""
+
+TINY = 1e-8
+"""Lower bound of every time constant; also the synchronisation time of a single worker."""
+MAX_OVERLAP = 10.0
+"""The p-norm at 10 is within 7 % of the maximum."""
+NETWORK_PENALTY = 1.1
+"""Before a job has spanned nodes, the network is taken to be at least this much slower than one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceSpeed:
+    """The seven parameters; times in seconds."""
+
+    alpha_c: float
+    """Constant part of a pass."""
+    beta_c: float
+    """Time per example of a pass."""
+    alpha_n: float
+    """Synchronisation of two workers across nodes."""
+    beta_n: float
+    """.. and what each further worker adds."""
+    alpha_r: float
+    """Synchronisation of two workers within a node."""
+    beta_r: float
+    """.. and what each further worker adds."""
+    gamma: float
+    """Overlap of computation and communication, 1 (none) to 10 (nearly full)."""
+
+    def pass_s(self, atomic: Numbers) -> Floats:
+        return self.alpha_c + self.beta_c * np.asarray(atomic, dtype=float)
+
+    def sync_s(self, nodes: Numbers, workers: Numbers) -> Floats:
+        nodes, workers = np.asarray(nodes), np.asarray(workers)
+        further = np.maximum(workers - 2, 0)
+        across = self.alpha_n + self.beta_n * further
+        within = self.alpha_r + self.beta_r * further
+        return np.where(nodes > 1, across, np.where(workers > 1, within, TINY))
+
+    def step_s(
+        self,
+        nodes: Numbers,
+        workers: Numbers,
+        atomic: Numbers,
+        accumulation: Numbers = 0,
+    ) -> Floats:
+        """Time of one optimisation step, accumulation passes included."""
+        one_pass = self.pass_s(atomic)
+        return np.asarray(accumulation) * one_pass + p_norm(one_pass, self.sync_s(nodes, workers), self.gamma)
+
+    def throughput(
+        self,
+        nodes: Numbers,
+        workers: Numbers,
+        atomic: Numbers,
+        accumulation: Numbers = 0,
+    ) -> Floats:
+        """Examples per second."""
+        batch = np.asarray(workers) * np.asarray(atomic) * (np.asarray(accumulation) + 1)
+        return batch / self.step_s(nodes, workers, atomic, accumulation)
+
+
+def p_norm(a: Floats, b: Floats, p: Numbers) -> Floats:
+    """(a^p + b^p)^(1/p) for positive a and b, without overflow."""
+    high, low = np.maximum(a, b), np.minimum(a, b)
+    return high * (1.0 + (low / high) ** p) ** (1.0 / np.asarray(p, dtype=float))
+
+
+def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
+    """Parameters that explain the samples best, optimistic about what was never tried.
+
+    Minimises RMSLE(T_grad) + RMSLE(T_step) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n/alpha_n)^2 +
+    (beta_r/alpha_r)^2) by L-BFGS-B. What the samples say nothing about is pinned: with one batch size
+    half of the pass is constant; synchronisation costs nothing until two workers, two nodes, more than
+    two workers have been seen.
+    """
+    from scipy.optimize import minimize  # noqa: PLC0415  (half a second that most commands never need)
+
+    rows = list(samples)
+    if not rows:
+        raise ValueError("fit_all_reduce needs at least one sample")
+    data = _Data.of(rows)
+    start, bounds = _start_and_bounds(data)
+    best = minimize(data.loss_and_gradient, start, jac=True, bounds=bounds, method="L-BFGS-B")
+    theta = best.x
+    if not data.across.any():
+        theta[2] = max(theta[2], NETWORK_PENALTY * theta[4])
+        theta[3] = max(theta[3], NETWORK_PENALTY * theta[5])
+    return AllReduceSpeed(*(float(value) for value in theta))
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Samples as columns, and the objective over them."""
+
+    atomic: Floats
+    further: Floats
+    across: npt.NDArray[np.bool_]
+    within: npt.NDArray[np.bool_]
+    log_pass: Floats
+    log_step: Floats
+
+    @staticmethod
+    def of(rows: list[SpeedSample]) -> _Data:
+        nodes = np.array([row.nodes for row in rows])
+        workers = np.array([row.workers for row in rows])
+        step_s = np.array([row.step_s for row in rows])
+        pass_s = np.maximum(step_s - np.array([row.sync_s for row in rows]), TINY)
+        return _Data(
+            atomic=np.array([row.atomic for row in rows], dtype=float),
+            further=np.maximum(workers - 2, TINY),
+            across=nodes > 1,
+            within=(nodes == 1) & (workers > 1),
+            log_pass=np.log(pass_s),
+            log_step=np.log(np.maximum(step_s, TINY)),
+        )
+
+    def loss_and_gradient(self, theta: Floats) -> tuple[float, Floats]:
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = theta
+        one_pass = alpha_c + beta_c * self.atomic
+        sync = np.full_like(one_pass, TINY)
+        sync[self.across] = alpha_n + beta_n * self.further[self.across]
+        sync[self.within] = alpha_r + beta_r * self.further[self.within]
+
+        # With u = log T_grad and v = log T_sync, log T_step is a softmax-weighted mean scaled by 1/gamma.
+        u, v = np.log(one_pass), np.log(sync)
+        log_step = np.logaddexp(gamma * u, gamma * v) / gamma
+        weight_u = np.exp(gamma * (u - log_step))
+        weight_v = 1.0 - weight_u
+
+        loss_pass, d_pass = _rms(u - self.log_pass)
+        loss_step, d_step = _rms(log_step - self.log_step)
+        ratio_n, ratio_r = beta_n / alpha_n, beta_r / alpha_r
+        loss = loss_pass + loss_step + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * (ratio_n**2 + ratio_r**2)
+
+        by_pass = (d_pass + d_step * weight_u) / one_pass
+        by_sync = d_step * weight_v / sync
+        by_gamma = d_step * (weight_u * u + weight_v * v - log_step) / gamma
+        gradient = np.array(
+            [
+                by_pass.sum(),
+                (by_pass * self.atomic).sum(),
+                by_sync[self.across].sum() - 2e-2 * ratio_n**2 / alpha_n,
+                (by_sync * self.further)[self.across].sum() + 2e-2 * ratio_n / alpha_n,
+                by_sync[self.within].sum() - 2e-2 * ratio_r**2 / alpha_r,
+                (by_sync * self.further)[self.within].sum() + 2e-2 * ratio_r / alpha_r,
+                by_gamma.sum() + 2e-3 * (gamma - 1.0),
+            ]
+        )
+        return float(loss), gradient
+
+
+def _rms(errors: Floats) -> tuple[float, Floats]:
+    """Root mean square, and its derivative by each error."""
+    rms = float(np.sqrt(np.mean(errors**2)))
+    if rms == 0.0:
+        return 0.0, np.zeros_like(errors)
+    return rms, errors / (errors.size * rms)
+
+
+def _start_and_bounds(data: _Data) -> tuple[Floats, list[tuple[float, float | None]]]:
+    start = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001])
+    bounds: list[tuple[float, float | None]] = [(TINY, None)] * 6 + [(1.0, MAX_OVERLAP)]
+
+    def pin(index: int, value: float = TINY) -> None:
+        start[index] = value
+        bounds[index] = (value, value)
+
+    if np.unique(data.atomic).size == 1:
+        pin(0, float(np.exp(data.log_pass).mean()) / 2)
+    if not data.across.any():
+        pin(2)
+        pin(3)
+    if not data.within.any():
+        pin(4)
+        pin(5)
+    if not (data.further > TINY).any():
+        pin(3)
+        pin(5)
+    return start, bounds
+
+
+def parameters(speed: AllReduceSpeed) -> tuple[float, ...]:
+    """The seven parameters in the order of the published artifact."""
+    return astuple(speed)

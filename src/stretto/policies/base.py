@@ -1,0 +1,85 @@
+"""What a policy is given, and what it must answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from stretto.core.allocation import Allocation, BatchChoice
+from stretto.core.cluster import Node
+from stretto.core.decision import Decision
+from stretto.core.job import Job
+from stretto.core.resources import Resources, total_of
+from stretto.models.belief import Belief
+
+Memory = Any
+"""What a policy wants to remember between decisions: plain JSON data. None at the first decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job as a policy sees it: what was asked for, what was observed, what is believed."""
+
+    job: Job
+    allocation: Allocation
+    """What it holds now; empty while it waits."""
+    batch: BatchChoice | None
+    """The batch size it runs with; None while it waits."""
+    age_s: float
+    """Time since submission."""
+    attained_gpu_s: float
+    """GPU seconds held so far, starting and resizing included."""
+    restarts: int
+    """Starts and resizes so far, the first start excluded."""
+    work_done: float
+    """Statistical units done, as last reported."""
+    epoch: int
+    """Epochs completed, as last reported."""
+    belief: Belief
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """Everything a decision may depend on."""
+
+    now_s: float
+    nodes: tuple[Node, ...]
+    """Where tasks may be placed, in a fixed order."""
+    jobs: tuple[JobView, ...]
+    """Every job that is submitted and not finished, in order of submission."""
+
+    @property
+    def capacity(self) -> Resources:
+        return total_of([node.capacity for node in self.nodes])
+
+    @property
+    def total_gpus(self) -> int:
+        return sum(node.gpus for node in self.nodes)
+
+
+class Policy(Protocol):
+    """A pure function from a view to a decision: no clock, no I/O, no state of its own.
+
+    A policy is usually a frozen dataclass whose fields are its options.
+    """
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+
+    @property
+    def interval_s(self) -> float:
+        """It is asked at least this often."""
+
+    @property
+    def wakes_on(self) -> frozenset[str]:
+        """Kinds of events that make it decide at once."""
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        """Who gets what from now on, and what to remember."""
