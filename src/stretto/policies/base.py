@@ -83,3 +83,13 @@ class Policy(Protocol):
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         """Who gets what from now on, and what to remember."""
+
+
+class Oracle(Protocol):
+    """The truth about jobs, for the policies that say in their name that they are told it."""
+
+    def remaining_steps(self, job: Job, epoch: int) -> float:
+        """Steps at the requested batch from the end of `epoch` epochs to the end of training."""
+
+    def step_s(self, job: Job, workers: int, gpus_per_node: int) -> float:
+        """True time of a step at the requested batch, workers packed on the fewest nodes."""

@@ -1,0 +1,186 @@
+"""The one loop: events in, a decision when one is due, instructions out. The same for every substrate."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stretto.control.instruct import check, instructions_for
+from stretto.control.state import RunState
+from stretto.core.cluster import Node
+from stretto.core.events import Decided, Event, JobSubmitted, NodeAdded
+from stretto.core.job import Job
+from stretto.core.seeds import child_rng
+from stretto.core.substrate import Substrate
+from stretto.journal.base import Journal
+from stretto.policies.base import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a run is driven."""
+
+    seed: int = 0
+    rounds: bool = False
+    """Decide only at multiples of the policy's interval, as the published simulators do."""
+    share_priors: bool = False
+    """Let new jobs start from what finished jobs of their application showed."""
+    until_s: float = math.inf
+    """End the run at this time, finished or not."""
+
+
+EPS = 1e-9
+"""Float noise in times."""
+PATIENCE = 10
+"""Decisions in a row that start nothing, on a cluster where nothing runs, before a run counts as stalled."""
+
+
+class Controller:
+    """Drives one policy over one substrate, journaling every event before acting on it."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        substrate: Substrate,
+        journal: Journal,
+        nodes: Sequence[Node],
+        arrivals: Sequence[Job],
+        settings: Settings,
+        stopwatch: Callable[[], float] = time.perf_counter,
+        on_turn: Callable[[Controller], None] | None = None,
+    ) -> None:
+        self._policy = policy
+        self._substrate = substrate
+        self._journal = journal
+        self._settings = settings
+        self._stopwatch = stopwatch
+        self._on_turn = on_turn
+        self._wakes_on = frozenset[str]() if settings.rounds else policy.wakes_on
+        self._due = False
+        self._ticked_s = 0.0
+        self._fruitless = 0
+        self.state = RunState(share_priors=settings.share_priors)
+        self.decision_s: list[float] = []
+        """How long each decision of this process took, fits and tables included."""
+
+        history = list(journal.events())
+        if history:
+            self._resume(history)
+        else:
+            self._record([NodeAdded(t_s=0.0, node=node) for node in nodes])
+        waiting = (job for job in arrivals if job.id not in self.state.submitted)
+        self._arrivals = sorted(waiting, key=lambda job: job.submit_s, reverse=True)
+
+    @property
+    def jobs_to_come(self) -> int:
+        return len(self._arrivals)
+
+    def run(self) -> None:
+        """Until every job is finished, nothing can happen any more, or the time is up."""
+        while self._arrivals or self.state.jobs:
+            if self._substrate.now_s() >= self._settings.until_s or self._stalled():
+                return
+            self._turn()
+            if self._on_turn is not None:
+                self._on_turn(self)
+
+    def _resume(self, history: list[Event]) -> None:
+        """Fold the journal and let the substrate catch up; a decision that was due is still due."""
+        self.state.replay(history)
+        self._substrate.recover(history)
+        for event in history:
+            if isinstance(event, Decided):
+                self._due = False
+                self._ticked_s = event.t_s
+            elif event.kind in self._wakes_on:
+                self._due = True
+
+    def _turn(self) -> None:
+        until_s = self._next_time_s()
+        while (event := self._substrate.next_event(until_s)) is not None:
+            self._record([event])
+            if event.kind in self._wakes_on:
+                self._due = True
+                until_s = event.t_s
+        self._admit_arrivals(until_s)
+        if self._is_time(until_s):
+            self._due = False
+            self._decide(until_s)
+
+    def _next_time_s(self) -> float:
+        """The next moment at which something is due, whatever the substrate reports before."""
+        now_s = self._substrate.now_s()
+        if self._due:
+            return now_s
+        times = [self._settings.until_s]
+        if self._arrivals:
+            times.append(self._arrivals[-1].submit_s)
+        if self.state.jobs:
+            times.append(self._next_tick_s(now_s))
+        if self.state.wake_at_s is not None and not self._settings.rounds:
+            times.append(self.state.wake_at_s)
+        return max(min(times), now_s)
+
+    def _next_tick_s(self, now_s: float) -> float:
+        """The first multiple of the interval that is not past and was not decided at."""
+        interval_s = self._policy.interval_s
+        undecided = math.floor(self._ticked_s / interval_s + EPS) + 1
+        to_come = math.ceil(now_s / interval_s - EPS)
+        return max(undecided, to_come) * interval_s
+
+    def _is_time(self, now_s: float) -> bool:
+        if not self.state.jobs:
+            return False
+        wake_s = self.state.wake_at_s
+        woken = wake_s is not None and not self._settings.rounds and now_s >= wake_s
+        return self._due or woken or now_s >= self._next_tick_s(now_s) - EPS
+
+    def _admit_arrivals(self, now_s: float) -> None:
+        while self._arrivals and self._arrivals[-1].submit_s <= now_s:
+            job = self._arrivals.pop()
+            self._substrate.admit(job)
+            self._record([JobSubmitted(t_s=job.submit_s, job=job)])
+            if JobSubmitted.kind in self._wakes_on:
+                self._due = True
+
+    def _decide(self, now_s: float) -> None:
+        view = self.state.view(now_s)
+        rng = child_rng(self._settings.seed, "policy", str(self.state.decisions))
+        started = self._stopwatch()
+        decision, memory = self._policy.decide(view, self.state.memory, rng)
+        self.decision_s.append(self._stopwatch() - started)
+        check(view, decision)
+        instructions = instructions_for(view, decision, self.state.instructions + 1)
+        changed = {instruction.job_id for instruction in instructions}
+        waiting = {job.id for job in view.jobs if job.id not in decision.allocations}
+        reasons = {
+            job_id: decision.reasons[job_id] for job_id in decision.reasons if job_id in changed | waiting
+        }
+        self._record(
+            [
+                Decided(
+                    t_s=now_s,
+                    policy=self._policy.name,
+                    instructions=instructions,
+                    reasons=reasons,
+                    memory=memory,
+                    wake_at_s=decision.wake_at_s,
+                )
+            ]
+        )
+        self._ticked_s = now_s
+        self._substrate.apply(instructions)
+        idle = not any(state.allocation for state in self.state.jobs.values())
+        self._fruitless = self._fruitless + 1 if idle else 0
+
+    def _record(self, events: Sequence[Event]) -> None:
+        self._journal.append(events)
+        for event in events:
+            self.state.apply(event)
+
+    def _stalled(self) -> bool:
+        """Nothing runs, nothing will arrive, and the policy, asked again and again, starts nothing."""
+        return not self._arrivals and self._fruitless >= PATIENCE

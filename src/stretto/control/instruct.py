@@ -1,0 +1,83 @@
+"""From a decision to instructions: the difference to what runs now, checked before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.decision import Decision
+from stretto.core.errors import PolicyError
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Role
+from stretto.core.resources import Resources
+from stretto.policies.base import ClusterView, JobView
+
+NO_BATCH = BatchChoice(0)
+
+
+def instructions_for(view: ClusterView, decision: Decision, first_number: int) -> tuple[Instruction, ...]:
+    """What must change, jobs that give up GPUs first so that others can take them."""
+    changes = sorted(_changes(view, decision), key=lambda change: change[0] is not Action.PARK)
+    return tuple(
+        Instruction(first_number + position, action, job_id, allocation, batch)
+        for position, (action, job_id, allocation, batch) in enumerate(changes)
+    )
+
+
+def _changes(view: ClusterView, decision: Decision) -> Iterator[tuple[Action, str, Allocation, BatchChoice]]:
+    for job in view.jobs:
+        new = decision.allocations.get(job.id, NOTHING)
+        if not new:
+            if job.allocation:
+                yield Action.PARK, job.id, NOTHING, NO_BATCH
+            continue
+        batch = decision.batches.get(job.id) or job.batch
+        if batch is None:
+            raise PolicyError(f"{job.id} is started without a batch size; a decision must name one")
+        if new != job.allocation:
+            yield Action.RESIZE if job.allocation else Action.START, job.id, new, batch
+        elif batch != job.batch:
+            yield Action.SET_BATCH, job.id, new, batch
+
+
+def check(view: ClusterView, decision: Decision) -> None:
+    """Raise PolicyError if the decision cannot be carried out or leaves something unexplained."""
+    known = {job.id for job in view.jobs}
+    for job_id in decision.allocations:
+        if job_id not in known:
+            raise PolicyError(f"{job_id} is allocated something but is not waiting or running")
+    free = {node.id: node.capacity for node in view.nodes}
+    for job in view.jobs:
+        new = decision.allocations.get(job.id, NOTHING)
+        _check_gang(job, new)
+        for node, used in new.uses(job.job).items():
+            free[node] = _take(job.id, node, used, free)
+        if (not new or new != job.allocation) and job.id not in decision.reasons:
+            raise PolicyError(f"{job.id} is changed or waits, and the decision gives no reason for it")
+
+
+def _take(job_id: str, node: str, used: Resources, free: dict[str, Resources]) -> Resources:
+    if node not in free:
+        raise PolicyError(f"{job_id} is placed on node {node!r}, which is not available")
+    if not used.fits_in(free[node]):
+        raise PolicyError(f"node {node!r} is over-allocated: {job_id} needs {used}, {free[node]} is free")
+    return free[node] - used
+
+
+def _check_gang(job: JobView, new: Allocation) -> None:
+    if job.allocation and not job.job.preemptible and new != job.allocation:
+        raise PolicyError(f"{job.id} is not preemptible and was changed from {job.allocation} to {new}")
+    if not new:
+        if new.servers:
+            raise PolicyError(f"{job.id} is given parameter servers and no worker")
+        return
+    _check_count(job.id, "workers", new.worker_count, job.job.worker)
+    if job.job.server is not None:
+        _check_count(job.id, "parameter servers", new.server_count, job.job.server)
+    elif new.servers:
+        raise PolicyError(f"{job.id} is given parameter servers and has no such role")
+
+
+def _check_count(job_id: str, what: str, count: int, role: Role) -> None:
+    if not role.min <= count <= role.max:
+        raise PolicyError(f"{job_id} is given {count} {what}; it takes {role.min} to {role.max}")

@@ -1,0 +1,170 @@
+"""The state of a run: a fold over its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.cluster import Node
+from stretto.core.events import (
+    CheckpointSaved,
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobReported,
+    JobSubmitted,
+    NodeAdded,
+    NodeDraining,
+    NodeLost,
+    WorkerLost,
+)
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.models.belief import FittedBelief
+from stretto.models.observations import Observations
+from stretto.policies.base import ClusterView, JobView, Memory
+
+
+@dataclass(slots=True)
+class JobState:
+    """What is known of one job that is not finished."""
+
+    job: Job
+    belief: FittedBelief
+    observed: Observations
+    allocation: Allocation = NOTHING
+    batch: BatchChoice | None = None
+    gpus: int = 0
+    starts: int = 0
+    attained_gpu_s: float = 0.0
+    counted_until_s: float = 0.0
+    work_done: float = 0.0
+    epoch: int = 0
+
+    def hold(self, t_s: float, allocation: Allocation) -> None:
+        """From now on the job holds `allocation`; what it held until now is added up."""
+        self.attained_gpu_s += self.gpus * (t_s - self.counted_until_s)
+        self.counted_until_s = t_s
+        self.allocation = allocation
+        self.gpus = allocation.gpus(self.job)
+
+    def view(self, now_s: float) -> JobView:
+        return JobView(
+            job=self.job,
+            allocation=self.allocation,
+            batch=self.batch,
+            age_s=now_s - self.job.submit_s,
+            attained_gpu_s=self.attained_gpu_s + self.gpus * (now_s - self.counted_until_s),
+            restarts=max(0, self.starts - 1),
+            work_done=self.work_done,
+            epoch=self.epoch,
+            belief=self.belief,
+        )
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything the controller knows; `apply` is the only way it changes."""
+
+    share_priors: bool = False
+    """Whether a new job starts from what finished jobs of its application showed."""
+    nodes: dict[str, Node] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    submitted: set[str] = field(default_factory=set)
+    memory: Memory = None
+    wake_at_s: float | None = None
+    decisions: int = 0
+    instructions: int = 0
+    _priors: dict[str, Observations] = field(default_factory=dict)
+
+    def view(self, now_s: float) -> ClusterView:
+        return ClusterView(
+            now_s=now_s,
+            nodes=tuple(node for node in self.nodes.values() if node.id not in self.draining),
+            jobs=tuple(state.view(now_s) for state in self.jobs.values()),
+        )
+
+    def replay(self, events: Iterable[Event]) -> float:
+        """Fold a whole history; the time of its last event."""
+        last_s = 0.0
+        for event in events:
+            self.apply(event)
+            last_s = event.t_s
+        return last_s
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case JobSubmitted():
+                self._submit(event.job)
+            case JobReported():
+                self._report(event)
+            case JobFinished():
+                self._remember(self.jobs.pop(event.job_id))
+            case JobFailed():
+                self.jobs.pop(event.job_id)
+            case Decided():
+                self._decided(event)
+            case NodeAdded():
+                self.nodes[event.node.id] = event.node
+            case NodeLost():
+                self._lose_node(event)
+            case NodeDraining():
+                self.draining.add(event.node_id)
+            case WorkerLost():
+                self.jobs[event.job_id].hold(event.t_s, NOTHING)
+            case CheckpointSaved():
+                pass
+
+    def _submit(self, job: Job) -> None:
+        observed = Observations()
+        prior = self._priors.get(job.application) if self.share_priors else None
+        self.jobs[job.id] = JobState(job, FittedBelief(job, observed, prior), observed)
+        self.submitted.add(job.id)
+
+    def _report(self, event: JobReported) -> None:
+        state = self.jobs[event.job_id]
+        state.work_done, state.epoch = event.work_done, event.epoch
+        for sample in event.speeds:
+            state.observed.add_speed(sample)
+        if event.noise is not None:
+            state.observed.noise = event.noise
+        state.observed.losses.extend(event.losses)
+        if event.resize_s is not None:
+            state.observed.resizes_s.append(event.resize_s)
+
+    def _remember(self, state: JobState) -> None:
+        """A finished job's observations become the prior of its application."""
+        if not self.share_priors:
+            return
+        prior = self._priors.setdefault(state.job.application, Observations())
+        for sample in state.observed.speeds.values():
+            prior.add_speed(sample)
+        prior.noise = state.observed.noise
+        prior.resizes_s.extend(state.observed.resizes_s)
+
+    def _decided(self, event: Decided) -> None:
+        self.memory = event.memory
+        self.wake_at_s = event.wake_at_s
+        self.decisions += 1
+        for instruction in event.instructions:
+            self._instructed(event.t_s, instruction)
+
+    def _instructed(self, t_s: float, instruction: Instruction) -> None:
+        state = self.jobs[instruction.job_id]
+        self.instructions = instruction.number
+        state.batch = None if instruction.action is Action.PARK else instruction.batch
+        if instruction.action is Action.SET_BATCH:
+            return
+        state.hold(t_s, instruction.allocation)
+        if instruction.action is not Action.PARK:
+            state.starts += 1
+
+    def _lose_node(self, event: NodeLost) -> None:
+        self.nodes.pop(event.node_id, None)
+        self.draining.discard(event.node_id)
+        for state in self.jobs.values():
+            if event.node_id in state.allocation.nodes:
+                state.hold(event.t_s, NOTHING)

@@ -1,0 +1,257 @@
+"""Pollux: GPUs and batch sizes for the highest goodput, fairly shared.
+
+With goodput_j(n, r) of a job on r GPUs of n nodes at its best batch size (models/goodput.py), a job's
+speedup is measured against an equal share of the cluster, ceil(G / J) GPUs as if on one node:
+
+    s_j = goodput_j(n, r) / goodput_j(1, ceil(G/J)) * N/G * restart_j
+
+    restart_j = max(age - restarts * d, 0) / (age + d)   if the job changes, else 1;  d: cost of a restart
+
+and the power mean of all jobs' s_j + 0.001 is maximised:
+
+    fitness = ( mean_j (s_j + 0.001)^p )^(1/p)
+
+p = 1 is the plain average, p = -1 (published default) also favours jobs that are far behind, p -> -inf looks
+at the worst-off job alone. This is a sum over jobs, so the shared engine (allocate/solver.py) maximises
+it. A job may grow to at most twice the GPUs it was ever seen with, so that its model is never stretched far.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stretto.allocate.board import Placement
+from stretto.allocate.solver import Contender, Solution, solve
+from stretto.core.allocation import Allocation, BatchChoice, on_nodes
+from stretto.core.decision import Decision
+from stretto.core.job import Tier
+from stretto.models.batch import split_batch
+from stretto.models.goodput import GoodputTable, Ints, JobModel
+from stretto.models.speed import Floats
+from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
+from stretto.policies.gpu_only import require_gpu_jobs
+
+FLOOR = 1e-3
+"""Added to every speedup: a job without GPUs counts as this."""
+LEXIMIN_P = -100.0
+"""Stands in for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
+NEWCOMER = 0.01
+"""Least restart factor of a job that holds nothing: the formula's 0 at age 0 would leave it waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pollux:
+    """Goodput-optimal GPUs and batch sizes with a fairness knob."""
+
+    name: ClassVar[str] = "pollux"
+    wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
+    interval_s: float = 60.0
+    p: float = -1.0
+    """Fairness: 1, 0 (geometric mean), -1, -10, -inf."""
+    interference: bool = True
+    """Avoid interference: at most one job that spans nodes on any node."""
+    explore: float = 2.0
+    """How far beyond the most GPUs seen a job may grow, as a factor."""
+    max_nodes: int = 16
+    """Most nodes of one job."""
+    hysteresis: float = 0.0
+    """Keep a running job's batch size unless another promises this share more goodput."""
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        del rng
+        require_gpu_jobs(view, self.name)
+        speedups = Speedups(view)
+        values = _Values(speedups, self.p)
+        solution = solve(
+            [node.gpus for node in view.nodes],
+            [self._contender(job, speedups, index) for index, job in enumerate(view.jobs)],
+            values,
+            max_nodes=self.max_nodes,
+            avoid_interference=self.interference,
+        )
+        chosen = _allocations(view, solution)
+        scores = speedups.of(solution.placements)
+        shares = dict(zip((job.id for job in view.jobs), scores / speedups.scale, strict=True))
+        decision = Decision(
+            allocations=chosen,
+            batches={
+                job.id: self._batch(job, chosen[job.id], speedups, index)
+                for index, job in enumerate(view.jobs)
+                if job.id in chosen
+            },
+            reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, speedups.fair_gpus)),
+            objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
+        )
+        return decision, memory
+
+    def _contender(self, job: JobView, speedups: Speedups, index: int) -> Contender:
+        worker = job.job.worker
+        held = speedups.held[index]
+        if job.job.tier is Tier.RIGID:
+            return Contender(held, worker.requested, worker.requested, _pinned(job))
+        seen = max(int(self.explore * job.belief.max_workers_seen), 1)
+        most = max(min(worker.max, seen, speedups.most_workers[index]), worker.min)
+        return Contender(held, worker.min, most, _pinned(job))
+
+    def _batch(self, job: JobView, chosen: Allocation, speedups: Speedups, index: int) -> BatchChoice:
+        workers, nodes = chosen.worker_count, len(chosen.nodes)
+        if job.job.tier is not Tier.ADAPTIVE:
+            return requested_batch(job.job, workers)
+        best = speedups.best_batch(index, nodes, workers)
+        if chosen == job.allocation and job.batch is not None and self.hysteresis > 0:
+            gain = speedups.batch_gain(index, nodes, workers, job.batch, best)
+            return best if gain > self.hysteresis else job.batch
+        return best
+
+
+class Speedups:
+    """Speedup of every job over its fair share, for the placements an engine asks about."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._jobs = view.jobs
+        gpus, count = view.total_gpus, max(len(view.jobs), 1)
+        self.fair_gpus = max(math.ceil(gpus / count), 1)
+        self.scale = len(view.nodes) / gpus if gpus else 1.0
+        self._row, self._table = _table(view)
+        self.most_workers = np.full(len(view.jobs), np.iinfo(np.int64).max)
+        known = self._row >= 0
+        rows = self._row[known]
+        self.most_workers[known] = self._table.most_workers()[rows]
+        fair = np.minimum(self.fair_gpus, self.most_workers[known])
+        self._fair_goodput = np.full(len(view.jobs), np.nan)
+        self._fair_goodput[known] = self._table.best(rows, np.ones_like(rows), fair).goodput
+        self.held = _held(view)
+        self.restart = np.array([_restart_factor(job) for job in view.jobs])
+
+    def __call__(self, job: Ints, nodes: Ints, gpus: Ints) -> Floats:
+        """Speedup of placements before any restart penalty; a job never profiled scales linearly."""
+        speedup = gpus / self.fair_gpus
+        known = self._row[job] >= 0
+        if known.any():
+            some = job[known]
+            best = self._table.best(self._row[some], nodes[known], gpus[known])
+            speedup[known] = best.goodput / self._fair_goodput[some]
+        return speedup * self.scale
+
+    def of(self, placements: list[Placement]) -> Floats:
+        """Speedup of each job with its placement, restart penalties included."""
+        sizes = np.array([sum(count for _, count in placement) for placement in placements], dtype=np.int64)
+        nodes = np.array([len(placement) for placement in placements], dtype=np.int64)
+        speedup = np.zeros(len(placements))
+        some = np.flatnonzero(sizes)
+        if some.size:
+            speedup[some] = self(some, nodes[some], sizes[some])
+        changed = [new != held for new, held in zip(placements, self.held, strict=True)]
+        return np.where(changed, speedup * self.restart, speedup)
+
+    def batch_gain(self, index: int, nodes: int, workers: int, old: BatchChoice, new: BatchChoice) -> float:
+        """Share of goodput gained by going from one batch to another; nothing before any profile."""
+        row = int(self._row[index])
+        if row < 0:
+            return 0.0
+        return self._table.at(row, nodes, workers, new) / self._table.at(row, nodes, workers, old) - 1.0
+
+    def best_batch(self, index: int, nodes: int, workers: int) -> BatchChoice:
+        """The batch of the best goodput, within the largest total; the initial one before any profile."""
+        limits = self._jobs[index].job.batch
+        if self._row[index] < 0:
+            return split_batch(limits, max(limits.initial, limits.per_gpu_min * workers), workers)
+        choice = self._table.best(*self._triple(index, nodes, workers)).choice(0)
+        most = limits.max // (workers * (choice.accumulation + 1))
+        return BatchChoice(min(choice.atomic, most), choice.accumulation)
+
+    def _triple(self, index: int, nodes: int, workers: int) -> tuple[Ints, Ints, Ints]:
+        return np.array([self._row[index]]), np.array([nodes]), np.array([workers])
+
+
+class _Values:
+    """u(s) = (s + 0.001)^p / p (log for p = 0): the terms of the power mean, rising in s."""
+
+    def __init__(self, speedups: Speedups, p: float) -> None:
+        self._speedups = speedups
+        self._p = max(p, LEXIMIN_P)
+        self.nothing = self._worth(np.zeros(len(speedups.held)))
+        nodes = np.array([len(held) for held in speedups.held], dtype=np.int64)
+        gpus = np.array([sum(count for _, count in held) for held in speedups.held], dtype=np.int64)
+        self.keep = self.nothing.copy()
+        holders = np.flatnonzero(gpus)
+        if holders.size:
+            self.keep[holders] = self._worth(speedups(holders, nodes[holders], gpus[holders]))
+        idle = gpus == 0
+        self._restart = np.where(idle, np.maximum(speedups.restart, NEWCOMER), speedups.restart)
+
+    def changed(self, job: Ints, nodes: Ints, gpus: Ints) -> Floats:
+        return self._worth(self._speedups(job, nodes, gpus) * self._restart[job])
+
+    def _worth(self, speedup: Floats) -> Floats:
+        base = speedup + FLOOR
+        return np.log(base) if self._p == 0 else base**self._p / self._p
+
+
+def power_mean(values: Floats, p: float) -> float:
+    """(mean v^p)^(1/p), with its limits at 0 and -inf."""
+    if p == -math.inf:
+        return float(values.min())
+    if p == 0:
+        return float(np.exp(np.log(values).mean()))
+    smallest = values.min()
+    return float(smallest * ((values / smallest) ** p).mean() ** (1.0 / p))
+
+
+def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:
+    """Goodput of the jobs that were profiled, and each job's row in it (-1: none)."""
+    models = []
+    row = np.full(len(view.jobs), -1, dtype=np.int64)
+    for index, job in enumerate(view.jobs):
+        speed = job.belief.speed
+        if speed is not None:
+            row[index] = len(models)
+            models.append(JobModel(speed, job.belief.noise, job.job.batch, job.job.tier))
+    return row, GoodputTable(models)
+
+
+def _held(view: ClusterView) -> list[Placement]:
+    """What each job holds, by node index; nothing if a node of it is going away."""
+    index = {node.id: position for position, node in enumerate(view.nodes)}
+    return [
+        tuple(sorted((index[node], count) for node, count in job.allocation.workers))
+        if all(node in index for node, _ in job.allocation.workers)
+        else ()
+        for job in view.jobs
+    ]
+
+
+def _restart_factor(job: JobView) -> float:
+    cost_s = job.belief.resize.expected_s
+    return max(job.age_s - job.restarts * cost_s, 0.0) / (job.age_s + cost_s)
+
+
+def _pinned(job: JobView) -> bool:
+    return bool(job.allocation) and not job.job.preemptible
+
+
+def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]:
+    """Placements as allocations; a job that stays keeps its very allocation."""
+    ids = [node.id for node in view.nodes]
+    chosen = {}
+    for job, placement in zip(view.jobs, solution.placements, strict=True):
+        if placement:
+            new = on_nodes((ids[node], count) for node, count in placement)
+            chosen[job.id] = job.allocation if dict(new.workers) == dict(job.allocation.workers) else new
+        elif _pinned(job):
+            chosen[job.id] = job.allocation
+    return chosen
+
+
+def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], fair_gpus: int) -> str:
+    """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
+    new = chosen.get(job.id)
+    if new is None:
+        return f"{len(shares)} jobs share the cluster, {fair_gpus} GPUs each if equal; others gain more from them"
+    sizes = f"{job.allocation.worker_count} to {new.worker_count} GPUs on {len(new.nodes)} nodes"
+    return f"{sizes}: {shares[job.id]:.2f} times its progress on a fair share of {fair_gpus}"

@@ -1,0 +1,105 @@
+"""Tiresias: two queues by attained service, first come first served within each.
+
+A job starts in the upper queue and falls to the lower one, for good, once the GPUs it held times the
+seconds it held them reach a threshold (16 GPU hours as published). Every round GPUs are dealt out afresh:
+upper queue first, jobs in order, each whole or not at all; one that does not fit is passed over. Jobs have
+the number of GPUs and the batch size their owners asked for. Those that go on running stay where they
+are; the others go to the nodes with the most free GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stretto.core.allocation import Allocation
+from stretto.core.decision import Decision, ReasonCode
+from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
+from stretto.policies.gpu_only import place_most_free, require_gpu_jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiresias:
+    """Discretised least attained service, preemptive, with fixed job sizes."""
+
+    name: ClassVar[str] = "tiresias"
+    wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
+    interval_s: float = 60.0
+    threshold_gpu_h: float = 16.0
+    """Service after which a job falls to the lower queue."""
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        del rng
+        require_gpu_jobs(view, self.name)
+        demoted = self._demoted(view, memory)
+        runs = self._admit(view, demoted)
+        kept = {job.id: job.allocation for job in view.jobs if job.id in runs and job.allocation}
+        starts = [job for job in self._queue(view, demoted) if job.id in runs and not job.allocation]
+        allocations = place_most_free(view, kept, [(job, job.job.worker.requested) for job in starts])
+        decision = Decision(
+            allocations=allocations,
+            batches={
+                job.id: requested_batch(job.job, job.job.worker.requested)
+                for job in view.jobs
+                if job.id in allocations
+            },
+            reasons=explain(view, allocations, lambda job, code: self._why(job, code, demoted)),
+            wake_at_s=self._next_demotion_s(view, allocations, demoted),
+        )
+        return decision, demoted
+
+    def _demoted(self, view: ClusterView, memory: Memory) -> list[str]:
+        """Jobs of the lower queue in the order they fell into it."""
+        here = {job.id for job in view.jobs}
+        earlier = [job_id for job_id in memory or [] if job_id in here]
+        known = set(earlier)
+        fallen = [
+            job.id for job in view.jobs if job.id not in known and job.attained_gpu_s >= self._threshold_gpu_s
+        ]
+        return earlier + fallen
+
+    def _queue(self, view: ClusterView, demoted: list[str]) -> list[JobView]:
+        """Jobs that may not be preempted, the upper queue, the lower queue."""
+        lower = set(demoted)
+        by_id = {job.id: job for job in view.jobs}
+        order = [job for job in view.jobs if job.id not in lower] + [by_id[job_id] for job_id in demoted]
+        return sorted(order, key=lambda job: job.job.preemptible or not job.allocation)
+
+    def _admit(self, view: ClusterView, demoted: list[str]) -> set[str]:
+        left = view.total_gpus
+        runs = set()
+        for job in self._queue(view, demoted):
+            if job.job.worker.requested <= left:
+                left -= job.job.worker.requested
+                runs.add(job.id)
+        return runs
+
+    def _next_demotion_s(
+        self, view: ClusterView, allocations: dict[str, Allocation], demoted: list[str]
+    ) -> float | None:
+        lower = set(demoted)
+        return min(
+            (
+                view.now_s + (self._threshold_gpu_s - job.attained_gpu_s) / job.job.worker.requested
+                for job in view.jobs
+                if job.id in allocations and job.id not in lower
+            ),
+            default=None,
+        )
+
+    @property
+    def _threshold_gpu_s(self) -> float:
+        return self.threshold_gpu_h * 3600.0
+
+    def _why(self, job: JobView, code: ReasonCode, demoted: list[str]) -> str:
+        queue = "lower" if job.id in demoted else "upper"
+        service = f"{job.attained_gpu_s / 3600.0:.1f} of {self.threshold_gpu_h:g} GPU-h served, {queue} queue"
+        wants = job.job.worker.requested
+        if code is ReasonCode.WAITS:
+            return f"{service}; its {wants} GPUs are not left over by the jobs before it"
+        if code is ReasonCode.PREEMPTED:
+            return f"{service}; jobs before it in the queue took its {wants} GPUs"
+        return f"{service}; its {wants} GPUs fit after the jobs before it"

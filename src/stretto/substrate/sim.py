@@ -1,0 +1,185 @@
+"""The simulated substrate: jobs progress as their ground truth says, in simulated time.
+
+Between two events a job's progress is linear. Events come from a heap of epoch ends and a regular tick at
+which every running job reports; a job's rate changes only at an epoch's end, when it is told something new,
+or when a neighbour begins or ceases to disturb it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stretto.core.events import Decided, Event, JobFinished, JobReported, JobSubmitted
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.substrate.sim_job import Instruments, SimJob
+from stretto.worlds.truth import Truth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Physics:
+    """What is so in the simulated world, whatever the policies believe."""
+
+    restart_s: float = 30.0
+    """Every start and resize holds its GPUs this long without progress."""
+    interference: float = 0.0
+    """Share of its speed a job that spans nodes loses while it shares one with another such job."""
+    report_s: float = 30.0
+    """Jobs report at multiples of this."""
+    whole_seconds: bool = False
+    """Round the rest of every epoch to whole seconds, as the published simulator does."""
+    noise: float = 0.0
+    """Relative error of each reported time and gradient statistic."""
+
+
+EPS = 1e-9
+"""Float noise in times."""
+
+
+class SimSubstrate:
+    """A cluster that exists only in arithmetic."""
+
+    def __init__(self, truths: Mapping[str, Truth], *, physics: Physics, seed: int = 0) -> None:
+        self._truths = truths
+        self._physics = physics
+        self._seed = seed
+        self._now_s = 0.0
+        self._reported_s = 0.0
+        self._jobs: dict[str, SimJob] = {}
+        self._active: dict[str, SimJob] = {}
+        self._milestones: list[tuple[float, int, str]] = []
+        self._ready: deque[Event] = deque()
+        self._last_instruction = 0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def admit(self, job: Job) -> None:
+        instruments = Instruments(job, self._physics.noise, self._seed)
+        self._jobs[job.id] = SimJob(job, self._truths[job.id], instruments)
+
+    def apply(self, instructions: Sequence[Instruction]) -> None:
+        fresh = [one for one in instructions if one.number > self._last_instruction]
+        for instruction in fresh:
+            self._last_instruction = instruction.number
+            self._carry_out(instruction)
+        if fresh:
+            self._disturb()
+
+    def next_event(self, until_s: float) -> Event | None:
+        while True:
+            if self._ready:
+                return self._ready.popleft()
+            time_s = min(self._next_milestone_s(), self._next_report_s())
+            if time_s > until_s:
+                self._now_s = max(self._now_s, until_s)
+                return None
+            self._now_s = time_s
+            if self._next_milestone_s() <= time_s:
+                _, _, job_id = heapq.heappop(self._milestones)
+                self._end_epoch(self._active[job_id])
+            else:
+                self._report_all()
+
+    def recover(self, history: Iterable[Event]) -> None:
+        """Live through the same history again: what happened follows from what was instructed."""
+        for event in history:
+            if isinstance(event, JobSubmitted):
+                self.admit(event.job)
+            elif isinstance(event, Decided):
+                while (missed := self.next_event(event.t_s)) is not None:
+                    raise AssertionError(f"the history misses {missed}")
+                self.apply(event.instructions)
+            elif isinstance(event, JobReported | JobFinished):
+                self._expect(event)
+
+    def close(self) -> None:
+        self._active.clear()
+
+    def _expect(self, event: Event) -> None:
+        again = self.next_event(event.t_s)
+        if again != event:
+            raise AssertionError(f"the simulation does not repeat: {event} became {again}")
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        job = self._jobs[instruction.job_id]
+        job.advance(self._now_s)
+        if instruction.action is Action.PARK:
+            job.park()
+            self._active.pop(instruction.job_id, None)
+            return
+        if instruction.action is Action.SET_BATCH:
+            job.set_batch(instruction.batch)
+        else:
+            job.start(self._now_s, instruction.allocation, instruction.batch, self._physics.restart_s)
+            self._active[instruction.job_id] = job
+        self._plan(job)
+
+    def _disturb(self) -> None:
+        """Find who shares a node with another job that spans nodes, now that placements changed."""
+        if self._physics.interference == 0.0:
+            return
+        spanning: dict[str, int] = {}
+        for job in self._active.values():
+            if len(job.allocation.nodes) > 1:
+                for node in job.allocation.nodes:
+                    spanning[node] = spanning.get(node, 0) + 1
+        for job in self._active.values():
+            nodes = job.allocation.nodes
+            hit = len(nodes) > 1 and any(spanning[node] > 1 for node in nodes)
+            slowdown = self._physics.interference if hit else 0.0
+            if slowdown != job.slowdown:
+                job.advance(self._now_s)
+                job.disturb(slowdown)
+                self._plan(job)
+
+    def _plan(self, job: SimJob) -> None:
+        """Schedule the end of the present epoch if it comes before the next report."""
+        job.version += 1
+        left_s = job.epoch_left_s()
+        start_s = max(self._now_s, job.ready_s)
+        if start_s + left_s <= self._next_report_s():
+            end_s = start_s + (round(left_s) if self._physics.whole_seconds else left_s)
+            heapq.heappush(self._milestones, (end_s, job.version, job.job.id))
+
+    def _next_milestone_s(self) -> float:
+        """Time of the first milestone that still holds."""
+        while self._milestones:
+            time_s, version, job_id = self._milestones[0]
+            job = self._active.get(job_id)
+            if job is not None and job.version == version:
+                return time_s
+            heapq.heappop(self._milestones)
+        return math.inf
+
+    def _next_report_s(self) -> float:
+        """The first multiple of the report interval that is not past and was not reported at."""
+        if not self._active:
+            return math.inf
+        report_s = self._physics.report_s
+        unreported = math.floor(self._reported_s / report_s + EPS) + 1
+        to_come = math.ceil(self._now_s / report_s - EPS)
+        return max(unreported, to_come) * report_s
+
+    def _end_epoch(self, job: SimJob) -> None:
+        job.end_epoch(self._now_s)
+        if job.epoch < job.truth.epochs:
+            self._plan(job)
+            return
+        del self._active[job.job.id]
+        self._ready.append(job.report(self._now_s))
+        job.park()
+        self._ready.append(JobFinished(t_s=self._now_s, job_id=job.job.id))
+        self._disturb()
+
+    def _report_all(self) -> None:
+        self._reported_s = self._now_s
+        for job in self._active.values():
+            job.advance(self._now_s)
+            if self._now_s > job.ready_s:
+                self._ready.append(job.report(self._now_s))
+            self._plan(job)

@@ -1,0 +1,130 @@
+"""One job of the simulated substrate: how far it is, how fast it goes, what it can measure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.events import JobReported
+from stretto.core.job import Job
+from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.core.seeds import child_rng
+from stretto.models.noise import GradientNoise
+from stretto.worlds.truth import StepTime, Truth
+
+NO_TIME = StepTime(0.0, 0.0)
+
+
+class Instruments:
+    """What a job can measure of itself: the truth with a relative error."""
+
+    def __init__(self, job: Job, error: float, seed: int) -> None:
+        self._error = error
+        self._rng = child_rng(seed, "instruments", job.id)
+
+    def read(self, truth: float) -> float:
+        return truth * float(np.exp(self._rng.normal(0.0, self._error))) if self._error else truth
+
+
+class SimJob:
+    """Progress is linear from `_since_s` on, at `_rate` statistical units a second."""
+
+    def __init__(self, job: Job, truth: Truth, instruments: Instruments) -> None:
+        self.job = job
+        self.truth = truth
+        self.allocation: Allocation = NOTHING
+        self.epoch = 0
+        self.ready_s = 0.0
+        """When the last start or resize is over."""
+        self.version = 0
+        """Raised with every new plan, so that milestones of an old one can be told."""
+        self.slowdown = 0.0
+        self._instruments = instruments
+        self._batch = BatchChoice(0)
+        self._noise: NoiseSample | None = None
+        self._step = NO_TIME
+        self._rate = 0.0
+        self._units = 0.0
+        self._since_s = 0.0
+        self._ran: dict[tuple[Allocation, BatchChoice], StepTime] = {}
+        self._losses: list[LossPoint] = []
+        self._resize_s: float | None = None
+
+    def start(self, now_s: float, allocation: Allocation, batch: BatchChoice, restart_s: float) -> None:
+        self.allocation = allocation
+        self.ready_s = self._since_s = now_s + restart_s
+        self._resize_s = restart_s
+        self.set_batch(batch)
+
+    def set_batch(self, batch: BatchChoice) -> None:
+        self._batch = batch
+        self._set_rate()
+
+    def park(self) -> None:
+        self.allocation = NOTHING
+        self.slowdown = 0.0
+
+    def disturb(self, slowdown: float) -> None:
+        self.slowdown = slowdown
+        self._set_rate()
+
+    def epoch_left_s(self) -> float:
+        """Time to the end of the present epoch at the present rate."""
+        return (self.truth.units_at(self.epoch + 1) - self._units) / self._rate
+
+    def advance(self, now_s: float) -> None:
+        """Bring progress up to `now_s`, within the present epoch."""
+        if self.allocation and now_s > self._since_s:
+            self._units += self._rate * (now_s - self._since_s)
+            self._since_s = now_s
+            self._ran[self.allocation, self._batch] = self._step
+
+    def end_epoch(self, now_s: float) -> None:
+        self.advance(now_s)
+        self.epoch += 1
+        self._units = self.truth.units_at(self.epoch)
+        loss = self.truth.loss_at(self.epoch)
+        self._losses.append(LossPoint(self.epoch, None if loss is None else self._instruments.read(loss)))
+        if self.epoch < self.truth.epochs:
+            self._set_rate()
+
+    def report(self, now_s: float) -> JobReported:
+        """What was measured since the last report."""
+        read = self._instruments.read
+        ran, self._ran = self._ran, {}
+        losses, self._losses = tuple(self._losses), []
+        resize_s, self._resize_s = self._resize_s, None
+        noise = self._noise
+        return JobReported(
+            t_s=now_s,
+            job_id=self.job.id,
+            work_done=self._units,
+            epoch=self.epoch,
+            speeds=tuple(
+                SpeedSample(
+                    nodes=len(allocation.nodes),
+                    workers=allocation.worker_count,
+                    servers=allocation.server_count,
+                    atomic=batch.atomic,
+                    step_s=read(step.step_s),
+                    sync_s=read(step.sync_s),
+                )
+                for (allocation, batch), step in ran.items()
+            ),
+            noise=None if noise is None else NoiseSample(read(noise.sqr), read(noise.var)),
+            losses=losses,
+            resize_s=resize_s,
+        )
+
+    def _set_rate(self) -> None:
+        self._step = self.truth.step_time(self.allocation, self._batch.atomic)
+        total_batch = self._batch.total(self.allocation.worker_count)
+        self._noise = self.truth.noise_at(total_batch, self.epoch)
+        gain = 1.0
+        if self._noise is not None:
+            gain = float(
+                GradientNoise(self._noise.sqr, self._noise.var, self.job.batch.initial).gain(total_batch)
+            )
+        step = self._step
+        step_s = step.step_s + self._batch.accumulation * (step.step_s - step.sync_s)
+        self._rate = gain / step_s * (1.0 - self.slowdown)
