@@ -61,30 +61,30 @@ class FittedBelief:
         self._observed = observed
         self._prior = prior
         self._speed: AllReduceSpeed | None = None
-        self._speed_rows = 0
+        self._speed_revision = 0
         self._server_speed: ServerSpeedFit | None = None
-        self._server_speed_rows = 0
+        self._server_speed_revision = 0
         self._convergence: ConvergenceFit | None = None
         self._convergence_points = 0
 
     @property
     def speed(self) -> AllReduceSpeed | None:
         source = self._source
-        if len(source.speeds) != self._speed_rows:
+        if source.speed_revision != self._speed_revision:
             self._speed = fit_all_reduce(source.speeds.values())
-            self._speed_rows = len(source.speeds)
+            self._speed_revision = source.speed_revision
         return self._speed
 
     @property
     def server_speed(self) -> ServerSpeedFit | None:
         source = self._source
-        if len(source.speeds) != self._server_speed_rows:
+        if source.speed_revision != self._server_speed_revision:
             self._server_speed = fit_server_speed(
                 source.speeds.values(),
                 synchronous=self._job.communication is Communication.PS_SYNC,
                 total_batch=self._job.batch.requested,
             )
-            self._server_speed_rows = len(source.speeds)
+            self._server_speed_revision = source.speed_revision
         return self._server_speed
 
     @property

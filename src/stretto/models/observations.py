@@ -9,29 +9,38 @@ from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
 Configuration = tuple[int, int, int, int]
 """(nodes, workers, servers, atomic batch): what a step time belongs to."""
 
+NEWS = 0.01
+"""A mean that moved by this share since it was last news, is news."""
+
 
 @dataclass(slots=True)
 class Observations:
     """The fold of a job's reports. One mean per configuration: a configuration seen often counts once."""
 
     speeds: dict[Configuration, SpeedSample] = field(default_factory=dict)
-    _times_seen: dict[Configuration, int] = field(default_factory=dict)
     noise: NoiseSample | None = None
     losses: list[LossPoint] = field(default_factory=list)
     resizes_s: list[float] = field(default_factory=list)
     max_workers_seen: int = 0
+    speed_revision: int = 0
+    """Raised when the speeds say something new: then a fit to them is out of date."""
+    _times_seen: dict[Configuration, int] = field(default_factory=dict)
+    _news_s: dict[Configuration, float] = field(default_factory=dict)
 
     def add_speed(self, sample: SpeedSample) -> None:
         key = (sample.nodes, sample.workers, sample.servers, sample.atomic)
-        seen = self._times_seen.get(key, 0)
-        if seen:
+        seen = self._times_seen.get(key, 0) + 1
+        if seen > 1:
             old = self.speeds[key]
-            share = 1.0 / (seen + 1)
             sample = SpeedSample(
                 *key,
-                step_s=old.step_s + share * (sample.step_s - old.step_s),
-                sync_s=old.sync_s + share * (sample.sync_s - old.sync_s),
+                step_s=old.step_s + (sample.step_s - old.step_s) / seen,
+                sync_s=old.sync_s + (sample.sync_s - old.sync_s) / seen,
             )
         self.speeds[key] = sample
-        self._times_seen[key] = seen + 1
+        self._times_seen[key] = seen
         self.max_workers_seen = max(self.max_workers_seen, sample.workers)
+        news_s = self._news_s.get(key)
+        if news_s is None or abs(sample.step_s - news_s) > NEWS * news_s:
+            self._news_s[key] = sample.step_s
+            self.speed_revision += 1

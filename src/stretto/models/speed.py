@@ -106,7 +106,7 @@ def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
         raise ValueError("fit_all_reduce needs at least one sample")
     data = _Data.of(rows)
     start, bounds = _start_and_bounds(data)
-    best = minimize(data.loss_and_gradient, start, jac=True, bounds=bounds, method="L-BFGS-B")
+    best = minimize(data.loss_and_gradient, start, jac=True, bounds=bounds, method="L-BFGS-B", tol=1e-6)
     theta = best.x
     if not data.across.any():
         theta[2] = max(theta[2], NETWORK_PENALTY * theta[4])

@@ -1,0 +1,199 @@
+"""Room on the nodes, over whole resource vectors, and packing a gang of tasks into it.
+
+For jobs that need more than GPUs. A gang is packed whole or not at all, on as few nodes as can be:
+one node if any holds it, the tightest; else the nodes that take most of what is left of it, one after
+the other, and the tightest node for the last piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+
+import numpy as np
+import numpy.typing as npt
+
+from stretto.core.allocation import Allocation
+from stretto.core.cluster import Node
+from stretto.core.job import Job
+from stretto.core.resources import TOLERANCE, Resources
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+SLACK = TOLERANCE / 2
+"""Half of what a check of the result allows, so that sums taken in another order pass it too."""
+
+
+class FreeCapacity:
+    """What is free on each node, in the order of the nodes: a scratch pad for one decision."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.ids = tuple(node.id for node in nodes)
+        self.capacity: Floats = np.array([node.capacity.amounts() for node in nodes], dtype=float).reshape(
+            -1, 4
+        )
+        self.rows: Floats = self.capacity.copy()
+        """Free amounts: one row per node; columns as in `Resources.amounts`."""
+        self._index = {node_id: i for i, node_id in enumerate(self.ids)}
+
+    def copy(self) -> FreeCapacity:
+        """Another scratch pad that starts where this one is."""
+        twin = copy(self)
+        twin.rows = self.rows.copy()
+        return twin
+
+    def take(self, job: Job, allocation: Allocation) -> None:
+        for node_id, used in allocation.uses(job).items():
+            self.rows[self._index[node_id]] -= used.amounts()
+
+    def give_back(self, job: Job, allocation: Allocation) -> None:
+        for node_id, used in allocation.uses(job).items():
+            self.rows[self._index[node_id]] += used.amounts()
+
+    def places_of(self, node_ids: Iterable[str]) -> Counts:
+        """Where these nodes are in the order of the nodes."""
+        return np.array([self._index[node_id] for node_id in node_ids], dtype=np.int64)
+
+    def total(self) -> Resources:
+        """What is free over all nodes, without float noise."""
+        return Resources(*(max(round(float(amount), 6), 0.0) for amount in self.rows.sum(axis=0)))
+
+    def fits(self, node_id: str, demand: Resources) -> bool:
+        row = self.rows[self._index[node_id]]
+        return all(need <= have + SLACK for need, have in zip(demand.amounts(), row, strict=True) if need > 0)
+
+    def holds(self, job: Job, allocation: Allocation) -> bool:
+        """Whether the allocation has room as it is; never on a node that is not there any more."""
+        return all(
+            node_id in self._index and self.fits(node_id, used)
+            for node_id, used in allocation.uses(job).items()
+        )
+
+    def allocation(self, workers: Mapping[str, int], servers: Mapping[str, int]) -> Allocation:
+        """Tasks per node as an allocation, in the order of the nodes."""
+        by_node = self._index.__getitem__
+        return Allocation(
+            tuple((node_id, workers[node_id]) for node_id in sorted(workers, key=by_node)),
+            tuple((node_id, servers[node_id]) for node_id in sorted(servers, key=by_node)),
+        )
+
+    def joined(self, one: Allocation, other: Allocation) -> Allocation:
+        """The tasks of both."""
+        return self.allocation(
+            _added(dict(one.workers), other.workers), _added(dict(one.servers), other.servers)
+        )
+
+
+def place_packed(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
+    """Where that many tasks of the job go, all of them or None; takes nothing yet.
+
+    For one role the number of nodes is the least possible. With servers it is a heuristic: if
+    filling node by node fails, servers go where they cost the fewest places for workers.
+    """
+    packer = _Packer(job, free)
+    rows = free.rows
+    if packer.room(rows, packer.worker, workers).sum() < workers:
+        return None
+    if servers and packer.room(rows, packer.server, servers).sum() < servers:
+        return None
+    places = packer.node_by_node(rows, workers, servers)
+    if places is None and servers:
+        places = packer.servers_aside(rows, workers, servers)
+    if places is None:
+        return None
+    return Allocation(
+        tuple((free.ids[i], int(places[i, 0])) for i in np.flatnonzero(places[:, 0])),
+        tuple((free.ids[i], int(places[i, 1])) for i in np.flatnonzero(places[:, 1])),
+    )
+
+
+class _Packer:
+    """One job's demands against rows of free amounts. Places are counts: (node, worker or server)."""
+
+    def __init__(self, job: Job, free: FreeCapacity) -> None:
+        self.worker = np.array(job.worker.demand.amounts(), dtype=float)
+        self.server = np.array(job.server.demand.amounts() if job.server else [0.0] * 4, dtype=float)
+        # Amounts of different resources compare as parts of the largest node.
+        largest = free.capacity.max(axis=0, initial=0.0)
+        self._scale = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
+
+    def room(self, rows: Floats, demand: Floats, limit: int) -> Counts:
+        """How many tasks of a demand each node holds, counting to `limit`."""
+        needed = demand > 0
+        if not needed.any():
+            return np.full(len(rows), limit)
+        fitting: Floats = ((rows[:, needed] + SLACK) / demand[needed]).min(axis=1, initial=limit)
+        return np.maximum(np.floor(fitting), 0.0).astype(np.int64)
+
+    def node_by_node(self, rows: Floats, workers: int, servers: int) -> Counts | None:
+        places = np.zeros((len(rows), 2), dtype=np.int64)
+        unused = np.ones(len(rows), dtype=bool)
+        emptiness = (rows * self._scale).sum(axis=1)
+        while workers or servers:
+            last = self._holding_all(rows, unused, emptiness, workers, servers)
+            if last is not None:
+                places[last] = workers, servers
+                return places
+            taken_workers, taken_servers = self._filled(rows, workers, servers)
+            tasks = np.where(unused, taken_workers + taken_servers, 0)
+            most = tasks.max(initial=0)
+            if most == 0:
+                return None
+            node = int(np.argmin(np.where(tasks == most, emptiness, np.inf)))
+            places[node] = taken_workers[node], taken_servers[node]
+            unused[node] = False
+            workers -= int(taken_workers[node])
+            servers -= int(taken_servers[node])
+        return places
+
+    def servers_aside(self, rows: Floats, workers: int, servers: int) -> Counts | None:
+        """Each server where it takes fewest places from workers, then the workers."""
+        rows = rows.copy()
+        places = np.zeros((len(rows), 2), dtype=np.int64)
+        cost = self._cost_of_server(rows, workers)
+        for _ in range(servers):
+            node = int(np.argmin(cost))
+            if np.isinf(cost[node]):
+                return None
+            rows[node] -= self.server
+            places[node, 1] += 1
+            cost[node] = self._cost_of_server(rows[node : node + 1], workers)[0]
+        seated = self.node_by_node(rows, workers, 0)
+        return None if seated is None else seated + places
+
+    def _holding_all(
+        self, rows: Floats, unused: npt.NDArray[np.bool_], emptiness: Floats, workers: int, servers: int
+    ) -> int | None:
+        """The tightest unused node that holds everything."""
+        needs = self.worker * workers + self.server * servers
+        needed = needs > 0
+        holding = unused & (rows[:, needed] + SLACK >= needs[needed]).all(axis=1)
+        return int(np.argmin(np.where(holding, emptiness, np.inf))) if holding.any() else None
+
+    def _filled(self, rows: Floats, workers: int, servers: int) -> tuple[Counts, Counts]:
+        """What each node would take: both roles in proportion, then workers, then servers."""
+        if not servers:
+            none = np.zeros(len(rows), dtype=np.int64)
+            return self.room(rows, self.worker, workers), none
+        needs = self.worker * workers + self.server * servers
+        needed = needs > 0
+        part = ((rows[:, needed] + SLACK) / needs[needed]).min(axis=1, initial=1.0).clip(min=0.0)
+        some_workers = np.floor(part * workers).astype(np.int64)
+        some_servers = np.floor(part * servers).astype(np.int64)
+        left = rows - np.outer(some_workers, self.worker) - np.outer(some_servers, self.server)
+        more_workers = np.minimum(self.room(left, self.worker, workers), workers - some_workers)
+        left = left - np.outer(more_workers, self.worker)
+        more_servers = np.minimum(self.room(left, self.server, servers), servers - some_servers)
+        return some_workers + more_workers, some_servers + more_servers
+
+    def _cost_of_server(self, rows: Floats, workers: int) -> Floats:
+        """Places for workers that one more server would take on each node; infinite where it has none."""
+        lost = self.room(rows, self.worker, workers) - self.room(rows - self.server, self.worker, workers)
+        return np.where(self.room(rows, self.server, 1) > 0, lost, np.inf)
+
+
+def _added(counts: dict[str, int], tasks: tuple[tuple[str, int], ...]) -> dict[str, int]:
+    for node_id, count in tasks:
+        counts[node_id] = counts.get(node_id, 0) + count
+    return counts

@@ -1,0 +1,37 @@
+"""The append-only log of a run: what happened, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from stretto.core.events import Event
+
+
+class Journal(Protocol):
+    """Takes events before they are acted on, and gives them all back to whoever folds them."""
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Record events, in order: all of them or, if this is cut short, none."""
+
+    def events(self) -> Iterator[Event]:
+        """Everything recorded so far, oldest first."""
+
+    def close(self) -> None:
+        """Let go of whatever the journal holds open."""
+
+
+class MemoryJournal:
+    """A journal that lives as long as its process: for simulations."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def append(self, events: Sequence[Event]) -> None:
+        self._events.extend(events)
+
+    def events(self) -> Iterator[Event]:
+        return iter(self._events)
+
+    def close(self) -> None:
+        """Nothing is held open; the events stay readable."""

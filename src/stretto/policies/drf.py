@@ -1,0 +1,179 @@
+"""Dominant resource fairness: whoever has the smallest share of what it needs most gets the next bundle.
+
+A job's dominant share is its largest share of any one resource of the cluster:
+
+    share = max over resources r of (what its tasks use of r) / (what the cluster has of r)
+
+Every round fills the cluster from nothing. The job with the smallest share (ties: first submitted) gets
+its next bundle: first its smallest gang (a rigid job's whole request), then one worker at a time, with one
+server for jobs that have them, to its maximum. A job whose bundle does not fit any more has what
+it gets; the others go on. Jobs that run and may not be preempted keep exactly what they have.
+
+Bundles are placed on nodes as they are granted, so what is granted can be run. A bundle goes where the
+job runs already; else where nobody runs; else into the place of a running job whose turn has not come.
+At the end jobs with unchanged counts stay where they are and the others are packed onto the fewest nodes;
+if there is no room for one of them that way, the places from the filling stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import ClassVar
+
+import numpy as np
+
+from stretto.allocate.free import FreeCapacity, place_packed
+from stretto.core.allocation import NOTHING, Allocation, Tasks
+from stretto.core.decision import Decision, ReasonCode
+from stretto.core.resources import Resources
+from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.common import (
+    BASELINE_EVENTS,
+    Gang,
+    fixed_size_decision,
+    held_gang,
+    keep_running,
+    largest_gang,
+    never_fits,
+    next_bundle,
+    shortage,
+    smallest_gang,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drf:
+    """Dominant resource fairness by progressive filling."""
+
+    name: ClassVar[str] = "drf"
+    wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
+    interval_s: float = 60.0
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        del rng
+        free = FreeCapacity(view.nodes)
+        fixed = keep_running([job for job in view.jobs if not job.job.preemptible], free)
+        jobs = [job for job in view.jobs if job.id not in fixed]
+        granted = _Filling(jobs, free.copy(), view.capacity).run()
+        allocations = fixed | _settled(jobs, granted, free, view.capacity)
+        return fixed_size_decision(view, allocations, _explainer(view, allocations)), memory
+
+
+class _Filling:
+    """Progressive filling of what is free, with a place for every bundle."""
+
+    def __init__(self, jobs: list[JobView], free: FreeCapacity, total: Resources) -> None:
+        self._jobs = jobs
+        self._total = total
+        self._free = free
+        """Room beside what was granted."""
+        self._unclaimed = free.copy()
+        """.. and beside what running jobs may still be granted where they are."""
+        self._homes = keep_running(jobs, self._unclaimed)
+        self._granted = {job.id: NOTHING for job in jobs}
+
+    def run(self) -> dict[str, Allocation]:
+        line = [(0.0, rank) for rank in range(len(self._jobs))]
+        while line:
+            _, rank = heappop(line)
+            job = self._jobs[rank]
+            if self._grant(job):
+                used = held_gang(self._granted[job.id]).needs(job.job)
+                heappush(line, (used.dominant_share(self._total), rank))
+            else:
+                self._leave_home(job)
+        return {job_id: allocation for job_id, allocation in self._granted.items() if allocation}
+
+    def _grant(self, job: JobView) -> bool:
+        """Places the job's next bundle; False if it has its maximum or there is no room."""
+        before = self._granted[job.id]
+        bundle = next_bundle(held_gang(before), largest_gang(job.job)) if before else smallest_gang(job.job)
+        if bundle is None:
+            return False
+        place = self._at_home(job, bundle) or self._elsewhere(job, bundle)
+        if place is None:
+            return False
+        self._free.take(job.job, place)
+        self._granted[job.id] = self._free.joined(before, place)
+        return True
+
+    def _at_home(self, job: JobView, bundle: Gang) -> Allocation | None:
+        """Some of the tasks that run now, if nobody else was granted their room."""
+        home = self._homes.get(job.id, NOTHING)
+        if home.worker_count < bundle.workers or home.server_count < bundle.servers:
+            return None
+        workers, other_workers = _split(home.workers, bundle.workers)
+        servers, other_servers = _split(home.servers, bundle.servers)
+        place = Allocation(workers, servers)
+        if not self._free.holds(job.job, place):
+            return None
+        self._homes[job.id] = Allocation(other_workers, other_servers)
+        return place
+
+    def _elsewhere(self, job: JobView, bundle: Gang) -> Allocation | None:
+        self._leave_home(job)
+        place = place_packed(job.job, *bundle, self._unclaimed) or place_packed(job.job, *bundle, self._free)
+        if place is not None:
+            self._unclaimed.take(job.job, place)
+        return place
+
+    def _leave_home(self, job: JobView) -> None:
+        self._unclaimed.give_back(job.job, self._homes.pop(job.id, NOTHING))
+
+
+def _split(tasks: Tasks, count: int) -> tuple[Tasks, Tasks]:
+    """The first `count` tasks, and the others."""
+    first: list[tuple[str, int]] = []
+    others: list[tuple[str, int]] = []
+    for node_id, here in tasks:
+        taken = min(here, count)
+        count -= taken
+        if taken:
+            first.append((node_id, taken))
+        if here > taken:
+            others.append((node_id, here - taken))
+    return tuple(first), tuple(others)
+
+
+def _settled(
+    jobs: list[JobView], granted: dict[str, Allocation], free: FreeCapacity, total: Resources
+) -> dict[str, Allocation]:
+    """The granted counts, with unchanged jobs where they are and the others on the fewest nodes."""
+    running = [job for job in jobs if job.id in granted]
+    unchanged = [job for job in running if held_gang(job.allocation) == held_gang(granted[job.id])]
+    settled = keep_running(unchanged, free)
+    changed = [job for job in running if job.id not in settled]
+
+    def large_tasks_then_gangs(job: JobView) -> tuple[float, int]:
+        return -job.job.worker.demand.dominant_share(total), -sum(held_gang(granted[job.id]))
+
+    for job in sorted(changed, key=large_tasks_then_gangs):
+        place = place_packed(job.job, *held_gang(granted[job.id]), free)
+        if place is None:
+            return granted
+        free.take(job.job, place)
+        settled[job.id] = place
+    return settled
+
+
+def _explainer(
+    view: ClusterView, allocations: Mapping[str, Allocation]
+) -> Callable[[JobView, ReasonCode], str]:
+    total, empty, free = view.capacity, FreeCapacity(view.nodes), FreeCapacity(view.nodes)
+    for job in view.jobs:
+        free.take(job.job, allocations.get(job.id, NOTHING))
+
+    def percent(job: JobView, allocation: Allocation) -> str:
+        return f"{held_gang(allocation).needs(job.job).dominant_share(total):.1%}"
+
+    def why(job: JobView, code: ReasonCode) -> str:
+        if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
+            gang = smallest_gang(job.job)
+            return never_fits(job, gang, empty) or shortage(job, gang, free)
+        now = allocations[job.id]
+        shares = f"from {percent(job, job.allocation)} to {percent(job, now)}"
+        return f"Its dominant share goes {shares} with {held_gang(now)}, the smallest share first."
+
+    return why

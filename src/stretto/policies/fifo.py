@@ -1,0 +1,84 @@
+"""First in, first out: jobs start in the order they came, at the size they asked for, and run to the end.
+
+Nobody is preempted or moved. The first job that does not fit holds up all that came after it; with
+`backfill` later jobs that fit may start, though they can delay the one in front. A job that
+could not run even on the empty cluster is passed over, or it would hold up the others for good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from stretto.allocate.free import FreeCapacity, place_packed
+from stretto.core.allocation import Allocation
+from stretto.core.decision import Decision, ReasonCode
+from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.common import (
+    BASELINE_EVENTS,
+    fixed_size_decision,
+    keep_running,
+    never_fits,
+    requested_gang,
+    shortage,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fifo:
+    """First in, first out, without preemption."""
+
+    name: ClassVar[str] = "fifo"
+    wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
+    interval_s: float = 60.0
+    backfill: bool = False
+    """Whether later jobs may start past one that does not fit."""
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        del rng
+        queue = _Queue(view, backfill=self.backfill)
+        for job in view.jobs:
+            queue.admit(job)
+        return fixed_size_decision(view, queue.allocations, queue.why), memory
+
+
+class _Queue:
+    """The line in front of one cluster."""
+
+    def __init__(self, view: ClusterView, *, backfill: bool) -> None:
+        self._empty = FreeCapacity(view.nodes)
+        self._free = self._empty.copy()
+        self._backfill = backfill
+        self._blocked_by: JobView | None = None
+        self._waits: dict[str, str] = {}
+        self.allocations: dict[str, Allocation] = keep_running(view.jobs, self._free)
+
+    def admit(self, job: JobView) -> None:
+        if job.id in self.allocations:
+            return
+        gang = requested_gang(job.job)
+        first = self._blocked_by
+        if first is not None and not self._backfill:
+            impossible = never_fits(job, gang, self._empty)
+            self._waits[job.id] = impossible or f"Behind {first.id}, which came first and does not fit yet."
+            return
+        allocation = place_packed(job.job, *gang, self._free)
+        if allocation is not None:
+            self._free.take(job.job, allocation)
+            self.allocations[job.id] = allocation
+            return
+        impossible = never_fits(job, gang, self._empty)
+        self._waits[job.id] = impossible or shortage(job, gang, self._free)
+        if impossible is None and first is None:
+            self._blocked_by = job
+
+    def why(self, job: JobView, code: ReasonCode) -> str:
+        if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
+            return self._waits[job.id]
+        gang, nodes = requested_gang(job.job), len(self.allocations[job.id].nodes)
+        where = f"{gang} fit on {nodes} node{'s' if nodes != 1 else ''}"
+        if code is not ReasonCode.STARTED:
+            return f"Its nodes are gone; {where}."
+        return f"Its turn after {job.age_s:.0f} s; {where}."

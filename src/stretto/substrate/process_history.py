@@ -1,0 +1,64 @@
+"""What a journal says about the commands of a killed run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, JobSubmitted
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.substrate.process_reports import Progress
+
+
+@dataclass(slots=True)
+class PastJob:
+    """One job as the killed run left it."""
+
+    job: Job
+    allocation: Allocation = NOTHING
+    """What it held; empty if it was not running."""
+    batch: BatchChoice | None = None
+    starts: int = 0
+    progress: Progress = field(default_factory=Progress)
+    ended: bool = False
+
+    def follow(self, instruction: Instruction) -> None:
+        if instruction.action is Action.PARK:
+            self.allocation = NOTHING
+            return
+        if instruction.action is Action.SET_BATCH:
+            if not self.allocation:
+                return
+        else:
+            self.allocation = instruction.allocation
+        self.batch = instruction.batch
+        self.starts += 1
+
+
+@dataclass(slots=True)
+class Past:
+    """The fold of a history."""
+
+    jobs: dict[str, PastJob] = field(default_factory=dict)
+    last_number: int = -1
+    last_s: float = 0.0
+
+
+def fold(history: Iterable[Event]) -> Past:
+    """Who ran with what when the record ends, and which instructions and times are behind us."""
+    past = Past()
+    for event in history:
+        past.last_s = max(past.last_s, event.t_s)
+        if isinstance(event, JobSubmitted):
+            past.jobs[event.job.id] = PastJob(event.job)
+        elif isinstance(event, Decided):
+            for instruction in event.instructions:
+                past.last_number = max(past.last_number, instruction.number)
+                past.jobs[instruction.job_id].follow(instruction)
+        elif isinstance(event, JobReported):
+            past.jobs[event.job_id].progress = past.jobs[event.job_id].progress.after(event)
+        elif isinstance(event, JobFinished | JobFailed):
+            past.jobs[event.job_id].ended = True
+    return past

@@ -1,0 +1,67 @@
+"""What is really so, as far as a simulation knows: the truth about jobs, and the jobs it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from stretto.core.allocation import Allocation
+from stretto.core.job import Job
+from stretto.core.observations import NoiseSample
+
+
+class StepTime(NamedTuple):
+    """One optimisation step without accumulation passes, and the part of it that waits for gradients."""
+
+    step_s: float
+    sync_s: float
+
+
+class Truth(Protocol):
+    """What is really so about one job; only a simulation knows it."""
+
+    @property
+    def epochs(self) -> int:
+        """Training is really over after this many."""
+
+    def units_at(self, epoch: int) -> float:
+        """Cumulative statistical units after `epoch` epochs; 0 after none."""
+
+    def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
+        """How long a step takes with `atomic` examples per worker."""
+
+    def noise_at(self, total_batch: int, epoch: int) -> NoiseSample | None:
+        """Gradient statistics during the epoch with index `epoch`; None: the batch makes no difference."""
+
+    def loss_at(self, epoch: int) -> float | None:
+        """What the job reports at the end of its `epoch`-th epoch (the first is 1), if that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in order of submission, and the truth about each of them by job id."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    truths: Mapping[str, Truth]
+    notes: tuple[str, ...] = ()
+    """What a reader left out or made up, in sentences for people."""
+
+
+def make_workload(name: str, known: Iterable[tuple[Job, Truth]], notes: tuple[str, ...] = ()) -> Workload:
+    """A workload with its jobs by time of submission; those of the same time stay in the order given."""
+    pairs = sorted(known, key=lambda pair: pair[0].submit_s)
+    return Workload(
+        name=name,
+        jobs=tuple(job for job, _ in pairs),
+        truths={job.id: truth for job, truth in pairs},
+        notes=notes,
+    )
+
+
+def by_epoch(values: tuple[float, ...], epoch: int, *, first: int = 0) -> float:
+    """The value of an epoch, refusing the negative and the too large rather than wrapping around."""
+    if not 0 <= epoch - first < len(values):
+        raise IndexError(f"epoch {epoch} is not one of {first}..{first + len(values) - 1}")
+    return values[epoch - first]
