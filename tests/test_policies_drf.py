@@ -96,6 +96,22 @@ def test_a_new_job_gets_its_gang_out_of_larger_shares() -> None:
     assert {len(allocation.nodes) for allocation in decision.allocations.values()} == {1}
 
 
+def test_large_tasks_are_packed_before_small_ones() -> None:
+    """Two tasks of 3 GPUs need a node each; two of 1 GPU then share what is left of the larger."""
+    a = make_job("a", most=2)
+    b = make_job("b", demand=Resources(gpu=3), most=3)
+    decision = decide(make_cluster([make_node("0", 5), make_node("1", 4)], [make_view(a), make_view(b)]))
+    assert decision.allocations == {"a": on_nodes({"0": 2}), "b": on_nodes({"0": 1, "1": 1})}
+
+
+def test_running_tasks_are_granted_where_they_run() -> None:
+    """A second task of b would fit if a were spread over both nodes, but a runs on node 0 and stays."""
+    a = make_view(make_job("a", most=2), on_nodes({"0": 2}))
+    b = make_view(make_job("b", demand=Resources(gpu=2), most=2))
+    decision = decide(make_cluster(gpu_nodes(2, 3), [a, b]))
+    assert decision.allocations == {"a": on_nodes({"0": 2}), "b": on_nodes({"1": 1})}
+
+
 def test_places_of_the_filling_stand_where_packing_afresh_has_no_room() -> None:
     """A takes 2 GPUs a task, b 3. The filling: a on node 0, b on node 1, a on 0, b nowhere, a on 1.
 

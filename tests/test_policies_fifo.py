@@ -144,11 +144,11 @@ def test_fewest_nodes_and_the_tightest_for_the_rest() -> None:
 
 
 def test_servers_go_where_they_leave_room_for_workers() -> None:
-    server = Role(demand=Resources(cpu=10))
-    job = make_job("a", 2, demand=Resources(gpu=1, cpu=1), server=server)
-    nodes = [make_node("big", 2, 10), make_node("small", 2, 2)]
-    # Filling "big" with a worker first would leave no ten CPUs for the server anywhere.
-    assert place_packed(job, 2, 1, FreeCapacity(nodes)) == Allocation((("small", 2),), (("big", 1),))
+    """Filling the roomiest node with workers first would leave no ten CPUs for the server anywhere."""
+    job = make_job("a", 3, demand=Resources(gpu=1, cpu=1), server=Role(demand=Resources(cpu=10)))
+    nodes = [make_node("big", 4, 10), make_node("small", 2, 2), make_node("tiny", 1, 1)]
+    expected = Allocation((("small", 2), ("tiny", 1)), (("big", 1),))
+    assert place_packed(job, 3, 1, FreeCapacity(nodes)) == expected
 
 
 def test_what_is_given_back_is_free_again() -> None:
@@ -164,9 +164,9 @@ def test_what_is_given_back_is_free_again() -> None:
 
 amount = st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 3.0])
 demands = st.builds(Resources, gpu=st.sampled_from([0.0, 1.0, 2.0]), cpu=amount, memory_gib=amount)
-sizes = st.sampled_from([0.0, 1.0, 4.0, 7.3, 8.0])
+sizes = st.sampled_from([7.3, 8.0, 4.0, 16.0, 1.0, 0.0])
 node_lists = st.lists(
-    st.builds(Resources, gpu=st.sampled_from([0.0, 1.0, 2.0, 4.0]), cpu=sizes, memory_gib=sizes),
+    st.builds(Resources, gpu=st.sampled_from([4.0, 8.0, 2.0, 0.0]), cpu=sizes, memory_gib=sizes),
     min_size=1,
     max_size=5,
 ).map(lambda capacities: [Node(f"n{i}", capacity) for i, capacity in enumerate(capacities)])
@@ -238,10 +238,10 @@ def clusters(draw: st.DrawFn) -> ClusterView:
     nodes = draw(node_lists)
     free = FreeCapacity(nodes)
     views: list[JobView] = []
-    for i in range(draw(st.integers(0, 7))):
+    for i in range(draw(st.integers(1, 8))):
         job = draw(jobs(f"j{i}"))
         held = NOTHING
-        if draw(st.booleans()):
+        if draw(st.integers(0, 3)):
             gang = smallest_gang(job)
             if job.tier is not Tier.RIGID:
                 gang = Gang(draw(st.integers(job.worker.min, job.worker.max)), gang.servers)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import BATCH, RESIZE, believing, make_cluster, make_job, make_view, steady_speed
+from builders import BATCH, RESIZE, believing, make_cluster, make_job, make_node, make_view, steady_speed
 from stretto.allocate.free import FreeCapacity
 from stretto.core.allocation import NOTHING, on_nodes
 from stretto.core.cluster import gpu_nodes
@@ -30,9 +30,10 @@ def decide(view: ClusterView) -> Decision:
     return Srtf().decide(view, None, np.random.default_rng(0))[0]
 
 
-def with_left(job_id: str, workers: int, left_s: float, held: str = "") -> JobView:
+def with_left(job_id: str, workers: int, left_s: float, held: str = "", gpus_each: int = 1) -> JobView:
     """A job with that many seconds left, holding all its workers on one node if that is given."""
-    job = make_job(job_id, workers, work=Work(units_per_epoch=left_s, epochs=1))
+    work = Work(units_per_epoch=left_s, epochs=1)
+    job = make_job(job_id, workers, demand=Resources(gpu=gpus_each), work=work)
     return make_view(job, on_nodes({held: workers}) if held else NOTHING, belief=SECOND_A_STEP)
 
 
@@ -99,17 +100,22 @@ def test_the_longest_gives_way_and_the_others_stay() -> None:
 
 
 def test_who_would_give_way_for_nothing_stays() -> None:
-    """Node 0 cannot be cleared for the new job, so the last in line goes on running there."""
+    """Only node 1 can be cleared for the new job: the last in line keeps its place on node 0.
+
+    The job between them then finds three free GPUs on node 2 only.
+    """
     jobs = [
         with_left("last", 1, 9000, held="0"),
         with_left("in the way", 4, 8000, held="1"),
         with_left("first", 1, 500, held="0"),
-        with_left("new", 4, 1000),
+        with_left("new", 1, 1000, gpus_each=4),
+        with_left("between", 1, 2000, gpus_each=3),
     ]
-    decision = decide(make_cluster(gpu_nodes(2, 4), jobs))
-    assert decision.allocations == {
+    nodes = [make_node("0", 4), make_node("1", 4), make_node("2", 3)]
+    assert decide(make_cluster(nodes, jobs)).allocations == {
         "first": on_nodes({"0": 1}),
-        "new": on_nodes({"1": 4}),
+        "new": on_nodes({"1": 1}),
+        "between": on_nodes({"2": 1}),
         "last": on_nodes({"0": 1}),
     }
 

@@ -87,6 +87,14 @@ def test_growth_to_the_requested_size_and_no_further() -> None:
     assert decision.allocations == {"e": on_nodes({"0": 3})}
 
 
+def test_a_job_that_may_not_be_preempted_does_not_grow_once_it_runs() -> None:
+    pinned = make_job("p", 3, least=1, most=8, preemptible=False)
+    running = make_view(pinned, on_nodes({"0": 1}))
+    assert decide(make_cluster(gpu_nodes(1, 4), [running])).allocations == {"p": running.allocation}
+    starting = make_view(pinned)
+    assert decide(make_cluster(gpu_nodes(1, 4), [starting])).allocations == {"p": on_nodes({"0": 3})}
+
+
 def test_running_jobs_keep_at_least_what_they_have() -> None:
     running = make_view(make_job("e", 1, least=1, most=8), on_nodes({"0": 4}))
     decision = decide(make_cluster(gpu_nodes(1, 4), [running, make_view(make_job("new"))]))

@@ -349,6 +349,23 @@ time.sleep(60)
     assert event.work_done == 5.0
 
 
+def test_a_command_that_never_falls_silent_can_be_stopped(bench: Bench) -> None:
+    bench.grace_s = 30.0
+    substrate = bench.started(
+        bench.code("print('{\"epoch\": 1}', flush=True)\nwhile True: os.write(1, b'.' * 4000)")
+    )
+    assert substrate.next_event(10.0) is not None
+    substrate.apply([Instruction(2, Action.PARK, "a", Allocation(), BATCH)])
+    assert substrate.now_s() < 10.0
+
+
+def test_a_stop_right_after_the_start_is_not_lost(bench: Bench) -> None:
+    bench.grace_s = 30.0
+    substrate = bench.started(bench.code("time.sleep(60)"))
+    substrate.apply([Instruction(2, Action.PARK, "a", Allocation(), BATCH)])
+    assert substrate.now_s() < 10.0
+
+
 FAMILY = """
 stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
 child = [sys.executable, "-I", "-S", "-c", stubborn, sys.argv[0]]

@@ -91,7 +91,7 @@ class GoodputTable:
 
     def most_workers(self) -> Ints:
         """Workers beyond which even the smallest batch per worker exceeds the largest total, a job each."""
-        return np.floor(self._highest / self._per_gpu_min).astype(np.int64)
+        return np.asarray(self._highest // self._per_gpu_min, dtype=np.int64)
 
     def _best(self, job: Ints, nodes: Ints, workers: Ints) -> tuple[Floats, Ints, Ints]:
         local = self._local_batches(job, workers)

@@ -37,7 +37,7 @@ class GradientNoise:
 
     def efficiency(self, batch: Numbers) -> Floats:
         """Progress per example relative to the initial batch."""
-        return self.gain(batch) * self.initial_batch / np.asarray(batch, dtype=float)
+        return np.asarray(self.gain(batch) * self.initial_batch / np.asarray(batch, dtype=float))
 
 
 PERFECTLY_SCALABLE = NoiseSample(sqr=0.0, var=1.0)
@@ -47,4 +47,4 @@ PERFECTLY_SCALABLE = NoiseSample(sqr=0.0, var=1.0)
 def gain(sqr: Numbers, var: Numbers, scale: Numbers) -> Floats:
     """The gain at r = scale; 1 where the statistics say nothing (both zero)."""
     left = np.asarray(var / scale + sqr)
-    return np.divide(var + sqr, left, out=np.ones_like(left), where=left > 0)
+    return np.asarray(np.divide(var + sqr, left, out=np.ones_like(left), where=left > 0))

@@ -82,13 +82,13 @@ class AllReduceSpeed:
     ) -> Floats:
         """Examples per second."""
         batch = np.asarray(workers) * np.asarray(atomic) * (np.asarray(accumulation) + 1)
-        return batch / self.step_s(nodes, workers, atomic, accumulation)
+        return np.asarray(batch / self.step_s(nodes, workers, atomic, accumulation))
 
 
 def p_norm(a: Floats, b: Floats, p: Numbers) -> Floats:
     """(a^p + b^p)^(1/p) for positive a and b, without overflow."""
     high, low = np.maximum(a, b), np.minimum(a, b)
-    return high * (1.0 + (low / high) ** p) ** (1.0 / np.asarray(p, dtype=float))
+    return np.asarray(high * (1.0 + (low / high) ** p) ** (1.0 / np.asarray(p, dtype=float)))
 
 
 def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:

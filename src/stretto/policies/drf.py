@@ -11,15 +11,16 @@ it gets; the others go on. Jobs that run and may not be preempted keep exactly w
 
 Bundles are placed on nodes as they are granted, so what is granted can be run. A bundle goes where the
 job runs already; else where nobody runs; else into the place of a running job whose turn has not come.
-At the end jobs with unchanged counts stay where they are and the others are packed onto the fewest nodes;
-if there is no room for one of them that way, the places from the filling stand.
+At the end jobs with unchanged counts stay where they are, the others are packed onto the fewest nodes, and
+the filling goes on with what that made room for; if one of them has no room that way, the places from
+the first filling stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import ClassVar
 
 import numpy as np
@@ -56,39 +57,66 @@ class Drf:
         free = FreeCapacity(view.nodes)
         fixed = keep_running([job for job in view.jobs if not job.job.preemptible], free)
         jobs = [job for job in view.jobs if job.id not in fixed]
-        granted = _Filling(jobs, free.copy(), view.capacity).run()
-        allocations = fixed | _settled(jobs, granted, free, view.capacity)
+        filling = _Filling(jobs, free, view.capacity)
+        filling.fill()
+        if filling.settle():
+            filling.fill()
+        allocations = fixed | filling.granted
         return fixed_size_decision(view, allocations, _explainer(view, allocations)), memory
 
 
 class _Filling:
     """Progressive filling of what is free, with a place for every bundle."""
 
-    def __init__(self, jobs: list[JobView], free: FreeCapacity, total: Resources) -> None:
+    def __init__(self, jobs: list[JobView], room: FreeCapacity, total: Resources) -> None:
         self._jobs = jobs
         self._total = total
-        self._free = free
+        self._room = room
+        self._free = room.copy()
         """Room beside what was granted."""
-        self._unclaimed = free.copy()
+        self._unclaimed = room.copy()
         """.. and beside what running jobs may still be granted where they are."""
         self._homes = keep_running(jobs, self._unclaimed)
-        self._granted = {job.id: NOTHING for job in jobs}
+        self.granted: dict[str, Allocation] = {}
 
-    def run(self) -> dict[str, Allocation]:
-        line = [(0.0, rank) for rank in range(len(self._jobs))]
+    def fill(self) -> None:
+        line = [(self._share(job), rank) for rank, job in enumerate(self._jobs)]
+        heapify(line)
         while line:
             _, rank = heappop(line)
             job = self._jobs[rank]
             if self._grant(job):
-                used = held_gang(self._granted[job.id]).needs(job.job)
-                heappush(line, (used.dominant_share(self._total), rank))
+                heappush(line, (self._share(job), rank))
             else:
                 self._leave_home(job)
-        return {job_id: allocation for job_id, allocation in self._granted.items() if allocation}
+
+    def settle(self) -> bool:
+        """Unchanged jobs go back to where they are, the others onto the fewest nodes; False if that fails."""
+        free = self._room.copy()
+        running = [job for job in self._jobs if job.id in self.granted]
+        settled = keep_running([job for job in running if self._gang(job) == held_gang(job.allocation)], free)
+        changed = [job for job in running if job.id not in settled]
+        for job in sorted(changed, key=self._large_tasks_then_gangs):
+            place = place_packed(job.job, *self._gang(job), free)
+            if place is None:
+                return False
+            free.take(job.job, place)
+            settled[job.id] = place
+        self.granted, self._free, self._unclaimed = settled, free, free.copy()
+        return True
+
+    def _gang(self, job: JobView) -> Gang:
+        return held_gang(self.granted.get(job.id, NOTHING))
+
+    def _share(self, job: JobView) -> float:
+        return self._gang(job).needs(job.job).dominant_share(self._total)
+
+    def _large_tasks_then_gangs(self, job: JobView) -> tuple[float, int]:
+        return -job.job.worker.demand.dominant_share(self._total), -sum(self._gang(job))
 
     def _grant(self, job: JobView) -> bool:
         """Places the job's next bundle; False if it has its maximum or there is no room."""
-        before = self._granted[job.id]
+        before = self.granted.get(job.id, NOTHING)
         bundle = next_bundle(held_gang(before), largest_gang(job.job)) if before else smallest_gang(job.job)
         if bundle is None:
             return False
@@ -96,7 +124,7 @@ class _Filling:
         if place is None:
             return False
         self._free.take(job.job, place)
-        self._granted[job.id] = self._free.joined(before, place)
+        self.granted[job.id] = self._free.joined(before, place)
         return True
 
     def _at_home(self, job: JobView, bundle: Gang) -> Allocation | None:
@@ -135,27 +163,6 @@ def _split(tasks: Tasks, count: int) -> tuple[Tasks, Tasks]:
         if here > taken:
             others.append((node_id, here - taken))
     return tuple(first), tuple(others)
-
-
-def _settled(
-    jobs: list[JobView], granted: dict[str, Allocation], free: FreeCapacity, total: Resources
-) -> dict[str, Allocation]:
-    """The granted counts, with unchanged jobs where they are and the others on the fewest nodes."""
-    running = [job for job in jobs if job.id in granted]
-    unchanged = [job for job in running if held_gang(job.allocation) == held_gang(granted[job.id])]
-    settled = keep_running(unchanged, free)
-    changed = [job for job in running if job.id not in settled]
-
-    def large_tasks_then_gangs(job: JobView) -> tuple[float, int]:
-        return -job.job.worker.demand.dominant_share(total), -sum(held_gang(granted[job.id]))
-
-    for job in sorted(changed, key=large_tasks_then_gangs):
-        place = place_packed(job.job, *held_gang(granted[job.id]), free)
-        if place is None:
-            return granted
-        free.take(job.job, place)
-        settled[job.id] = place
-    return settled
 
 
 def _explainer(

@@ -205,7 +205,7 @@ def power_mean(values: Floats, p: float) -> float:
 
 def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:
     """Goodput of the jobs that were profiled, and each job's row in it (-1: none)."""
-    models = []
+    models: list[JobModel] = []
     row = np.full(len(view.jobs), -1, dtype=np.int64)
     for index, job in enumerate(view.jobs):
         speed = job.belief.speed
@@ -252,6 +252,6 @@ def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], 
     """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
     new = chosen.get(job.id)
     if new is None:
-        return f"{len(shares)} jobs share the cluster, {fair_gpus} GPUs each if equal; others gain more from them"
+        return f"others gain more: {len(shares)} jobs share the cluster, a fair share is {fair_gpus} GPUs"
     sizes = f"{job.allocation.worker_count} to {new.worker_count} GPUs on {len(new.nodes)} nodes"
     return f"{sizes}: {shares[job.id]:.2f} times its progress on a fair share of {fair_gpus}"

@@ -20,6 +20,9 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
 from stretto.policies.gpu_only import place_most_free, require_gpu_jobs
 
+FLOAT_NOISE_GPU_S = 1e-3
+"""A job woken for at its threshold may be this far from it by rounding."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tiresias:
@@ -57,7 +60,7 @@ class Tiresias:
         earlier = [job_id for job_id in memory or [] if job_id in here]
         known = set(earlier)
         fallen = [
-            job.id for job in view.jobs if job.id not in known and job.attained_gpu_s >= self._threshold_gpu_s
+            job.id for job in view.jobs if job.id not in known and job.attained_gpu_s >= self._threshold_gpu_s - FLOAT_NOISE_GPU_S
         ]
         return earlier + fallen
 

@@ -5,7 +5,7 @@ on from it when it is started again:
 
     STRETTO_JOB, STRETTO_RESTARTS         whose part it plays, and how many starts came before
     STRETTO_WORKERS, STRETTO_SERVERS      tasks it may run
-    STRETTO_NODES                         on how many nodes its workers are
+    STRETTO_NODES                         on how many nodes they are
     STRETTO_BATCH_ATOMIC                  examples per worker and pass
     STRETTO_BATCH_ACCUMULATION            passes added before each step
 
@@ -259,7 +259,7 @@ def _told(setup: Setup, *, restarts: int) -> dict[str, str]:
         "STRETTO_RESTARTS": str(restarts),
         "STRETTO_WORKERS": str(setup.allocation.worker_count),
         "STRETTO_SERVERS": str(setup.allocation.server_count),
-        "STRETTO_NODES": str(len(setup.allocation.workers)),
+        "STRETTO_NODES": str(len(setup.allocation.nodes)),
         "STRETTO_BATCH_ATOMIC": str(setup.batch.atomic),
         "STRETTO_BATCH_ACCUMULATION": str(setup.batch.accumulation),
     }

@@ -56,11 +56,14 @@ class Guard:
         exit_code = self._watch()
         self._signal_group(signal.SIGKILL)
         _end_descendants()
-        self._read_output()
+        with contextlib.suppress(BlockingIOError):
+            while self._copy_output():
+                pass
         self._tell(b"X", b"%d %d" % (exit_code, self._stop_asked))
 
     def _start(self, argv: list[str]) -> tuple[int, int]:
         output_fd, command_output_fd = os.pipe()
+        failure_fd, command_failure_fd = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
@@ -70,9 +73,15 @@ class Guard:
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
                 os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
             except (OSError, ValueError) as error:
-                self._tell(b"E", str(error).encode())
+                os.write(command_failure_fd, str(error).encode())
             finally:
                 os._exit(127)
+        os.close(command_failure_fd)
+        # Ends when the command runs: from then on its process group exists and can be signalled.
+        failure = os.read(failure_fd, _CHUNK)
+        os.close(failure_fd)
+        if failure:
+            self._tell(b"E", failure)
         os.close(command_output_fd)
         os.set_blocking(output_fd, False)
         return pid, output_fd
@@ -85,7 +94,7 @@ class Guard:
         poll.register(self._socket_fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
-            if self._output_fd in ready and not self._read_output():
+            if self._output_fd in ready and not self._copy_output():
                 poll.unregister(self._output_fd)
             if self._wake_fd in ready:
                 os.read(self._wake_fd, _CHUNK)
@@ -126,19 +135,14 @@ class Guard:
         with contextlib.suppress(OSError):  # a full disk is no reason to end a training run
             os.write(self._log_fd, text)
 
-    def _read_output(self) -> bool:
-        """Copy what there is; False once the output has ended."""
-        while True:
-            try:
-                chunk = os.read(self._output_fd, _CHUNK)
-            except BlockingIOError:
-                return True
-            if not chunk:
-                return False
-            self._log(chunk)
-            for line in self._lines(chunk):
-                if line.startswith(b"{"):
-                    self._tell(b"R", line)
+    def _copy_output(self) -> bool:
+        """Pass on one piece, as a command that never falls silent must be stoppable; False at the end."""
+        chunk = os.read(self._output_fd, _CHUNK)
+        self._log(chunk)
+        for line in self._lines(chunk):
+            if line.startswith(b"{"):
+                self._tell(b"R", line)
+        return bool(chunk)
 
     def _lines(self, chunk: bytes) -> Iterator[bytes]:
         """Whole lines; one that grows too long is given up (an empty line is left of it)."""

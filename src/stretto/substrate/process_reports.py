@@ -132,7 +132,7 @@ def _speeds(line: _Line, setup: Setup) -> tuple[SpeedSample, ...]:
         sync_s = 0.0
     return (
         SpeedSample(
-            nodes=len(setup.allocation.workers),
+            nodes=len(setup.allocation.nodes),
             workers=workers,
             servers=setup.allocation.server_count,
             atomic=setup.batch.atomic,

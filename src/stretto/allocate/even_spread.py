@@ -1,0 +1,168 @@
+"""Optimus' placement: the fewest nodes that hold a job, with its workers and servers dealt evenly.
+
+Why: let every task have a link of its own, and let only what crosses between nodes cost. A worker exchanges
+1/p of the model with each of p servers. Dealt evenly over k nodes, a k-th of a worker's servers is beside it
+and a k-th of a server's workers, so the part (k - 1) / k crosses for everybody; fewer nodes are better, and
+any unevenness makes it more for somebody, for whom a synchronous step waits. Where instead the tasks of a
+node share one link this is not so: w = p = 4 sends 2 model sizes through either link of two nodes, and 1.5
+through each of four.
+
+Nodes are tried by free capacity, those first that hold the largest part of the job. Jobs are placed by
+number of tasks, the small ones first, so that none of them starves behind a large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stretto.allocate.free import SLACK, Floats, FreeCapacity, place_packed
+from stretto.allocate.free import Counts as NodeCounts
+from stretto.allocate.marginal import Counts
+from stretto.core.allocation import Allocation
+from stretto.core.job import Job
+
+Placer = Callable[[Job, int, int, FreeCapacity], Allocation | None]
+"""Where so many workers and servers of a job go, all of them or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A job to be placed, with the counts it was granted."""
+
+    job: Job
+    wanted: Counts
+    least: Counts
+    """If not even this many fit, it waits."""
+    held: Allocation
+    """Where it runs now."""
+
+    @property
+    def stays(self) -> bool:
+        return (self.held.worker_count, self.held.server_count) == self.wanted
+
+
+def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
+    """The even placement on the fewest nodes; takes nothing yet. None if no number of nodes will do."""
+    worker = np.array(job.worker.demand.amounts())
+    server = np.array(job.server.demand.amounts() if job.server else [0.0] * 4)
+    order = _most_free(free, workers * worker + servers * server, max(workers, servers))
+    rows = free.rows[order] + SLACK
+    for nodes in range(1, len(order) + 1):
+        for on_worker, on_server in _deals(workers, servers, nodes):
+            used = np.outer(on_worker, worker) + np.outer(on_server, server)
+            if ((used <= rows[:nodes]) | (used <= 0)).all():
+                ids = [free.ids[i] for i in order[:nodes]]
+                return free.allocation(_by_node(ids, on_worker), _by_node(ids, on_server))
+    return None
+
+
+def spread_or_pack(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
+    """Evenly if the job has servers and there is room for that; else packed on the fewest nodes."""
+    even = spread_evenly(job, workers, servers, free) if servers else None
+    return even or place_packed(job, workers, servers, free)
+
+
+def place_all(seats: Sequence[Seat], free: FreeCapacity, place: Placer) -> dict[str, Allocation]:
+    """Places for all jobs there is room for, by id; takes them.
+
+    A job with unchanged counts stays where it is. Where that leaves another without even its least, the
+    largest of those that stay are placed anew as well, twice as many each time.
+    """
+    staying = sorted((seat for seat in seats if seat.stays), key=_tasks)
+    moved = 0
+    while True:
+        trial = free.copy()
+        placed = _attempt(seats, staying[: len(staying) - moved], trial, place)
+        if len(placed) == len(seats) or moved >= len(staying):
+            free.rows = trial.rows
+            return placed
+        moved = min(max(2 * moved, 1), len(staying))
+
+
+def _attempt(
+    seats: Sequence[Seat], staying: Sequence[Seat], free: FreeCapacity, place: Placer
+) -> dict[str, Allocation]:
+    placed: dict[str, Allocation] = {}
+    for seat in staying:
+        if free.holds(seat.job, seat.held):
+            free.take(seat.job, seat.held)
+            placed[seat.job.id] = seat.held
+    for seat in sorted((seat for seat in seats if seat.job.id not in placed), key=_tasks):
+        allocation = place(seat.job, *seat.wanted, free) or _smaller(seat, free, place)
+        if allocation is not None:
+            free.take(seat.job, allocation)
+            placed[seat.job.id] = allocation
+    return placed
+
+
+def _smaller(seat: Seat, free: FreeCapacity, place: Placer) -> Allocation | None:
+    """The most that fits; what the job holds already if that is no less."""
+    sizes = list(_shrinking(seat.wanted, seat.least))
+    low, high = 0, len(sizes)
+    found: Allocation | None = None
+    while low < high:
+        middle = (low + high) // 2
+        allocation = place(seat.job, *sizes[middle], free)
+        if allocation is None:
+            low = middle + 1
+        else:
+            high, found = middle, allocation
+    held = seat.held
+    if held and free.holds(seat.job, held) and (found is None or _size(held) >= _size(found)):
+        return held
+    return found
+
+
+def _shrinking(wanted: Counts, least: Counts) -> Iterator[Counts]:
+    """Ever fewer tasks, always one less of the role that keeps the larger part of what was wanted."""
+    workers, servers = wanted
+    while (workers, servers) != least:
+        workers_part = workers / wanted[0] if workers > least[0] else 0.0
+        servers_part = servers / wanted[1] if servers > least[1] else 0.0
+        if workers_part >= servers_part:
+            workers -= 1
+        else:
+            servers -= 1
+        yield workers, servers
+
+
+def _most_free(free: FreeCapacity, needs: Floats, count: int) -> NodeCounts:
+    """The nodes that hold the largest parts of the job, at most `count`; ties in the order of the nodes."""
+    needed = needs > 0
+    part = (free.rows[:, needed] / needs[needed]).min(axis=1, initial=np.inf)
+    if count < part.size:
+        threshold = np.partition(part, part.size - count)[part.size - count]
+        candidates = np.flatnonzero(part >= threshold)
+    else:
+        candidates = np.arange(part.size)
+    by_part = np.argsort(-part[candidates], kind="stable")
+    return np.asarray(candidates[by_part][:count])
+
+
+def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[NodeCounts, NodeCounts]]:
+    """Even counts per node: odd workers on the first nodes, odd servers on the last, then on the first."""
+    on_worker = _even(workers, nodes)
+    on_server = _even(servers, nodes)
+    yield on_worker, on_server[::-1]
+    if servers % nodes:
+        yield on_worker, on_server
+
+
+def _even(count: int, nodes: int) -> NodeCounts:
+    each, odd = divmod(count, nodes)
+    return np.array([each + 1] * odd + [each] * (nodes - odd))
+
+
+def _by_node(ids: Sequence[str], counts: NodeCounts) -> Mapping[str, int]:
+    return {node_id: count for node_id, count in zip(ids, counts.tolist(), strict=True) if count}
+
+
+def _size(allocation: Allocation) -> int:
+    return allocation.worker_count + allocation.server_count
+
+
+def _tasks(seat: Seat) -> int:
+    return sum(seat.wanted)

@@ -1,0 +1,154 @@
+"""What became of every job, read off the journal of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobReported,
+    JobSubmitted,
+    NodeLost,
+    WorkerLost,
+)
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.core.observations import LossPoint, NoiseSample
+
+
+@dataclass(slots=True)
+class Hold:
+    """A time during which a job held one allocation with one batch size."""
+
+    start_s: float
+    end_s: float
+    allocation: Allocation
+    batch: BatchChoice
+    resizing_s: float = 0.0
+    """How much of it, from the start, went into starting or resizing."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A report: statistical units done so far, and the gradient statistics at that time."""
+
+    t_s: float
+    work_done: float
+    noise: NoiseSample | None
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """One job from submission to end."""
+
+    job: Job
+    holds: list[Hold] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    losses: list[LossPoint] = field(default_factory=list)
+    starts: int = 0
+    finished_s: float | None = None
+    failed_s: float | None = None
+
+    @property
+    def jct_s(self) -> float | None:
+        """Completion time, queueing included."""
+        return None if self.finished_s is None else self.finished_s - self.job.submit_s
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.starts - 1)
+
+    @property
+    def gpu_s(self) -> float:
+        return sum(hold.seconds * hold.allocation.gpus(self.job) for hold in self.holds)
+
+    @property
+    def resizing_gpu_s(self) -> float:
+        return sum(min(hold.resizing_s, hold.seconds) * hold.allocation.gpus(self.job) for hold in self.holds)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Everything that happened in one run."""
+
+    jobs: dict[str, JobHistory]
+    decisions: list[Decided]
+    end_s: float
+
+
+def history_of(events: Iterable[Event]) -> History:
+    """Fold a journal; jobs still running at its end hold what they have until then."""
+    fold = _Fold()
+    for event in events:
+        fold.apply(event)
+    for job_id in list(fold.holding):
+        fold.release(job_id, fold.end_s)
+    return History(fold.jobs, fold.decisions, fold.end_s)
+
+
+class _Fold:
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobHistory] = {}
+        self.decisions: list[Decided] = []
+        self.holding: dict[str, Hold] = {}
+        self.end_s = 0.0
+
+    def apply(self, event: Event) -> None:
+        self.end_s = max(self.end_s, event.t_s)
+        match event:
+            case JobSubmitted():
+                self.jobs[event.job.id] = JobHistory(event.job)
+            case JobReported():
+                self._report(event)
+            case JobFinished():
+                self.release(event.job_id, event.t_s)
+                self.jobs[event.job_id].finished_s = event.t_s
+            case JobFailed():
+                self.release(event.job_id, event.t_s)
+                self.jobs[event.job_id].failed_s = event.t_s
+            case WorkerLost():
+                self.release(event.job_id, event.t_s)
+            case NodeLost():
+                for job_id, hold in list(self.holding.items()):
+                    if event.node_id in hold.allocation.nodes:
+                        self.release(job_id, event.t_s)
+            case Decided():
+                self.decisions.append(event)
+                for instruction in event.instructions:
+                    self._instruct(event.t_s, instruction)
+            case _:
+                pass
+
+    def release(self, job_id: str, t_s: float) -> None:
+        hold = self.holding.pop(job_id, None)
+        if hold is not None:
+            hold.end_s = t_s
+            self.jobs[job_id].holds.append(hold)
+
+    def _report(self, event: JobReported) -> None:
+        job = self.jobs[event.job_id]
+        job.progress.append(Progress(event.t_s, event.work_done, event.noise))
+        job.losses.extend(event.losses)
+        if event.resize_s is not None and event.job_id in self.holding:
+            self.holding[event.job_id].resizing_s = event.resize_s
+
+    def _instruct(self, t_s: float, instruction: Instruction) -> None:
+        self.release(instruction.job_id, t_s)
+        if instruction.allocation == NOTHING:
+            return
+        begins = instruction.action in (Action.START, Action.RESIZE)
+        # Until a report says how long the start took, all of it counts as starting.
+        resizing_s = float("inf") if begins else 0.0
+        self.jobs[instruction.job_id].starts += begins
+        self.holding[instruction.job_id] = Hold(
+            t_s, t_s, instruction.allocation, instruction.batch, resizing_s
+        )

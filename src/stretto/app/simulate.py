@@ -1,0 +1,129 @@
+"""A workload under a policy, in simulated time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from threadpoolctl import threadpool_limits
+
+from stretto.app.history import History, history_of
+from stretto.app.metrics import Metrics, measure
+from stretto.control.controller import Controller, Settings
+from stretto.core.cluster import Node, gpu_nodes
+from stretto.journal.base import Journal, MemoryJournal
+from stretto.policies.registry import make_policy
+from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.worlds.alone import Clock
+from stretto.worlds.oracle import WorldOracle
+from stretto.worlds.truth import Workload
+
+ROUND_S = 60.0
+REPORT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything a simulation depends on besides the workload and the policy."""
+
+    nodes: tuple[Node, ...] = field(default_factory=lambda: gpu_nodes(16, 4))
+    interval_s: float = ROUND_S
+    """How often the policy is asked, whatever happens."""
+    rounds: bool = False
+    """Decide only then, and round epochs to whole seconds, as the published simulators do."""
+    whole_seconds: bool | None = None
+    """Whether epochs are rounded to whole seconds; None: as `rounds`."""
+    restart_s: float = 30.0
+    interference: float = 0.0
+    noise: float = 0.0
+    priors: bool = False
+    """Let new jobs start from what finished jobs of their application showed."""
+    seed: int = 0
+    until_s: float = math.inf
+
+    def physics(self) -> Physics:
+        return Physics(
+            restart_s=self.restart_s,
+            interference=self.interference,
+            noise=self.noise,
+            report_s=self.interval_s if self.rounds else min(REPORT_S, self.interval_s),
+            whole_seconds=self.rounds if self.whole_seconds is None else self.whole_seconds,
+        )
+
+    def clock(self) -> Clock:
+        return Clock(self.restart_s, self.interval_s if self.rounds else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation: its numbers, and everything that happened in it."""
+
+    metrics: Metrics
+    history: History
+    workload: Workload
+    setup: Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far a simulation is, for a progress bar."""
+
+    now_s: float
+    finished: int
+    jobs: int
+
+
+def simulate(
+    workload: Workload,
+    policy: str,
+    setup: Setup | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    journal: Journal | None = None,
+    on_tick: Callable[[Tick], None] | None = None,
+) -> Run:
+    """Run `workload` to its end under the named policy.
+
+    With a journal that already holds part of the run, the rest of it is simulated.
+    """
+    setup = setup or Setup()
+    journal = journal if journal is not None else MemoryJournal()
+    chosen = make_policy(
+        policy, interval_s=setup.interval_s, options=options, oracle=WorldOracle(workload.truths)
+    )
+    substrate = SimSubstrate(workload.truths, physics=setup.physics(), seed=setup.seed)
+    started = time.perf_counter()
+
+    def report(controller: Controller) -> None:
+        if on_tick is not None:
+            left = len(controller.state.jobs) + controller.jobs_to_come
+            on_tick(Tick(substrate.now_s(), len(workload.jobs) - left, len(workload.jobs)))
+
+    # The matrices of a fit are tiny: more threads than one only get in each other's way.
+    with threadpool_limits(limits=1, user_api="blas"):
+        controller = Controller(
+            policy=chosen,
+            substrate=substrate,
+            journal=journal,
+            nodes=setup.nodes,
+            arrivals=workload.jobs,
+            settings=Settings(
+                seed=setup.seed, rounds=setup.rounds, share_priors=setup.priors, until_s=setup.until_s
+            ),
+            on_turn=report,
+        )
+        controller.run()
+    history = history_of(journal.events())
+    metrics = measure(
+        history,
+        setup.nodes,
+        workload.truths,
+        policy=policy,
+        workload=workload.name,
+        clock=setup.clock(),
+        decision_s=controller.decision_s,
+        wall_s=time.perf_counter() - started,
+    )
+    return Run(metrics, history, workload, setup)

@@ -1,0 +1,132 @@
+"""Policies by name, and their options as people write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from stretto.core.errors import InputError
+from stretto.policies.base import Oracle, Policy
+
+GROUP = "stretto.policies"
+"""Entry points of this group add policies: a name, and a dataclass whose fields are the options."""
+
+BUILT_IN = {
+    "pollux": "stretto.policies.pollux:Pollux",
+    "optimus": "stretto.policies.optimus:Optimus",
+    "optimus-oracle": "stretto.policies.optimus_oracle:OptimusOracle",
+    "tiresias": "stretto.policies.tiresias:Tiresias",
+    "drf": "stretto.policies.drf:Drf",
+    "tetris": "stretto.policies.tetris:Tetris",
+    "srtf": "stretto.policies.srtf:Srtf",
+    "fifo": "stretto.policies.fifo:Fifo",
+}
+
+Options = Mapping[str, Mapping[str, str]]
+"""Option texts by policy and option name."""
+
+_NOT_OPTIONS = {"oracle", "interval_s"}
+
+
+def policy_names() -> list[str]:
+    """Every policy there is, built in or installed."""
+    return [*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP))]
+
+
+def parse_options(texts: Iterable[str]) -> Options:
+    """Options of `pollux.p=-1` and the like."""
+    options: dict[str, dict[str, str]] = {}
+    for text in texts:
+        target, equals, value = text.partition("=")
+        policy, dot, option = target.partition(".")
+        if not (equals and dot and policy and option):
+            raise InputError(
+                f"--set {text!r} is not an option.", remedy="Write POLICY.OPTION=VALUE, such as pollux.p=-1."
+            )
+        options.setdefault(policy, {})[option] = value
+    return options
+
+
+def make_policy(
+    name: str,
+    *,
+    interval_s: float | None = None,
+    options: Mapping[str, str] | None = None,
+    oracle: Oracle | None = None,
+) -> Policy:
+    """The policy of this name with these options; `oracle` goes to the policies that are told the truth."""
+    kind = _load(name)
+    hints = typing.get_type_hints(kind)
+    allowed = {
+        field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name not in _NOT_OPTIONS
+    }
+    values: dict[str, Any] = {
+        option: _value(name, option, text, allowed) for option, text in (options or {}).items()
+    }
+    if "oracle" in hints:
+        if oracle is None:
+            raise InputError(
+                f"policy {name} must be told the truth about jobs, which only a simulation knows.",
+                remedy="Use it with simulate, or take another policy.",
+            )
+        values["oracle"] = oracle
+    if interval_s is not None:
+        values["interval_s"] = interval_s
+    policy: Policy = kind(**values)
+    return policy
+
+
+def check_targets(options: Options, policies: Iterable[str]) -> None:
+    """Refuse options of policies that are not run."""
+    running = list(policies)
+    for policy in options:
+        if policy not in running:
+            raise InputError(
+                f"--set {policy}.{next(iter(options[policy]))} is for a policy that is not run.",
+                remedy=f"Policies of this run: {', '.join(running)}.",
+            )
+
+
+def _load(name: str) -> Any:
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return point.load()
+    close = difflib.get_close_matches(name, policy_names(), n=1)
+    meant = f"Did you mean {close[0]}? " if close else ""
+    raise InputError(f"there is no policy {name!r}.", remedy=f"{meant}There are {', '.join(policy_names())}.")
+
+
+def _value(policy: str, option: str, text: str, allowed: Mapping[str, Any]) -> Any:
+    if option not in allowed:
+        there = ", ".join(allowed) or "none"
+        raise InputError(f"policy {policy} has no option {option!r}.", remedy=f"Its options: {there}.")
+    kind = allowed[option]
+    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    if choices:
+        if text not in choices:
+            raise _wrong(policy, option, text, f"one of {', '.join(map(str, choices))}")
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise _wrong(policy, option, text, "true or false")
+        return text.lower() == "true"
+    try:
+        number = kind(text)
+    except ValueError:
+        number = math.nan
+    if isinstance(number, float) and math.isnan(number):
+        raise _wrong(policy, option, text, "a whole number" if kind is int else "a number")
+    return number
+
+
+def _wrong(policy: str, option: str, text: str, rule: str) -> InputError:
+    return InputError(f"{policy}.{option}={text} is not valid.", remedy=f"It takes {rule}.")

@@ -1,0 +1,93 @@
+"""How long a job would take by itself: the yardstick of finish-time fairness."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from stretto.core.allocation import Allocation, BatchChoice
+from stretto.core.job import Communication, Job, Tier
+from stretto.models.batch import split_batch
+from stretto.models.noise import GradientNoise
+from stretto.worlds.truth import Truth
+
+BATCHES = 12
+"""Total batch sizes tried for a job whose batch may be adapted, in geometric steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When a job that needs nothing but itself would begin to train."""
+
+    restart_s: float
+    round_s: float | None
+    """Jobs are noticed at multiples of this; None: at once."""
+
+    def ready_s(self, submit_s: float) -> float:
+        """From submission to the first step."""
+        waits_s = (
+            0.0 if self.round_s is None else math.ceil(submit_s / self.round_s) * self.round_s - submit_s
+        )
+        return waits_s + self.restart_s
+
+
+def alone_s(job: Job, truth: Truth, gpus: int, gpus_per_node: int, clock: Clock) -> float:
+    """Completion time on `gpus` GPUs packed on whole nodes, at the best batch size in every epoch."""
+    workers = _workers(job, gpus)
+    return clock.ready_s(job.submit_s) + _training_s(_Key(job, workers, gpus_per_node), truth)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    job: Job
+    workers: int
+    gpus_per_node: int
+
+    def allocation(self) -> Allocation:
+        full, rest = divmod(self.workers, self.gpus_per_node)
+        shape = [self.gpus_per_node] * full + ([rest] if rest else [])
+        servers = min(self.workers, self.job.server.max) if self.job.server else 0
+        return Allocation(
+            tuple((str(node), count) for node, count in enumerate(shape)),
+            (("0", servers),) if servers else (),
+        )
+
+
+def _workers(job: Job, gpus: int) -> int:
+    if job.tier is Tier.RIGID:
+        return job.worker.requested
+    most = job.batch.max if job.tier is Tier.ADAPTIVE else job.batch.requested
+    return max(1, min(gpus, job.worker.max, most // job.batch.per_gpu_min))
+
+
+def _training_s(key: _Key, truth: Truth) -> float:
+    allocation = key.allocation()
+    choices = _batches(key.job, key.workers)
+    seconds = 0.0
+    for epoch in range(truth.epochs):
+        units = truth.units_at(epoch + 1) - truth.units_at(epoch)
+        seconds += min(units / _rate(key.job, truth, allocation, batch, epoch) for batch in choices)
+    return seconds
+
+
+def _batches(job: Job, workers: int) -> list[BatchChoice]:
+    if job.tier is not Tier.ADAPTIVE or job.communication is not Communication.ALL_REDUCE:
+        return [split_batch(job.batch, job.batch.requested, workers)]
+    smallest = max(job.batch.initial, job.batch.per_gpu_min * workers)
+    totals = np.geomspace(smallest, job.batch.max, BATCHES)
+    choices = {split_batch(job.batch, math.ceil(total - 1e-8), workers) for total in totals}
+    return [
+        choice
+        for choice in sorted(choices, key=lambda one: one.total(workers))
+        if choice.total(workers) >= job.batch.initial
+    ]
+
+
+def _rate(job: Job, truth: Truth, allocation: Allocation, batch: BatchChoice, epoch: int) -> float:
+    total = batch.total(allocation.worker_count)
+    noise = truth.noise_at(total, epoch)
+    gain = 1.0 if noise is None else float(GradientNoise(noise.sqr, noise.var, job.batch.initial).gain(total))
+    step = truth.step_time(allocation, batch.atomic)
+    return gain / (step.step_s + batch.accumulation * (step.step_s - step.sync_s))
