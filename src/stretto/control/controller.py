@@ -120,8 +120,8 @@ class Controller:
             times.append(self._arrivals[-1].submit_s)
         if self.state.jobs:
             times.append(self._next_tick_s(now_s))
-        if self.state.wake_at_s is not None and not self._settings.rounds:
-            times.append(self.state.wake_at_s)
+            if self.state.wake_at_s is not None and not self._settings.rounds:
+                times.append(self.state.wake_at_s)
         return max(min(times), now_s)
 
     def _next_tick_s(self, now_s: float) -> float:

@@ -5,8 +5,8 @@ Truth about the speed of w workers and p servers, m examples per worker, on give
     synchronous     example m + constant + exchange (w/p) cross + worker w + server p
     asynchronous    (example m0 + constant + exchange (w/p) cross + worker w + server p) / w
 
-An asynchronous worker always takes m0 examples; that its gradients are stale costs nothing here. Every task has
-a link of its own, and what stays on a node is LOCAL times as dear as what crosses:
+An asynchronous worker always takes m0 examples; that its gradients are stale costs nothing here. Every
+task has a link of its own, and what stays on a node is LOCAL times as dear as what crosses:
 
     cross = LOCAL + (1 - LOCAL) (most that crosses for any one task) / max(1, w/p)
 
@@ -14,9 +14,10 @@ a link of its own, and what stays on a node is LOCAL times as dear as what cross
 
 so that spreading costs, and dealing workers and servers evenly is best for a number of nodes.
 
-Losses follow 1 / (b0 k + b1) + b2. A job is over when that curve meets the job's own convergence criterion; what it
-reports is the curve with noise and spikes. The time constants and sizes below are synthetic: chosen to be
-plausible, with ResNet-50 fastest at 8 workers and 12 servers of 20 as published, and not fitted to any result.
+Losses follow 1 / (b0 k + b1) + b2. A job is over when that curve meets the job's own convergence criterion;
+what it reports is the curve with noise and spikes. The time constants and sizes below are synthetic: chosen
+to be plausible, with ResNet-50 fastest at 8 workers and 12 servers of 20 as published, and before any
+result was seen.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def _draw_truth(kind: ServerJobType, rng: np.random.Generator) -> ServerTruth:
 
 
 def _draw_losses(rng: np.random.Generator) -> tuple[int, tuple[float, ...]]:
-    """Epochs to true convergence (some 15 to 45), and the losses reported until then and after."""
+    """Epochs to true convergence (some 20 to 40), and the losses reported until then and after."""
     curve = LossCurve(
         b0=float(np.exp(rng.uniform(np.log(0.1), np.log(0.6)))),
         b1=float(rng.uniform(0.5, 1.0)),
@@ -209,7 +210,13 @@ _SERVER = Resources(cpu=3, memory_gib=9)
 
 
 def _kind(
-    name: str, batch: int, times_s: tuple[float, ...], minutes: float, worker: Resources, server: Resources
+    name: str,
+    *,
+    batch: int,
+    times_s: tuple[float, ...],
+    minutes: float,
+    worker: Resources = _ON_GPU,
+    server: Resources = _SERVER,
 ) -> ServerJobType:
     """`times_s`: a whole batch on one worker, the constant, the exchange, per worker, per server."""
     batch_s, constant_s, exchange_s, worker_s, server_s = times_s
@@ -228,13 +235,46 @@ def _kind(
 
 
 TYPES: tuple[ServerJobType, ...] = (
-    _kind("resnext-110", 128, (1.5, 0.10, 0.06, 0.010, 0.008), 45, _ON_GPU, Resources(cpu=3, memory_gib=10)),
-    _kind("resnet-50", 128, (2.2, 0.20, 0.25, 0.010, 0.010), 60, _ON_GPU, _SERVER),
-    _kind("inception-bn", 128, (1.6, 0.15, 0.14, 0.010, 0.010), 50, _ON_GPU, _SERVER),
-    _kind("kaggle-ndsb", 128, (0.64, 0.08, 0.05, 0.008, 0.006), 20, _ON_GPU, _SERVER),
-    _kind("cnn-rand", 64, (0.80, 0.05, 0.08, 0.006, 0.006), 10, _ON_CPU, _ON_CPU),
-    _kind("dssm", 256, (1.5, 0.10, 0.20, 0.010, 0.010), 20, _ON_CPU, _ON_CPU),
-    _kind("rnn-lstm", 64, (1.9, 0.10, 0.30, 0.012, 0.012), 30, _ON_CPU, _ON_CPU),
-    _kind("seq2seq", 64, (2.6, 0.20, 0.35, 0.012, 0.012), 40, _ON_GPU, _SERVER),
-    _kind("ds2", 64, (3.2, 0.30, 0.40, 0.015, 0.015), 60, _ON_GPU, Resources(cpu=4, memory_gib=10)),
+    _kind(
+        "resnext-110",
+        batch=128,
+        times_s=(1.5, 0.10, 0.06, 0.010, 0.008),
+        minutes=45,
+        server=Resources(cpu=3, memory_gib=10),
+    ),
+    _kind("resnet-50", batch=128, times_s=(2.2, 0.20, 0.25, 0.010, 0.010), minutes=60),
+    _kind("inception-bn", batch=128, times_s=(1.6, 0.15, 0.14, 0.010, 0.010), minutes=50),
+    _kind("kaggle-ndsb", batch=128, times_s=(0.64, 0.08, 0.05, 0.008, 0.006), minutes=20),
+    _kind(
+        "cnn-rand",
+        batch=64,
+        times_s=(0.80, 0.05, 0.08, 0.006, 0.006),
+        minutes=10,
+        worker=_ON_CPU,
+        server=_ON_CPU,
+    ),
+    _kind(
+        "dssm",
+        batch=256,
+        times_s=(1.5, 0.10, 0.20, 0.010, 0.010),
+        minutes=20,
+        worker=_ON_CPU,
+        server=_ON_CPU,
+    ),
+    _kind(
+        "rnn-lstm",
+        batch=64,
+        times_s=(1.9, 0.10, 0.30, 0.012, 0.012),
+        minutes=30,
+        worker=_ON_CPU,
+        server=_ON_CPU,
+    ),
+    _kind("seq2seq", batch=64, times_s=(2.6, 0.20, 0.35, 0.012, 0.012), minutes=40),
+    _kind(
+        "ds2",
+        batch=64,
+        times_s=(3.2, 0.30, 0.40, 0.015, 0.015),
+        minutes=60,
+        server=Resources(cpu=4, memory_gib=10),
+    ),
 )

@@ -1,0 +1,81 @@
+"""How Optimus gets to know a new job: sample runs, and what it remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stretto.core.job import Job
+from stretto.models.parameter_server import ServerSpeedFit
+from stretto.policies.base import Memory
+from stretto.policies.common import Gang, largest_gang, smallest_gang
+
+PATTERN = (
+    Gang(1, 1),
+    Gang(1, 3),
+    Gang(3, 1),
+    Gang(2, 4),
+    Gang(4, 2),
+    Gang(3, 6),
+    Gang(6, 3),
+    Gang(5, 5),
+    Gang(4, 8),
+    Gang(8, 4),
+)
+"""Counts a job whose smallest gang is one and one is tried with; for others they are as much larger.
+
+Off the diagonal: were there always as many workers as servers, their costs could not be told apart. The
+first five determine a synchronous model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """What is remembered between decisions."""
+
+    round_s: float | None = None
+    """When everything was last shared out."""
+    jobs: tuple[str, ...] = ()
+    """Which jobs there were, and which nodes."""
+    nodes: tuple[str, ...] = ()
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Jobs in a sample run, and when it ends."""
+    models: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Jobs whose samples are done, and the parameters of their last identified model, if there was one."""
+
+    @staticmethod
+    def of(memory: Memory) -> Recollection:
+        if memory is None:
+            return Recollection()
+        return Recollection(
+            round_s=memory["round_s"],
+            jobs=tuple(memory["jobs"]),
+            nodes=tuple(memory["nodes"]),
+            sampling=dict(memory["sampling"]),
+            models={job_id: tuple(thetas) for job_id, thetas in memory["models"].items()},
+        )
+
+    def as_json(self) -> Memory:
+        return {
+            "round_s": self.round_s,
+            "jobs": list(self.jobs),
+            "nodes": list(self.nodes),
+            "sampling": dict(self.sampling),
+            "models": {job_id: list(thetas) for job_id, thetas in self.models.items()},
+        }
+
+
+def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[Gang, ...]:
+    """Counts to try next, in order; none once `samples` different ones were measured."""
+    measured = fit.measured if fit else {}
+    if len(measured) >= samples:
+        return ()
+    plan = dict.fromkeys(_beyond_smallest(job, more) for more in PATTERN)
+    return tuple(gang for gang in plan if (gang.servers, gang.workers) not in measured)
+
+
+def _beyond_smallest(job: Job, more: Gang) -> Gang:
+    least, most = smallest_gang(job), largest_gang(job)
+    return Gang(
+        min(least.workers + more.workers - 1, most.workers),
+        min(least.servers + more.servers - 1, most.servers),
+    )
