@@ -139,11 +139,12 @@ class _Dealer:
         room_workers, room_servers = claim.most[0] - workers, claim.most[1] - servers
         for one_worker, one_server in ((0, 1), (1, 0), (1, 1)):
             limit = min(room_workers if one_worker else inf, room_servers if one_server else inf)
-            needs = self._needs(index, one_worker, one_server)
-            share = self._share(needs)
             lump = 1
-            while lump <= limit and self._fits(tuple(lump * need for need in needs)):
-                yield lump * one_worker, lump * one_server, lump * share
+            while lump <= limit:
+                needs = self._needs(index, lump * one_worker, lump * one_server)
+                if not self._fits(needs):
+                    break
+                yield lump * one_worker, lump * one_server, self._share(needs)
                 lump *= 2
         back = claim.held[0] - workers, claim.held[1] - servers
         if min(back) >= 0 and back != NONE and back[0] <= room_workers and back[1] <= room_servers:
@@ -159,8 +160,9 @@ class _Dealer:
         return all(need <= have for need, have in zip(needs, self._free, strict=True) if need > 0)
 
     def _share(self, needs: Amounts) -> float:
+        """Dominant share of what fits, so that the cluster has some of all it needs."""
         return max(
-            (need / have if have > 0 else inf) for need, have in zip(needs, self._cluster, strict=True)
+            (need / have for need, have in zip(needs, self._cluster, strict=True) if need > 0), default=0.0
         )
 
 

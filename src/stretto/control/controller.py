@@ -106,9 +106,9 @@ class Controller:
                 self._due = True
                 until_s = event.t_s
         self._admit_arrivals(until_s)
-        if self._is_time(until_s):
-            self._due = False
+        if self.state.jobs and self._is_time(until_s):
             self._decide(until_s)
+        self._due = False
 
     def _next_time_s(self) -> float:
         """The next moment at which something is due, whatever the substrate reports before."""
@@ -132,8 +132,6 @@ class Controller:
         return max(undecided, to_come) * interval_s
 
     def _is_time(self, now_s: float) -> bool:
-        if not self.state.jobs:
-            return False
         wake_s = self.state.wake_at_s
         woken = wake_s is not None and not self._settings.rounds and now_s >= wake_s
         return self._due or woken or now_s >= self._next_tick_s(now_s) - EPS

@@ -8,10 +8,12 @@ that hold them, workers and servers dealt evenly (allocate/even_spread.py).
 
 New jobs. A parameter-server job whose speed is not known yet runs with a few different counts for a short
 time each, on the cluster and at its own expense; these sample runs come before anybody's growth, since
-little can be decided without them. Between two rounds, a round being due every `interval_s` and whenever jobs
-or nodes come or go, only jobs in sample runs change, and use what is free. Jobs of an application seen
-before, in runs that share what was learned, skip this. An all-reduce job needs no samples: its model is
-optimistic about what was not tried, and it may grow to twice the workers it was seen with.
+little can be decided without them. Jobs of an application seen before, in runs that share what was learned,
+skip this. An all-reduce job needs no samples: its model is optimistic about what was not tried, and it may
+grow to twice the workers it was seen with.
+
+Everything is shared out anew once in every interval. In between, newcomers start and sample runs go on in what
+is free, and all others stay as they are.
 
 A change costs a restart: T is longer by the expected restart for all counts but those the job runs with.
 """
@@ -156,8 +158,6 @@ class _Turn:
     def memory(self) -> Recollection:
         return Recollection(
             round_s=self._view.now_s if self._is_round else self._before.round_s,
-            jobs=tuple(job.id for job in self._view.jobs),
-            nodes=self._empty.ids,
             sampling=self.sampling,
             models=self._models,
         )
@@ -178,13 +178,9 @@ class _Turn:
         return f"{_gains(plan, gang)}{plan.warning}"
 
     def _round_is_due(self) -> bool:
-        before = self._before
-        return (
-            before.round_s is None
-            or self._view.now_s >= before.round_s + self._options.interval_s - EPS
-            or before.jobs != tuple(job.id for job in self._view.jobs)
-            or before.nodes != tuple(node.id for node in self._view.nodes)
-        )
+        """Once in every interval, at its beginning where the policy is asked then."""
+        last_s, interval_s = self._before.round_s, self._options.interval_s
+        return last_s is None or (self._view.now_s + EPS) // interval_s > (last_s + EPS) // interval_s
 
     def _stays(self, job: JobView) -> bool:
         """Whether a running job keeps what it has, whatever others would gain."""

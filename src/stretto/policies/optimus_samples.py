@@ -34,9 +34,6 @@ class Recollection:
 
     round_s: float | None = None
     """When everything was last shared out."""
-    jobs: tuple[str, ...] = ()
-    """Which jobs there were, and which nodes."""
-    nodes: tuple[str, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Jobs in a sample run, and when it ends."""
     models: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -48,8 +45,6 @@ class Recollection:
             return Recollection()
         return Recollection(
             round_s=memory["round_s"],
-            jobs=tuple(memory["jobs"]),
-            nodes=tuple(memory["nodes"]),
             sampling=dict(memory["sampling"]),
             models={job_id: tuple(thetas) for job_id, thetas in memory["models"].items()},
         )
@@ -57,8 +52,6 @@ class Recollection:
     def as_json(self) -> Memory:
         return {
             "round_s": self.round_s,
-            "jobs": list(self.jobs),
-            "nodes": list(self.nodes),
             "sampling": dict(self.sampling),
             "models": {job_id: list(thetas) for job_id, thetas in self.models.items()},
         }
