@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stretto.allocate.free import SLACK, Floats, FreeCapacity, place_packed
 from stretto.allocate.free import Counts as NodeCounts
 from stretto.allocate.marginal import Counts
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
+from stretto.core.resources import Resources
 
 Placer = Callable[[Job, int, int, FreeCapacity], Allocation | None]
 """Where so many workers and servers of a job go, all of them or None."""
@@ -48,14 +50,16 @@ def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> A
     """The even placement on the fewest nodes; takes nothing yet. None if no number of nodes will do."""
     worker = np.array(job.worker.demand.amounts())
     server = np.array(job.server.demand.amounts() if job.server else [0.0] * 4)
-    order = _most_free(free, workers * worker + servers * server, max(workers, servers))
-    rows = free.rows[order] + SLACK
-    for nodes in range(1, len(order) + 1):
+    most_free = _most_free(free, workers * worker + servers * server, max(workers, servers))
+    for nodes in range(1, len(most_free) + 1):
         for on_worker, on_server in _deals(workers, servers, nodes):
             used = np.outer(on_worker, worker) + np.outer(on_server, server)
-            if ((used <= rows[:nodes]) | (used <= 0)).all():
-                ids = [free.ids[i] for i in order[:nodes]]
-                return free.allocation(_by_node(ids, on_worker), _by_node(ids, on_server))
+            chosen = most_free[:nodes]
+            if not _fit(used, free.rows[chosen]).all():
+                continue
+            tighter = _tightest(free, used.max(axis=0), nodes)
+            ids = [free.ids[i] for i in (chosen if tighter is None else tighter)]
+            return free.allocation(_by_node(ids, on_worker), _by_node(ids, on_server))
     return None
 
 
@@ -71,31 +75,39 @@ def place_all(seats: Sequence[Seat], free: FreeCapacity, place: Placer) -> dict[
     A job with unchanged counts stays where it is. Where that leaves another without even its least, the
     largest of those that stay are placed anew as well, twice as many each time.
     """
-    staying = sorted((seat for seat in seats if seat.stays), key=_tasks)
-    moved = 0
-    while True:
-        trial = free.copy()
-        placed = _attempt(seats, staying[: len(staying) - moved], trial, place)
-        if len(placed) == len(seats) or moved >= len(staying):
-            free.rows = trial.rows
-            return placed
-        moved = min(max(2 * moved, 1), len(staying))
+    cluster = Resources(*free.capacity.sum(axis=0).tolist())
+    # Of equally many tasks the bulky ones go first: small ones fit beside them, seldom the other way round.
+    order = sorted(seats, key=lambda seat: (sum(seat.wanted), -_bulk(seat, cluster)))
+    staying = [seat for seat in order if seat.stays]
+    best, left = _attempt(order, staying, free, place)
+    moved = 1
+    while len(best) < len(seats) and moved < 2 * len(staying):
+        placed, room = _attempt(order, staying[: max(len(staying) - moved, 0)], free, place)
+        if len(placed) > len(best):
+            best, left = placed, room
+        moved *= 2
+    free.rows = left.rows
+    return best
 
 
 def _attempt(
-    seats: Sequence[Seat], staying: Sequence[Seat], free: FreeCapacity, place: Placer
-) -> dict[str, Allocation]:
+    order: Sequence[Seat], staying: Sequence[Seat], free: FreeCapacity, place: Placer
+) -> tuple[dict[str, Allocation], FreeCapacity]:
+    """Places, and the room beside them."""
+    left = free.copy()
     placed: dict[str, Allocation] = {}
     for seat in staying:
-        if free.holds(seat.job, seat.held):
-            free.take(seat.job, seat.held)
+        if left.holds(seat.job, seat.held):
+            left.take(seat.job, seat.held)
             placed[seat.job.id] = seat.held
-    for seat in sorted((seat for seat in seats if seat.job.id not in placed), key=_tasks):
-        allocation = place(seat.job, *seat.wanted, free) or _smaller(seat, free, place)
+    for seat in order:
+        if seat.job.id in placed:
+            continue
+        allocation = place(seat.job, *seat.wanted, left) or _smaller(seat, left, place)
         if allocation is not None:
-            free.take(seat.job, allocation)
+            left.take(seat.job, allocation)
             placed[seat.job.id] = allocation
-    return placed
+    return placed, left
 
 
 def _smaller(seat: Seat, free: FreeCapacity, place: Placer) -> Allocation | None:
@@ -142,6 +154,21 @@ def _most_free(free: FreeCapacity, needs: Floats, count: int) -> NodeCounts:
     return np.asarray(candidates[by_part][:count])
 
 
+def _tightest(free: FreeCapacity, needs: Floats, count: int) -> NodeCounts | None:
+    """The fullest nodes that hold `needs`, so that large jobs find room elsewhere; None if too few do."""
+    holding = np.flatnonzero(_fit(needs, free.rows))
+    if holding.size < count:
+        return None
+    largest = free.capacity.max(axis=0)
+    scale = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
+    emptiness = (free.rows[holding] * scale).sum(axis=1)
+    return np.asarray(holding[np.argsort(emptiness, kind="stable")][:count])
+
+
+def _fit(needs: Floats, rows: Floats) -> npt.NDArray[np.bool_]:
+    return np.asarray(((needs <= rows + SLACK) | (needs <= 0)).all(axis=1))
+
+
 def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[NodeCounts, NodeCounts]]:
     """Even counts per node: odd workers on the first nodes, odd servers on the last, then on the first."""
     on_worker = _even(workers, nodes)
@@ -164,5 +191,8 @@ def _size(allocation: Allocation) -> int:
     return allocation.worker_count + allocation.server_count
 
 
-def _tasks(seat: Seat) -> int:
-    return sum(seat.wanted)
+def _bulk(seat: Seat, cluster: Resources) -> float:
+    """Dominant share of the smallest size, which is what must find a place."""
+    workers, servers = seat.least
+    server = seat.job.server.demand * servers if seat.job.server else Resources()
+    return (seat.job.worker.demand * workers + server).dominant_share(cluster)

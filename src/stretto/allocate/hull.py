@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Choice = tuple[int, float]
 """(GPUs, value)."""
@@ -31,9 +32,9 @@ class Walk:
 
 
 def upper_hull(choices: Sequence[Choice]) -> list[int]:
-    """Indices of the choices on the upper concave hull, by rising GPUs; it starts at the best smallest choice.
+    """Indices of the choices on the upper concave hull, by rising GPUs, from the best smallest choice on.
 
-    Ends at the highest value: a larger choice of lower value is never worth its GPUs.
+    It ends at the highest value: a larger choice of lower value is never worth its GPUs.
     """
     order = sorted(range(len(choices)), key=lambda i: (choices[i][0], -choices[i][1]))
     hull: list[int] = []
@@ -60,7 +61,7 @@ def hull_walk(menus: Sequence[Sequence[Choice]], capacity: int) -> Walk:
         (
             (-(menu[b][1] - menu[a][1]) / (menu[b][0] - menu[a][0]), job, position)
             for job, (menu, hull) in enumerate(zip(menus, hulls, strict=True))
-            for position, (a, b) in enumerate(zip(hull, hull[1:], strict=False))
+            for position, (a, b) in enumerate(pairwise(hull))
         ),
     )
     bound: float | None = None

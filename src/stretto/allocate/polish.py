@@ -1,0 +1,219 @@
+"""Local search on real placements: every move keeps all constraints and raises the sum of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stretto.allocate.board import EMPTY, Board, Placement
+from stretto.allocate.menus import Contender, Menus
+
+SHIFT_TRIES = 12
+"""Donors, and takers of each, tried for every number of shifted GPUs in a round."""
+MAX_SHIFT = 16
+"""Most GPUs shifted between two jobs at once."""
+EFFORT = 50_000
+"""Jobs looked at over all rounds: what bounds the time on the largest clusters."""
+GAP = 1e-4
+"""The search ends within this share of the bound (of the value of those jobs that hold something)."""
+GAIN = 1e-12
+"""Smaller improvements are float noise."""
+
+
+class State:
+    """Placements and their values while the search goes on."""
+
+    def __init__(self, board: Board, contenders: Sequence[Contender], menus: Menus) -> None:
+        self.board = board
+        self.contenders = contenders
+        self.menus = menus
+        self.placements: list[Placement] = [EMPTY] * len(contenders)
+        self.value = list(menus.nothing)
+        self.size = [0] * len(contenders)
+        self._on_node: dict[int, set[int]] = {}
+
+    def set(self, job: int, placement: Placement) -> None:
+        """Take away what the job has and give it `placement`, which must fit."""
+        if self.placements[job]:
+            self.board.lift(self.placements[job])
+            for node, _ in self.placements[job]:
+                self._on_node[node].discard(job)
+        if placement:
+            self.board.put(placement)
+            for node, _ in placement:
+                self._on_node.setdefault(node, set()).add(job)
+        self.placements[job] = placement
+        self.size[job] = sum(count for _, count in placement)
+        self.value[job] = self.menus.value(job, placement)
+
+    def blockers(self, job: int, placement: Placement) -> list[int]:
+        """Other jobs on the nodes of a placement."""
+        others: set[int] = set().union(*(self._on_node.get(node, set()) for node, _ in placement))
+        return sorted(others - {job})
+
+    def find(self, job: int, gpus: int) -> Placement | None:
+        """Room for the job at this size: where it was if that is the size it held, else the fewest nodes."""
+        if gpus == 0:
+            return EMPTY
+        held = self.contenders[job].held
+        if held and gpus == sum(count for _, count in held) and self.board.fits(held):
+            return held
+        return self.board.find(gpus)
+
+    def best(self, job: int) -> Placement:
+        """The best placement of a job that holds nothing, in what is free now."""
+        menus = self.menus
+        best, best_value = EMPTY, menus.nothing[job]
+        held = self.contenders[job].held
+        if held and menus.keep[job] > best_value and self.board.fits(held):
+            best, best_value = held, menus.keep[job]
+        free = self.board.free_total
+        offers = [
+            (worth, -size) for size, worth in menus.worth[job].items() if size <= free and worth > best_value
+        ]
+        for bound, negative_size in sorted(offers, reverse=True):
+            if bound <= best_value:
+                break
+            placement = self.board.find(-negative_size)
+            if placement is not None and menus.value(job, placement) > best_value:
+                best, best_value = placement, menus.value(job, placement)
+        return best
+
+
+def polish(state: State, bound: float) -> None:
+    """Improve until nothing helps, the bound is reached, or the effort is spent."""
+    a_round = len(state.contenders) * (MAX_SHIFT + 2)
+    for _ in range(max(1, EFFORT // a_round)):
+        if good_enough(state, bound) or not (_take_free(state) | _reclaim(state) | _shift(state)):
+            return
+
+
+def good_enough(state: State, bound: float) -> bool:
+    at_stake = sum(abs(value) for value, size in zip(state.value, state.size, strict=True) if size)
+    return bound - sum(state.value) <= GAP * at_stake
+
+
+def _take_free(state: State) -> bool:
+    """Each job in turn takes the best placement within its own and the free GPUs."""
+    improved = False
+    for job, one in enumerate(state.contenders):
+        if one.stays or not _could_gain(state, job, one):
+            continue
+        old, value = state.placements[job], state.value[job]
+        state.set(job, EMPTY)
+        state.set(job, state.best(job))
+        if state.value[job] > value + GAIN:
+            improved = True
+        else:
+            _restore(state, [(job, old)])
+    return improved
+
+
+def _could_gain(state: State, job: int, one: Contender) -> bool:
+    value = state.value[job]
+    if one.held and state.menus.keep[job] > value:
+        return True
+    reach = state.size[job] + state.board.free_total
+    return any(worth > value for size, worth in state.menus.worth[job].items() if size <= reach)
+
+
+def _reclaim(state: State) -> bool:
+    """A job that was moved away goes back to where it was, and those in its place go elsewhere."""
+    improved = False
+    for job, one in enumerate(state.contenders):
+        if not one.held or state.menus.keep[job] <= state.value[job]:
+            continue
+        movers = [other for other in state.blockers(job, one.held) if not state.contenders[other].stays]
+        old = [(other, state.placements[other]) for other in (job, *movers)]
+        before = _value(state, (job, *movers))
+        sizes = {other: state.size[other] for other in movers}
+        for other, _ in old:
+            state.set(other, EMPTY)
+        if state.board.fits(one.held):
+            state.set(job, one.held)
+            for other in sorted(movers, key=lambda other: (-sizes[other], other)):
+                state.set(other, state.find(other, sizes[other]) or state.best(other))
+        if _value(state, (job, *movers)) > before + GAIN:
+            improved = True
+        else:
+            _restore(state, old)
+    return improved
+
+
+def _shift(state: State) -> bool:
+    """Pairs of jobs shift GPUs: the most promising by value alone are tried on the board."""
+    improved = False
+    for count in range(1, MAX_SHIFT + 1):
+        donors, takers = _donors(state, count), _takers(state, count)
+        for loss, donor in donors[:SHIFT_TRIES]:
+            for gain, taker, size in takers[:SHIFT_TRIES]:
+                if gain <= loss:
+                    break
+                if donor != taker and _try_shift(state, (donor, state.size[donor] - count), (taker, size)):
+                    improved = True
+                    takers = _takers(state, count)
+                    break
+    return improved
+
+
+def _donors(state: State, count: int) -> list[tuple[float, int]]:
+    """What each job loses by giving `count` GPUs, least first."""
+    donors = []
+    for job, (one, size, worth) in enumerate(
+        zip(state.contenders, state.size, state.menus.worth, strict=True)
+    ):
+        if one.stays:
+            continue
+        if size == count:
+            donors.append((state.value[job] - state.menus.nothing[job], job))
+        elif size - count in worth:
+            donors.append((state.value[job] - worth[size - count], job))
+    return sorted(donors)
+
+
+def _takers(state: State, count: int) -> list[tuple[float, int, int]]:
+    """What each job gains at its best size with up to `count` GPUs more, and the free ones; most first."""
+    free = state.board.free_total
+    takers = []
+    for job, (one, old, worth) in enumerate(
+        zip(state.contenders, state.size, state.menus.worth, strict=True)
+    ):
+        if one.stays:
+            continue
+        gains = [
+            (worth[size] - state.value[job], -size) for size in worth if old < size <= old + count + free
+        ]
+        if gains:
+            gain, negative_size = max(gains)
+            takers.append((gain, job, -negative_size))
+    return sorted(takers, key=lambda taker: (-taker[0], taker[1]))
+
+
+def _try_shift(state: State, donor: tuple[int, int], taker: tuple[int, int]) -> bool:
+    """Give both jobs their new sizes, whichever order of placing them works."""
+    jobs = (donor[0], taker[0])
+    if state.size[donor[0]] <= donor[1]:
+        return False
+    old = [(job, state.placements[job]) for job in jobs]
+    before = _value(state, jobs)
+    for order in ((taker, donor), (donor, taker)):
+        for job in jobs:
+            state.set(job, EMPTY)
+        for job, size in order:
+            placement = state.find(job, size)
+            if placement is not None:
+                state.set(job, placement)
+        if _value(state, jobs) > before + GAIN:
+            return True
+    _restore(state, old)
+    return False
+
+
+def _value(state: State, jobs: Iterable[int]) -> float:
+    return sum(state.value[job] for job in jobs)
+
+
+def _restore(state: State, old: Sequence[tuple[int, Placement]]) -> None:
+    for job, _ in old:
+        state.set(job, EMPTY)
+    for job, placement in old:
+        state.set(job, placement)
