@@ -100,32 +100,35 @@ def _attempt(
         if left.holds(seat.job, seat.held):
             left.take(seat.job, seat.held)
             placed[seat.job.id] = seat.held
-    for seat in order:
-        if seat.job.id in placed:
-            continue
-        allocation = place(seat.job, *seat.wanted, left) or _smaller(seat, left, place)
-        if allocation is not None:
-            left.take(seat.job, allocation)
-            placed[seat.job.id] = allocation
+    others = [seat for seat in order if seat.job.id not in placed]
+    for seat in sorted(others, key=lambda seat: sum(seat.least)):
+        least = place(seat.job, *seat.least, left)
+        if least is not None:
+            left.take(seat.job, least)
+            placed[seat.job.id] = least
+    for seat in others:
+        least = placed.get(seat.job.id)
+        if least is not None and seat.wanted != seat.least:
+            left.give_back(seat.job, least)
+            placed[seat.job.id] = _largest(seat, least, left, place)
+            left.take(seat.job, placed[seat.job.id])
     return placed, left
 
 
-def _smaller(seat: Seat, free: FreeCapacity, place: Placer) -> Allocation | None:
-    """The most that fits; what the job holds already if that is no less."""
-    sizes = list(_shrinking(seat.wanted, seat.least))
-    low, high = 0, len(sizes)
-    found: Allocation | None = None
+def _largest(seat: Seat, least: Allocation, free: FreeCapacity, place: Placer) -> Allocation:
+    """The most that fits up to what is wanted; what the job holds already if that is no less."""
+    sizes = [seat.wanted, *_shrinking(seat.wanted, seat.least)]
+    low, high = 0, len(sizes) - 1
+    found = least
     while low < high:
-        middle = (low + high) // 2
+        middle = 0 if low == 0 and high == len(sizes) - 1 else (low + high) // 2
         allocation = place(seat.job, *sizes[middle], free)
         if allocation is None:
             low = middle + 1
         else:
             high, found = middle, allocation
     held = seat.held
-    if held and free.holds(seat.job, held) and (found is None or _size(held) >= _size(found)):
-        return held
-    return found
+    return held if held and _size(held) >= _size(found) and free.holds(seat.job, held) else found
 
 
 def _shrinking(wanted: Counts, least: Counts) -> Iterator[Counts]:
@@ -161,8 +164,10 @@ def _tightest(free: FreeCapacity, needs: Floats, count: int) -> NodeCounts | Non
         return None
     largest = free.capacity.max(axis=0)
     scale = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
-    emptiness = (free.rows[holding] * scale).sum(axis=1)
-    return np.asarray(holding[np.argsort(emptiness, kind="stable")][:count])
+    emptiness = free.rows[holding] * scale
+    # What the job has no use for must not be stranded: it goes where least of that is free.
+    order = np.lexsort((emptiness[:, needs > 0].sum(axis=1), emptiness[:, needs <= 0].sum(axis=1).round(9)))
+    return np.asarray(holding[order][:count])
 
 
 def _fit(needs: Floats, rows: Floats) -> npt.NDArray[np.bool_]:

@@ -9,7 +9,7 @@ from stretto.allocate.menus import Contender, Menus
 
 SHIFT_TRIES = 12
 """Donors, and takers of each, tried for every number of shifted GPUs in a round."""
-MAX_SHIFT = 16
+MAX_SHIFT = 8
 """Most GPUs shifted between two jobs at once."""
 EFFORT = 50_000
 """Jobs looked at over all rounds: what bounds the time on the largest clusters."""
@@ -172,19 +172,16 @@ def _donors(state: State, count: int) -> list[tuple[float, int]]:
 
 def _takers(state: State, count: int) -> list[tuple[float, int, int]]:
     """What each job gains at its best size with up to `count` GPUs more, and the free ones; most first."""
-    free = state.board.free_total
+    reach = count + state.board.free_total
     takers = []
-    for job, (one, old, worth) in enumerate(
-        zip(state.contenders, state.size, state.menus.worth, strict=True)
-    ):
+    for job, (one, old) in enumerate(zip(state.contenders, state.size, strict=True)):
         if one.stays:
             continue
-        gains = [
-            (worth[size] - state.value[job], -size) for size in worth if old < size <= old + count + free
-        ]
-        if gains:
-            gain, negative_size = max(gains)
-            takers.append((gain, job, -negative_size))
+        worth = state.menus.worth[job]
+        larger = range(old + 1, min(old + reach, one.max_gpus) + 1)
+        best = max((size for size in larger if size in worth), key=worth.__getitem__, default=None)
+        if best is not None and worth[best] > state.value[job]:
+            takers.append((worth[best] - state.value[job], job, best))
     return sorted(takers, key=lambda taker: (-taker[0], taker[1]))
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import (
+    CheckpointSaved,
     Decided,
     Event,
     JobFailed,
     JobFinished,
     JobReported,
     JobSubmitted,
+    NodeAdded,
+    NodeDraining,
     NodeLost,
     WorkerLost,
 )
@@ -29,12 +33,17 @@ class Hold:
     end_s: float
     allocation: Allocation
     batch: BatchChoice
-    resizing_s: float = 0.0
-    """How much of it, from the start, went into starting or resizing."""
+    ready_s: float
+    """When the start or resize it is part of was over; infinite if no report ever said."""
 
     @property
     def seconds(self) -> float:
         return self.end_s - self.start_s
+
+    @property
+    def resizing_s(self) -> float:
+        """How much of it, from the start, went into starting or resizing."""
+        return max(min(self.ready_s, self.end_s) - self.start_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,11 @@ class JobHistory:
         return None if self.finished_s is None else self.finished_s - self.job.submit_s
 
     @property
+    def end_s(self) -> float | None:
+        """When it finished or failed."""
+        return self.failed_s if self.finished_s is None else self.finished_s
+
+    @property
     def restarts(self) -> int:
         return max(0, self.starts - 1)
 
@@ -73,7 +87,7 @@ class JobHistory:
 
     @property
     def resizing_gpu_s(self) -> float:
-        return sum(min(hold.resizing_s, hold.seconds) * hold.allocation.gpus(self.job) for hold in self.holds)
+        return sum(hold.resizing_s * hold.allocation.gpus(self.job) for hold in self.holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,8 @@ class _Fold:
         self.jobs: dict[str, JobHistory] = {}
         self.decisions: list[Decided] = []
         self.holding: dict[str, Hold] = {}
+        self._starting: dict[str, list[Hold]] = {}
+        """Holds since the last start or resize of a job, until a report says how long that took."""
         self.end_s = 0.0
 
     def apply(self, event: Event) -> None:
@@ -109,23 +125,13 @@ class _Fold:
                 self.jobs[event.job.id] = JobHistory(event.job)
             case JobReported():
                 self._report(event)
-            case JobFinished():
-                self.release(event.job_id, event.t_s)
-                self.jobs[event.job_id].finished_s = event.t_s
-            case JobFailed():
-                self.release(event.job_id, event.t_s)
-                self.jobs[event.job_id].failed_s = event.t_s
-            case WorkerLost():
-                self.release(event.job_id, event.t_s)
+            case JobFinished() | JobFailed() | WorkerLost():
+                self._stop(event)
             case NodeLost():
-                for job_id, hold in list(self.holding.items()):
-                    if event.node_id in hold.allocation.nodes:
-                        self.release(job_id, event.t_s)
+                self._lose_node(event)
             case Decided():
-                self.decisions.append(event)
-                for instruction in event.instructions:
-                    self._instruct(event.t_s, instruction)
-            case _:
+                self._decided(event)
+            case NodeAdded() | NodeDraining() | CheckpointSaved():
                 pass
 
     def release(self, job_id: str, t_s: float) -> None:
@@ -134,21 +140,45 @@ class _Fold:
             hold.end_s = t_s
             self.jobs[job_id].holds.append(hold)
 
+    def _stop(self, event: JobFinished | JobFailed | WorkerLost) -> None:
+        self.release(event.job_id, event.t_s)
+        if isinstance(event, JobFinished):
+            self.jobs[event.job_id].finished_s = event.t_s
+        elif isinstance(event, JobFailed):
+            self.jobs[event.job_id].failed_s = event.t_s
+
+    def _lose_node(self, event: NodeLost) -> None:
+        for job_id, hold in list(self.holding.items()):
+            if event.node_id in hold.allocation.nodes:
+                self.release(job_id, event.t_s)
+
     def _report(self, event: JobReported) -> None:
         job = self.jobs[event.job_id]
         job.progress.append(Progress(event.t_s, event.work_done, event.noise))
         job.losses.extend(event.losses)
-        if event.resize_s is not None and event.job_id in self.holding:
-            self.holding[event.job_id].resizing_s = event.resize_s
+        if event.resize_s is None:
+            return
+        held = self.holding.get(event.job_id)
+        holds = self._starting.pop(event.job_id, [held] if held else [])
+        for hold in holds:
+            hold.ready_s = holds[0].start_s + event.resize_s
+
+    def _decided(self, event: Decided) -> None:
+        self.decisions.append(event)
+        for instruction in event.instructions:
+            self._instruct(event.t_s, instruction)
 
     def _instruct(self, t_s: float, instruction: Instruction) -> None:
-        self.release(instruction.job_id, t_s)
-        if instruction.allocation == NOTHING:
+        job_id = instruction.job_id
+        self.release(job_id, t_s)
+        if instruction.action is Action.PARK:
             return
-        begins = instruction.action in (Action.START, Action.RESIZE)
-        # Until a report says how long the start took, all of it counts as starting.
-        resizing_s = float("inf") if begins else 0.0
-        self.jobs[instruction.job_id].starts += begins
-        self.holding[instruction.job_id] = Hold(
-            t_s, t_s, instruction.allocation, instruction.batch, resizing_s
-        )
+        if instruction.action in {Action.START, Action.RESIZE}:
+            self.jobs[job_id].starts += 1
+            self._starting[job_id] = []
+        starting = self._starting.get(job_id)
+        ready_s = t_s if starting is None else math.inf
+        hold = Hold(t_s, t_s, instruction.allocation, instruction.batch, ready_s)
+        self.holding[job_id] = hold
+        if starting is not None:
+            starting.append(hold)

@@ -104,9 +104,7 @@ def finish_time_fairness(
     if not gpus:
         return {}
     node_gpus = max(node.gpus for node in nodes)
-    lives = np.array(
-        [(job.job.submit_s, math.inf if job.finished_s is None else job.finished_s) for job in jobs]
-    )
+    lives = np.array([(job.job.submit_s, math.inf if job.end_s is None else job.end_s) for job in jobs])
     fairness = {}
     for job in done:
         start_s, end_s = job.job.submit_s, job.finished_s or job.job.submit_s

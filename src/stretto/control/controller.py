@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,12 +68,14 @@ class Controller:
         """How long each decision of this process took, fits and tables included."""
 
         history = list(journal.events())
+        for event in history:
+            self._fold(event)
         if history:
-            self._resume(history)
+            substrate.recover(history)
         else:
             self._record([NodeAdded(t_s=0.0, node=node) for node in nodes])
         waiting = (job for job in arrivals if job.id not in self.state.submitted)
-        self._arrivals = sorted(waiting, key=lambda job: job.submit_s, reverse=True)
+        self._arrivals = deque(sorted(waiting, key=lambda job: job.submit_s))
 
     @property
     def jobs_to_come(self) -> int:
@@ -87,23 +90,11 @@ class Controller:
             if self._on_turn is not None:
                 self._on_turn(self)
 
-    def _resume(self, history: list[Event]) -> None:
-        """Fold the journal and let the substrate catch up; a decision that was due is still due."""
-        self.state.replay(history)
-        self._substrate.recover(history)
-        for event in history:
-            if isinstance(event, Decided):
-                self._due = False
-                self._ticked_s = event.t_s
-            elif event.kind in self._wakes_on:
-                self._due = True
-
     def _turn(self) -> None:
         until_s = self._next_time_s()
         while (event := self._substrate.next_event(until_s)) is not None:
             self._record([event])
             if event.kind in self._wakes_on:
-                self._due = True
                 until_s = event.t_s
         self._admit_arrivals(until_s)
         if self.state.jobs and self._is_time(until_s):
@@ -117,7 +108,7 @@ class Controller:
             return now_s
         times = [self._settings.until_s]
         if self._arrivals:
-            times.append(self._arrivals[-1].submit_s)
+            times.append(self._arrivals[0].submit_s)
         if self.state.jobs:
             times.append(self._next_tick_s(now_s))
             if self.state.wake_at_s is not None and not self._settings.rounds:
@@ -137,12 +128,10 @@ class Controller:
         return self._due or woken or now_s >= self._next_tick_s(now_s) - EPS
 
     def _admit_arrivals(self, now_s: float) -> None:
-        while self._arrivals and self._arrivals[-1].submit_s <= now_s:
-            job = self._arrivals.pop()
-            self._substrate.admit(job)
+        while self._arrivals and self._arrivals[0].submit_s <= now_s:
+            job = self._arrivals.popleft()
             self._record([JobSubmitted(t_s=job.submit_s, job=job)])
-            if JobSubmitted.kind in self._wakes_on:
-                self._due = True
+            self._substrate.admit(job)
 
     def _decide(self, now_s: float) -> None:
         view = self.state.view(now_s)
@@ -153,7 +142,7 @@ class Controller:
         check(view, decision)
         instructions = instructions_for(view, decision, self.state.instructions + 1)
         changed = {instruction.job_id for instruction in instructions}
-        waiting = {job.id for job in view.jobs if job.id not in decision.allocations}
+        waiting = {job.id for job in view.jobs if not decision.allocations.get(job.id)}
         reasons = {
             job_id: decision.reasons[job_id] for job_id in decision.reasons if job_id in changed | waiting
         }
@@ -169,15 +158,23 @@ class Controller:
                 )
             ]
         )
-        self._ticked_s = now_s
         self._substrate.apply(instructions)
-        idle = not any(state.allocation for state in self.state.jobs.values())
-        self._fruitless = self._fruitless + 1 if idle else 0
 
     def _record(self, events: Sequence[Event]) -> None:
         self._journal.append(events)
         for event in events:
-            self.state.apply(event)
+            self._fold(event)
+
+    def _fold(self, event: Event) -> None:
+        """All that the loop remembers; a resumed run folds its journal, so what was due is still due."""
+        self.state.apply(event)
+        if isinstance(event, Decided):
+            self._due = False
+            self._ticked_s = event.t_s
+            idle = not any(state.allocation for state in self.state.jobs.values())
+            self._fruitless = self._fruitless + 1 if idle else 0
+        elif event.kind in self._wakes_on:
+            self._due = True
 
     def _stalled(self) -> bool:
         """Nothing runs, nothing will arrive, and the policy, asked again and again, starts nothing."""

@@ -46,12 +46,15 @@ def check(view: ClusterView, decision: Decision) -> None:
     for job_id in decision.allocations:
         if job_id not in known:
             raise PolicyError(f"{job_id} is allocated something but is not waiting or running")
+    if decision.wake_at_s is not None and decision.wake_at_s <= view.now_s:
+        raise PolicyError(f"wake_at_s is {decision.wake_at_s} at {view.now_s} s; it must lie in the future")
     free = {node.id: node.capacity for node in view.nodes}
     for job in view.jobs:
         new = decision.allocations.get(job.id, NOTHING)
         _check_gang(job, new)
         for node, used in new.uses(job.job).items():
-            free[node] = _take(job.id, node, used, free)
+            if node in free or new != job.allocation:  # a job may stay on a node that is draining
+                free[node] = _take(job.id, node, used, free)
         if (not new or new != job.allocation) and job.id not in decision.reasons:
             raise PolicyError(f"{job.id} is changed or waits, and the decision gives no reason for it")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
@@ -49,6 +48,8 @@ class JobState:
         self.counted_until_s = t_s
         self.allocation = allocation
         self.gpus = allocation.gpus(self.job)
+        if not allocation:
+            self.batch = None
 
     def view(self, now_s: float) -> JobView:
         return JobView(
@@ -87,14 +88,6 @@ class RunState:
             jobs=tuple(state.view(now_s) for state in self.jobs.values()),
         )
 
-    def replay(self, events: Iterable[Event]) -> float:
-        """Fold a whole history; the time of its last event."""
-        last_s = 0.0
-        for event in events:
-            self.apply(event)
-            last_s = event.t_s
-        return last_s
-
     def apply(self, event: Event) -> None:
         match event:
             case JobSubmitted():
@@ -105,18 +98,14 @@ class RunState:
                 self._remember(self.jobs.pop(event.job_id))
             case JobFailed():
                 self.jobs.pop(event.job_id)
-            case Decided():
-                self._decided(event)
-            case NodeAdded():
-                self.nodes[event.node.id] = event.node
-            case NodeLost():
-                self._lose_node(event)
-            case NodeDraining():
-                self.draining.add(event.node_id)
             case WorkerLost():
                 self.jobs[event.job_id].hold(event.t_s, NOTHING)
             case CheckpointSaved():
                 pass
+            case Decided():
+                self._decided(event)
+            case NodeAdded() | NodeLost() | NodeDraining():
+                self._change_nodes(event)
 
     def _submit(self, job: Job) -> None:
         observed = Observations()
@@ -142,7 +131,7 @@ class RunState:
         prior = self._priors.setdefault(state.job.application, Observations())
         for sample in state.observed.speeds.values():
             prior.add_speed(sample)
-        prior.noise = state.observed.noise
+        prior.noise = state.observed.noise or prior.noise
         prior.resizes_s.extend(state.observed.resizes_s)
 
     def _decided(self, event: Decided) -> None:
@@ -155,16 +144,20 @@ class RunState:
     def _instructed(self, t_s: float, instruction: Instruction) -> None:
         state = self.jobs[instruction.job_id]
         self.instructions = instruction.number
-        state.batch = None if instruction.action is Action.PARK else instruction.batch
-        if instruction.action is Action.SET_BATCH:
-            return
-        state.hold(t_s, instruction.allocation)
-        if instruction.action is not Action.PARK:
-            state.starts += 1
+        state.batch = instruction.batch
+        if instruction.action is not Action.SET_BATCH:
+            state.hold(t_s, instruction.allocation)
+            state.starts += instruction.action is not Action.PARK
 
-    def _lose_node(self, event: NodeLost) -> None:
+    def _change_nodes(self, event: NodeAdded | NodeLost | NodeDraining) -> None:
+        if isinstance(event, NodeDraining):
+            self.draining.add(event.node_id)
+            return
+        self.draining.discard(event.subject)
+        if isinstance(event, NodeAdded):
+            self.nodes[event.node.id] = event.node
+            return
         self.nodes.pop(event.node_id, None)
-        self.draining.discard(event.node_id)
         for state in self.jobs.values():
             if event.node_id in state.allocation.nodes:
                 state.hold(event.t_s, NOTHING)

@@ -50,6 +50,8 @@ class BatchLimits:
     max: int
     per_gpu_min: int
     per_gpu_max: int
+    accumulation: bool = True
+    """Whether a worker may add up several passes before a step when its share does not fit at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

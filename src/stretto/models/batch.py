@@ -20,5 +20,7 @@ def split_batch(limits: BatchLimits, total: int, workers: int) -> BatchChoice:
     passes = max(ceil(local / limits.per_gpu_max - CEIL_TOLERANCE), 1)
     if workers == 1 and total > limits.initial:
         passes = max(passes, 2)
+    if not limits.accumulation:
+        passes = 1
     atomic = min(ceil(local / passes - CEIL_TOLERANCE), limits.max // (workers * passes))
     return BatchChoice(max(atomic, 1), passes - 1)

@@ -16,7 +16,7 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.job import BatchLimits, Tier
 from stretto.core.observations import NoiseSample
 from stretto.models.noise import gain
-from stretto.models.speed import TINY, AllReduceSpeed, Floats, p_norm, parameters
+from stretto.models.speed import TINY, AllReduceSpeed, Floats, p_norm
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,8 +35,6 @@ class JobModel:
     noise: NoiseSample
     batch: BatchLimits
     tier: Tier = Tier.ADAPTIVE
-    accumulation: bool = True
-    """Whether passes may be accumulated when the batch does not fit on the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class GoodputTable:
     """Goodput of many jobs; a row a job, evaluated at any (job, nodes, workers) triples."""
 
     def __init__(self, models: Sequence[JobModel]) -> None:
-        theta = np.array([parameters(model.speed) for model in models]).reshape(-1, 7)
+        theta = np.array([model.speed.parameters() for model in models]).reshape(-1, 7)
         self._alpha_c, self._beta_c, self._alpha_n, self._beta_n, self._alpha_r, self._beta_r, self._gamma = (
             theta.T
         )
@@ -68,7 +66,7 @@ class GoodputTable:
         self._highest = np.where(adaptive, [model.batch.max for model in models], requested)
         self._per_gpu_min = np.array([model.batch.per_gpu_min for model in models], dtype=float)
         self._per_gpu_max = np.array([model.batch.per_gpu_max for model in models], dtype=float)
-        self._accumulates = np.array([model.accumulation for model in models], dtype=bool)
+        self._accumulates = np.array([model.batch.accumulation for model in models], dtype=bool)
 
     def best(self, job: Ints, nodes: Ints, workers: Ints) -> BestBatches:
         """The best batch size of each triple; goodput 0 where no batch size is possible."""

@@ -14,7 +14,7 @@ and s accumulation passes before it add s T_grad.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,10 @@ class AllReduceSpeed:
     """.. and what each further worker adds."""
     gamma: float
     """Overlap of computation and communication, 1 (none) to 10 (nearly full)."""
+
+    def parameters(self) -> tuple[float, float, float, float, float, float, float]:
+        """All seven, in the order of the published artifact."""
+        return (self.alpha_c, self.beta_c, self.alpha_n, self.beta_n, self.alpha_r, self.beta_r, self.gamma)
 
     def pass_s(self, atomic: Numbers) -> Floats:
         return self.alpha_c + self.beta_c * np.asarray(atomic, dtype=float)
@@ -203,8 +207,3 @@ def _start_and_bounds(data: _Data) -> tuple[Floats, list[tuple[float, float | No
         pin(3)
         pin(5)
     return start, bounds
-
-
-def parameters(speed: AllReduceSpeed) -> tuple[float, ...]:
-    """The seven parameters in the order of the published artifact."""
-    return astuple(speed)

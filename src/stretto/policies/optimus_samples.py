@@ -58,12 +58,16 @@ class Recollection:
 
 
 def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[Gang, ...]:
-    """Counts to try next, in order; none once `samples` different ones were measured."""
+    """Counts to try next, in order; none once `samples` different ones were measured.
+
+    The large ones come first: the job gets on with them, and the others fit in the room they leave.
+    """
     measured = fit.measured if fit else {}
     if len(measured) >= samples:
         return ()
-    plan = dict.fromkeys(_beyond_smallest(job, more) for more in PATTERN)
-    return tuple(gang for gang in plan if (gang.servers, gang.workers) not in measured)
+    plan = list(dict.fromkeys(_beyond_smallest(job, more) for more in PATTERN))[:samples]
+    left = [gang for gang in plan if (gang.servers, gang.workers) not in measured]
+    return tuple(sorted(left, key=sum, reverse=True))
 
 
 def _beyond_smallest(job: Job, more: Gang) -> Gang:

@@ -19,6 +19,7 @@ it. A job may grow to at most twice the GPUs it was ever seen with, so that its 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -79,11 +80,7 @@ class Pollux:
         shares = dict(zip((job.id for job in view.jobs), scores / speedups.scale, strict=True))
         decision = Decision(
             allocations=chosen,
-            batches={
-                job.id: self._batch(job, chosen[job.id], speedups, index)
-                for index, job in enumerate(view.jobs)
-                if job.id in chosen
-            },
+            batches=self._batches(view, chosen, speedups),
             reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, speedups.fair_gpus)),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
@@ -98,15 +95,22 @@ class Pollux:
         most = max(min(worker.max, seen, speedups.most_workers[index]), worker.min)
         return Contender(held, worker.min, most, _pinned(job))
 
-    def _batch(self, job: JobView, chosen: Allocation, speedups: Speedups, index: int) -> BatchChoice:
-        workers, nodes = chosen.worker_count, len(chosen.nodes)
-        if job.job.tier is not Tier.ADAPTIVE:
-            return requested_batch(job.job, workers)
-        best = speedups.best_batch(index, nodes, workers)
-        if chosen == job.allocation and job.batch is not None and self.hysteresis > 0:
-            gain = speedups.batch_gain(index, nodes, workers, job.batch, best)
-            return best if gain > self.hysteresis else job.batch
-        return best
+    def _batches(
+        self, view: ClusterView, chosen: Mapping[str, Allocation], speedups: Speedups
+    ) -> dict[str, BatchChoice]:
+        running = [(index, job) for index, job in enumerate(view.jobs) if job.id in chosen]
+        best = speedups.best_batches([(index, chosen[job.id]) for index, job in running])
+        batches = {}
+        for (index, job), new in zip(running, best, strict=True):
+            allocation = chosen[job.id]
+            if job.job.tier is not Tier.ADAPTIVE:
+                batches[job.id] = requested_batch(job.job, allocation.worker_count)
+            elif self.hysteresis > 0 and job.batch is not None and allocation == job.allocation:
+                gain = speedups.batch_gain(index, allocation, job.batch, new)
+                batches[job.id] = new if gain > self.hysteresis else job.batch
+            else:
+                batches[job.id] = new
+        return batches
 
 
 class Speedups:
@@ -149,24 +153,35 @@ class Speedups:
         changed = [new != held for new, held in zip(placements, self.held, strict=True)]
         return np.where(changed, speedup * self.restart, speedup)
 
-    def batch_gain(self, index: int, nodes: int, workers: int, old: BatchChoice, new: BatchChoice) -> float:
+    def batch_gain(self, index: int, allocation: Allocation, old: BatchChoice, new: BatchChoice) -> float:
         """Share of goodput gained by going from one batch to another; nothing before any profile."""
         row = int(self._row[index])
         if row < 0:
             return 0.0
-        return self._table.at(row, nodes, workers, new) / self._table.at(row, nodes, workers, old) - 1.0
+        place = (row, len(allocation.nodes), allocation.worker_count)
+        return self._table.at(*place, new) / self._table.at(*place, old) - 1.0
 
-    def best_batch(self, index: int, nodes: int, workers: int) -> BatchChoice:
-        """The batch of the best goodput, within the largest total; the initial one before any profile."""
-        limits = self._jobs[index].job.batch
-        if self._row[index] < 0:
-            return split_batch(limits, max(limits.initial, limits.per_gpu_min * workers), workers)
-        choice = self._table.best(*self._triple(index, nodes, workers)).choice(0)
-        most = limits.max // (workers * (choice.accumulation + 1))
-        return BatchChoice(min(choice.atomic, most), choice.accumulation)
-
-    def _triple(self, index: int, nodes: int, workers: int) -> tuple[Ints, Ints, Ints]:
-        return np.array([self._row[index]]), np.array([nodes]), np.array([workers])
+    def best_batches(self, placed: Sequence[tuple[int, Allocation]]) -> list[BatchChoice]:
+        """The batch of the best goodput of each job; before any profile the initial one."""
+        known = [
+            (self._row[index], len(new.nodes), new.worker_count)
+            for index, new in placed
+            if self._row[index] >= 0
+        ]
+        table = self._table.best(*np.array(known, dtype=np.int64).reshape(-1, 3).T)
+        position = 0
+        choices = []
+        for index, new in placed:
+            limits, workers = self._jobs[index].job.batch, new.worker_count
+            if self._row[index] < 0:
+                smallest = max(limits.initial, limits.per_gpu_min * workers)
+                choices.append(split_batch(limits, smallest, workers))
+                continue
+            choice = table.choice(position)
+            position += 1
+            most = limits.max // (workers * (choice.accumulation + 1))
+            choices.append(BatchChoice(min(choice.atomic, most), choice.accumulation))
+        return choices
 
 
 class _Values:
@@ -201,6 +216,20 @@ def power_mean(values: Floats, p: float) -> float:
         return float(np.exp(np.log(values).mean()))
     smallest = values.min()
     return float(smallest * ((values / smallest) ** p).mean() ** (1.0 / p))
+
+
+def fitness(view: ClusterView, allocations: Mapping[str, Allocation], p: float = -1.0) -> float | None:
+    """The published objective of any decision about these jobs; None without jobs."""
+    if not view.jobs:
+        return None
+    index = {node.id: position for position, node in enumerate(view.nodes)}
+    placements: list[Placement] = [
+        tuple(sorted((index[node], count) for node, count in allocations[job.id].workers))
+        if job.id in allocations
+        else ()
+        for job in view.jobs
+    ]
+    return power_mean(Speedups(view).of(placements) + FLOOR, p)
 
 
 def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stretto.core.errors import JournalError
 from stretto.core.events import Decided, Event, JobFinished, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
@@ -38,6 +39,11 @@ class Physics:
 
 EPS = 1e-9
 """Float noise in times."""
+
+_NOT_THIS_RUN = (
+    "A journal continues only the simulation that wrote it. Use the same workload, settings, seed and "
+    "version, or another file."
+)
 
 
 class SimSubstrate:
@@ -88,22 +94,24 @@ class SimSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Live through the same history again: what happened follows from what was instructed."""
         for event in history:
-            if isinstance(event, JobSubmitted):
+            if isinstance(event, JobReported | JobFinished):
+                self._repeat(event.t_s, event)
+            elif isinstance(event, JobSubmitted):
+                self._repeat(event.t_s, None)
+                if event.job.id not in self._truths:
+                    raise JournalError(f"job {event.job.id} is not in the workload. {_NOT_THIS_RUN}")
                 self.admit(event.job)
             elif isinstance(event, Decided):
-                while (missed := self.next_event(event.t_s)) is not None:
-                    raise AssertionError(f"the history misses {missed}")
+                self._repeat(event.t_s, None)
                 self.apply(event.instructions)
-            elif isinstance(event, JobReported | JobFinished):
-                self._expect(event)
 
     def close(self) -> None:
         self._active.clear()
 
-    def _expect(self, event: Event) -> None:
-        again = self.next_event(event.t_s)
-        if again != event:
-            raise AssertionError(f"the simulation does not repeat: {event} became {again}")
+    def _repeat(self, t_s: float, recorded: Event | None) -> None:
+        again = self.next_event(t_s)
+        if again != recorded:
+            raise JournalError(f"by {t_s} s there was {recorded}, and now there is {again}. {_NOT_THIS_RUN}")
 
     def _carry_out(self, instruction: Instruction) -> None:
         job = self._jobs[instruction.job_id]

@@ -25,6 +25,13 @@ class Instruments:
     def read(self, truth: float) -> float:
         return truth * float(np.exp(self._rng.normal(0.0, self._error))) if self._error else truth
 
+    def read_step(self, truth: StepTime) -> StepTime:
+        """The pass and the wait are measured apart: the wait stays a part of the step."""
+        if not self._error:
+            return truth
+        pass_s, sync_s = self.read(truth.step_s - truth.sync_s), self.read(truth.sync_s)
+        return StepTime(pass_s + sync_s, sync_s)
+
 
 class SimJob:
     """Progress is linear from `_since_s` on, at `_rate` statistical units a second."""
@@ -75,7 +82,8 @@ class SimJob:
     def advance(self, now_s: float) -> None:
         """Bring progress up to `now_s`, within the present epoch."""
         if self.allocation and now_s > self._since_s:
-            self._units += self._rate * (now_s - self._since_s)
+            done = self._units + self._rate * (now_s - self._since_s)
+            self._units = min(done, self.truth.units_at(self.epoch + 1))
             self._since_s = now_s
             self._ran[self.allocation, self._batch] = self._step
 
@@ -90,7 +98,7 @@ class SimJob:
 
     def report(self, now_s: float) -> JobReported:
         """What was measured since the last report."""
-        read = self._instruments.read
+        read, read_step = self._instruments.read, self._instruments.read_step
         ran, self._ran = self._ran, {}
         losses, self._losses = tuple(self._losses), []
         resize_s, self._resize_s = self._resize_s, None
@@ -106,10 +114,10 @@ class SimJob:
                     workers=allocation.worker_count,
                     servers=allocation.server_count,
                     atomic=batch.atomic,
-                    step_s=read(step.step_s),
-                    sync_s=read(step.sync_s),
+                    step_s=measured.step_s,
+                    sync_s=measured.sync_s,
                 )
-                for (allocation, batch), step in ran.items()
+                for (allocation, batch), measured in ((key, read_step(step)) for key, step in ran.items())
             ),
             noise=None if noise is None else NoiseSample(read(noise.sqr), read(noise.var)),
             losses=losses,

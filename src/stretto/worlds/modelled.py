@@ -41,7 +41,7 @@ class ModelTruth:
         self._epochs = epochs
         self._units_per_epoch = units_per_epoch
         self._initial_batch = initial_batch
-        self._speed = speed
+        self.speed = speed
         self._log_batches = np.log([curve.batch for curve in noise])
         self._log_phi = np.array([_stretch(np.log(curve.phi), epochs) for curve in noise])
         self._losses = tuple(_stretch(np.array(losses), epochs).tolist())
@@ -62,8 +62,8 @@ class ModelTruth:
         key = (len(allocation.workers), allocation.worker_count, atomic)
         known = self._times.get(key)
         if known is None:
-            step_s = float(self._speed.step_s(*key))
-            known = self._times[key] = StepTime(step_s, step_s - float(self._speed.pass_s(atomic)))
+            step_s = float(self.speed.step_s(*key))
+            known = self._times[key] = StepTime(step_s, step_s - float(self.speed.pass_s(atomic)))
         return known
 
     def noise_at(self, total_batch: int, epoch: int) -> NoiseSample:

@@ -1,0 +1,20 @@
+"""What the benchmarks share: where data is, and how a line of result looks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def data_folder(name: str) -> Path | None:
+    """A folder of public data, or None where it is not at hand (STRETTO_DATA, default ../shared/data)."""
+    folder = Path(os.environ.get("STRETTO_DATA", ROOT.parent / "shared" / "data")) / name
+    return folder if folder.is_dir() else None
+
+
+def verdict(reached: bool, *, strict: bool = True) -> str:
+    if reached:
+        return "reached"
+    return "MISSED" if strict else "not reached"

@@ -1,0 +1,55 @@
+"""The `stretto` command."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from stretto import __version__
+from stretto.cli.decide import decide
+from stretto.cli.simulate import simulate
+from stretto.core.errors import InputError, StrettoError
+
+app = typer.Typer(
+    name="stretto",
+    help="Decides how many GPUs each training run gets, minute by minute.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(simulate)
+app.command()(decide)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"stretto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _stretto(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line; what a user did wrong is a sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except StrettoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,156 @@
+"""`stretto simulate`: workloads under policies, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stretto.app.simulate import Run, Setup
+from stretto.app.simulate import simulate as run_simulation
+from stretto.app.workloads import Request, check_policies, load_workloads
+from stretto.cli.progress import progress_bar
+from stretto.core.errors import InputError
+from stretto.core.units import parse_duration_s
+from stretto.policies.registry import check_targets, parse_options
+from stretto.report.html import write_report
+from stretto.report.table import metrics_table, metrics_text
+
+DEFAULT_POLICIES = "pollux,optimus,tiresias"
+
+
+def simulate(
+    workload: Annotated[list[str] | None, typer.Argument(help="Workload files.", show_default=False)] = None,
+    policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = DEFAULT_POLICIES,
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of measured profiles; repeat to add more.", show_default="built-in models"),
+    ] = None,
+    gpu_type: Annotated[
+        str | None, typer.Option(help="Take the profiles of this GPU type.", show_default=False)
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster.", show_default="16")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", show_default="4")] = None,
+    interval: Annotated[str, typer.Option(help="Time between decisions.")] = "60s",
+    restart: Annotated[str, typer.Option(help="What a start or resize costs.")] = "30s",
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Decide at the interval only, as published simulators do.")
+    ] = False,
+    whole_seconds: Annotated[
+        bool | None,
+        typer.Option(help="Round epochs to whole seconds.", show_default="as --rounds"),
+    ] = None,
+    interference: Annotated[
+        float, typer.Option(help="Slowdown of jobs that span nodes and share one, 0 to 1.")
+    ] = 0.0,
+    noise: Annotated[float, typer.Option(help="Relative error of what jobs measure.")] = 0.0,
+    priors: Annotated[
+        bool, typer.Option("--priors", help="New jobs start from what finished jobs like them showed.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Jobs to generate, or to take from a log.", show_default=False)
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Hours to generate, or to take from a log.", show_default=False)
+    ] = None,
+    log_start: Annotated[
+        str | None, typer.Option(help="Where in a log to begin, from its start.", show_default=False)
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Root of all random numbers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML report here.", show_default=False)
+    ] = None,
+) -> None:
+    """Replay workloads under scheduling policies and compare them.
+
+    A workload is a CSV file (name,time,application,num_replicas,batch_size), a condensed Philly log
+    (timestamp,duration,num_gpus,gpu_time,cluster), or [bold]builtin:demo[/bold],
+    [bold]builtin:synthetic[/bold], [bold]builtin:servers[/bold]; without any it is builtin:demo.
+
+    Example: [bold]stretto simulate jobs.csv --policy pollux,tiresias --report report.html[/bold]
+    """
+    policies = check_policies(policy)
+    options = parse_options(option or [])
+    check_targets(options, policies)
+    request = Request(
+        sources=tuple(workload or ["builtin:demo"]),
+        profiles=tuple(profiles or ()),
+        gpu_type=gpu_type,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        jobs=jobs,
+        hours=hours,
+        log_start_s=None if log_start is None else parse_duration_s(log_start, where="--log-start"),
+        seed=seed,
+    )
+    _check_report(report)
+    loaded = load_workloads(request)
+    setup = Setup(
+        interval_s=_positive(parse_duration_s(interval, where="--interval"), "--interval"),
+        rounds=rounds,
+        whole_seconds=whole_seconds,
+        restart_s=parse_duration_s(restart, where="--restart"),
+        interference=_share(interference, "--interference"),
+        noise=_share(noise, "--noise"),
+        priors=priors,
+        seed=seed,
+    )
+    runs: list[Run] = []
+    for one in loaded:
+        for note in one.workload.notes:
+            print(f"{one.workload.name}: {note}", file=sys.stderr)
+        for name in policies:
+            with progress_bar(f"{name} on {one.workload.name}", len(one.workload.jobs)) as tick:
+                runs.append(
+                    run_simulation(
+                        one.workload,
+                        name,
+                        dataclasses.replace(setup, nodes=one.nodes),
+                        options=options.get(name),
+                        on_tick=tick,
+                    )
+                )
+    _show(runs, as_json=as_json)
+    if report is not None:
+        write_report(report, runs)
+        print(f"report: {report}", file=sys.stderr)
+    if any(run.metrics.completed < run.metrics.jobs for run in runs):
+        raise typer.Exit(1)
+
+
+def _show(runs: list[Run], *, as_json: bool) -> None:
+    metrics = [run.metrics for run in runs]
+    if as_json:
+        print(json.dumps({"runs": [dataclasses.asdict(one) for one in metrics]}, indent=2))
+    elif sys.stdout.isatty():
+        Console().print(metrics_table(metrics))
+    else:
+        print(metrics_text(metrics))
+
+
+def _check_report(report: Path | None) -> None:
+    if report is not None and report.is_dir():
+        raise InputError(f"--report {report} is a folder.", remedy="Name a file, such as report.html.")
+
+
+def _positive(value: float, flag: str) -> float:
+    if value <= 0:
+        raise InputError(
+            f"{flag} {value:g} must be more than 0.", remedy="Give seconds or a duration like 60s."
+        )
+    return value
+
+
+def _share(value: float, flag: str) -> float:
+    if not 0.0 <= value < 1.0:
+        raise InputError(f"{flag} {value:g} is not in 0 .. 1.", remedy="Give a share, such as 0.25.")
+    return value

@@ -1,0 +1,253 @@
+"""The rows of the table of runs, before anybody draws them: texts, the best of each column, a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from stretto.app.metrics import Metrics
+from stretto.core.units import format_duration
+
+NOTHING = "-"
+"""Shown where there is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One number of a run."""
+
+    title: str
+    """With its unit; durations carry theirs."""
+    value: Callable[[Metrics], float | None]
+    text: Callable[[float], str]
+    meaning: str
+    lower_is_better: bool = False
+    """Otherwise neither more nor less of it is good in itself, and nothing is marked."""
+    detail: bool = False
+    """Left out where there is little room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    policy: str
+    completed: str
+    unfinished: bool
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The policies of one workload, or the means over all of them."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    columns: tuple[Column, ...]
+    blocks: tuple[Block, ...]
+    sentences: tuple[str, ...]
+
+
+def _fixed(digits: int) -> Callable[[float], str]:
+    return lambda value: f"{value:,.{digits}f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100.0 * value:.0f}"
+
+
+COLUMNS = (
+    Column(
+        "mean JCT",
+        lambda run: run.mean_jct_s,
+        format_duration,
+        "mean job completion time, from submission to end, over the jobs that ended",
+        lower_is_better=True,
+    ),
+    Column("median JCT", lambda run: run.median_jct_s, format_duration, "half take longer", True),
+    Column("p90 JCT", lambda run: run.p90_jct_s, format_duration, "one job in ten takes longer", True),
+    Column(
+        "p99 JCT",
+        lambda run: run.p99_jct_s,
+        format_duration,
+        "one job in a hundred takes longer",
+        lower_is_better=True,
+        detail=True,
+    ),
+    Column(
+        "makespan",
+        lambda run: run.makespan_s,
+        format_duration,
+        "from the first submission to the last completion; none while jobs are unfinished",
+        lower_is_better=True,
+    ),
+    Column("GPU hours", lambda run: run.gpu_hours, _fixed(0), "held, starting and resizing included", True),
+    Column("GPU held %", lambda run: run.gpu_utilisation, _percent, "share of the GPU time that jobs held"),
+    Column("CPU held %", lambda run: run.cpu_utilisation, _percent, "the same for CPUs"),
+    Column(
+        "resize %",
+        lambda run: run.resize_share,
+        lambda value: f"{100.0 * value:.1f}",
+        "share of the held GPU time that went into starting and resizing",
+        lower_is_better=True,
+        detail=True,
+    ),
+    Column(
+        "restarts per job",
+        lambda run: run.restarts_per_job,
+        _fixed(1),
+        "starts and resizes after the first start",
+        lower_is_better=True,
+    ),
+    Column(
+        "worst FTF",
+        lambda run: run.worst_ftf,
+        _fixed(2),
+        "largest completion time relative to running alone on a fair share of the GPUs",
+        lower_is_better=True,
+    ),
+    Column(
+        "decide ms",
+        lambda run: run.decision_ms_mean,
+        _fixed(1),
+        "mean computing time of a decision",
+        detail=True,
+    ),
+)
+
+
+def summarise(runs: Sequence[Metrics], *, details: bool = True) -> Summary:
+    """One block per workload in the order given and, if there are several, one of means per policy."""
+    columns = tuple(
+        column
+        for column in COLUMNS
+        if (details or not column.detail)
+        and (column.title != "CPU held %" or any(run.cpu_utilisation is not None for run in runs))
+    )
+    groups = {name: [run for run in runs if run.workload == name] for name in _unique(runs, "workload")}
+    blocks = [_block(name, [_Line.of([run]) for run in group], columns) for name, group in groups.items()]
+    lines = [_Line.of([run for run in runs if run.policy == name]) for name in _unique(runs, "policy")]
+    if len(groups) == 1:
+        return Summary(columns, tuple(blocks), _sentences([_Line.of([run]) for run in runs]))
+    if groups:
+        blocks.append(_block(f"mean of {len(groups)} workloads", lines, columns))
+    return Summary(columns, tuple(blocks), _sentences(lines))
+
+
+def value_text(value: float | None, text: Callable[[float], str]) -> str:
+    return NOTHING if value is None or not math.isfinite(value) else text(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The runs of one policy that make one row."""
+
+    policy: str
+    runs: tuple[Metrics, ...]
+
+    @staticmethod
+    def of(runs: Iterable[Metrics]) -> _Line:
+        kept = tuple(runs)
+        return _Line(kept[0].policy, kept)
+
+    @property
+    def jobs(self) -> int:
+        return sum(run.jobs for run in self.runs)
+
+    @property
+    def completed(self) -> int:
+        return sum(run.completed for run in self.runs)
+
+    @property
+    def workloads(self) -> frozenset[str]:
+        return frozenset(run.workload for run in self.runs)
+
+    def value(self, column: Column) -> float | None:
+        """The mean over the runs; none if one of them has none, for it would flatter the policy."""
+        values = [column.value(run) for run in self.runs]
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _block(title: str, lines: Sequence[_Line], columns: Sequence[Column]) -> Block:
+    rivals = _comparable(lines)
+    best = {column: _best(column, rivals) for column in columns if column.lower_is_better}
+    return Block(
+        title,
+        tuple(
+            Row(
+                line.policy,
+                f"{line.completed}/{line.jobs}",
+                line.completed < line.jobs,
+                tuple(
+                    Cell(text, best=line in rivals and text == best.get(column))
+                    for column in columns
+                    for text in [value_text(line.value(column), column.text)]
+                ),
+            )
+            for line in lines
+        ),
+    )
+
+
+def _best(column: Column, rivals: Sequence[_Line]) -> str | None:
+    """The best value as it is shown; None if there is nothing to choose between."""
+    values = [value for line in rivals if (value := line.value(column)) is not None]
+    texts = {column.text(value) for value in values}
+    return column.text(min(values)) if len(texts) > 1 else None
+
+
+def _comparable(lines: Sequence[_Line]) -> list[_Line]:
+    """Those that ran all workloads and left the fewest jobs unfinished: only they ran the same race."""
+    most = max((len(line.workloads) for line in lines), default=0)
+    full = [line for line in lines if len(line.workloads) == most]
+    left = min((line.jobs - line.completed for line in full), default=0)
+    return [line for line in full if line.jobs - line.completed == left]
+
+
+def _sentences(lines: Sequence[_Line]) -> tuple[str, ...]:
+    """Who finishes jobs soonest, by how much; and who did not finish them."""
+    known = [(value, line) for line in _comparable(lines) if (value := line.value(COLUMNS[0])) is not None]
+    ranked = sorted(known, key=lambda pair: pair[0])
+    unfinished = (
+        f"{line.policy} left {line.jobs - line.completed} of {line.jobs} jobs unfinished; "
+        "its times are those of the others only."
+        for line in lines
+        if line.completed < line.jobs
+    )
+    return (*_comparison(ranked), *unfinished)
+
+
+def _comparison(ranked: Sequence[tuple[float, _Line]]) -> list[str]:
+    """The best policy against the others; of many, against the next and the last."""
+    if not ranked:
+        return []
+    (best_s, best), *others = ranked
+    if not others:
+        done = f"{best.completed} of {best.jobs} jobs"
+        return [f"{best.policy} finishes {done}, mean JCT {format_duration(best_s)}."]
+    shown = others if len(others) <= 3 else [others[0], others[-1]]
+    (next_s, following), *rest = shown
+    said = [
+        f"{_times(next_s, best_s)} on average than {following.policy} "
+        f"(mean JCT {format_duration(best_s)} vs {format_duration(next_s)})",
+        *(f"{_times(value_s, best_s)} than {line.policy} ({format_duration(value_s)})" for value_s, line in rest),
+    ]
+    return [f"{best.policy} finishes jobs {' and '.join(said)}."]
+
+
+def _times(value_s: float, best_s: float) -> str:
+    return f"{value_s / best_s:.2f}x sooner" if best_s > 0 else "sooner"
+
+
+def _unique(runs: Sequence[Metrics], name: str) -> list[str]:
+    return list(dict.fromkeys(str(getattr(run, name)) for run in runs))

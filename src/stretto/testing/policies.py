@@ -1,0 +1,413 @@
+"""What every policy must do, as tests to inherit. Needs hypothesis.
+
+    class TestMine(PolicyConformance):
+        def policy(self, oracle):
+            return Mine()
+
+Clusters and jobs are drawn at random, the same ones every time; the last tests run a small simulation.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stretto.control.controller import Controller, Settings
+from stretto.control.instruct import check, instructions_for
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.cluster import Node, gpu_nodes
+from stretto.core.decision import Decision, ReasonCode
+from stretto.core.events import Decided, Event, JobFinished, JobSubmitted
+from stretto.core.job import BatchLimits, Communication, Convergence, Job, Role, Tier, Work
+from stretto.core.observations import NoiseSample, SpeedSample
+from stretto.core.resources import Resources
+from stretto.core.seeds import child_rng
+from stretto.journal.base import MemoryJournal
+from stretto.journal.codec import decode, encode
+from stretto.models.belief import StatedBelief
+from stretto.models.noise import PERFECTLY_SCALABLE
+from stretto.models.parameter_server import fit_server_speed
+from stretto.models.resize import ResizeCost
+from stretto.models.speed import AllReduceSpeed
+from stretto.policies.base import ClusterView, JobView, Memory, Oracle, Policy
+from stretto.policies.common import change
+from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.worlds.oracle import WorldOracle
+from stretto.worlds.truth import StepTime, Workload, make_workload
+
+RANDOM_VIEWS = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
+LIMIT_S = 7 * 86400.0
+"""Simulated time after which a job that is not finished counts as lost."""
+
+
+@st.composite
+def views(draw: st.DrawFn, *, servers: bool = False, draining: bool = False) -> ClusterView:
+    """Clusters of unequal nodes with waiting and running jobs of every tier, known and unknown.
+
+    With `servers` some jobs have parameter servers and tasks need CPUs too. With `draining` one node that
+    jobs may still be running on is not to be used any more.
+    """
+    sizes = draw(st.lists(st.integers(1, 6), min_size=2 if draining else 1, max_size=4))
+    nodes = tuple(
+        Node(f"n{i}", Resources(gpu=gpus, cpu=float(draw(st.integers(4, 16))))) for i, gpus in enumerate(sizes)
+    )
+    now_s = draw(st.floats(0.0, 1e5))
+    free = {node.id: node.capacity for node in nodes}
+    jobs = tuple(
+        draw(_job_views(f"job-{i}", now_s, free, servers=servers)) for i in range(draw(st.integers(0, 6)))
+    )
+    return ClusterView(now_s=now_s, nodes=nodes[1:] if draining else nodes, jobs=jobs)
+
+
+@st.composite
+def _job_views(draw: st.DrawFn, job_id: str, now_s: float, free: dict[str, Resources], *, servers: bool) -> JobView:
+    job = draw(_jobs(job_id, now_s, servers=servers))
+    allocation = draw(_held(job, free)) if draw(st.booleans()) else NOTHING
+    age_s = now_s - job.submit_s
+    progress = draw(st.floats(0.0, 1.0))
+    return JobView(
+        job=job,
+        allocation=allocation,
+        batch=BatchChoice(job.batch.per_gpu_min) if allocation else None,
+        age_s=age_s,
+        attained_gpu_s=draw(st.floats(0.0, 1e6)),
+        restarts=draw(st.integers(0, 20)) if allocation else 0,
+        work_done=progress * 10 * job.work.units_per_epoch,
+        epoch=int(progress * 10),
+        belief=draw(_beliefs(job)),
+    )
+
+
+@st.composite
+def _jobs(draw: st.DrawFn, job_id: str, now_s: float, *, servers: bool) -> Job:
+    tier = draw(st.sampled_from(list(Tier)))
+    cpu = draw(st.sampled_from([0.0, 1.0, 2.5])) if servers else 0.0
+    has_servers = servers and draw(st.booleans())
+    kinds = [Communication.PS_SYNC, Communication.PS_ASYNC] if has_servers else [Communication.ALL_REDUCE]
+    worker = draw(_roles(Resources(gpu=1, cpu=cpu), tier))
+    endless = draw(st.booleans())
+    return Job(
+        id=job_id,
+        application=draw(st.sampled_from(["vision", "speech"])),
+        submit_s=now_s * draw(st.floats(0.0, 1.0)),
+        worker=worker,
+        server=draw(_roles(Resources(cpu=1.0), tier)) if has_servers else None,
+        communication=draw(st.sampled_from(kinds)),
+        tier=tier,
+        batch=draw(_batch_limits(worker)),
+        work=Work(
+            units_per_epoch=draw(st.floats(1.0, 1e4)),
+            epochs=None if endless else 10,
+            convergence=Convergence(threshold=0.01, patience=3) if endless else None,
+        ),
+        preemptible=draw(st.booleans()),
+    )
+
+
+@st.composite
+def _roles(draw: st.DrawFn, demand: Resources, tier: Tier) -> Role:
+    requested = draw(st.integers(1, 8))
+    if tier is Tier.RIGID:
+        return Role(demand=demand, requested=requested, min=draw(st.sampled_from([1, requested])), max=requested)
+    least = draw(st.integers(1, requested))
+    return Role(demand=demand, requested=requested, min=least, max=requested + draw(st.integers(0, 16)))
+
+
+@st.composite
+def _batch_limits(draw: st.DrawFn, worker: Role) -> BatchLimits:
+    """Such that every worker count of the role has a batch size."""
+    smallest = draw(st.integers(1, 8))
+    largest = smallest * draw(st.integers(2, 16))
+    initial = draw(st.integers(smallest, largest))
+    requested = max(initial, worker.requested * smallest) * draw(st.integers(1, 4))
+    return BatchLimits(
+        initial=initial,
+        requested=requested,
+        max=max(requested, 2 * worker.max * smallest) * draw(st.integers(1, 8)),
+        per_gpu_min=smallest,
+        per_gpu_max=largest,
+    )
+
+
+@st.composite
+def _held(draw: st.DrawFn, job: Job, free: dict[str, Resources]) -> Allocation:
+    """A gang the job may have, in what is free of it; nothing if there is no room."""
+    left = dict(free)
+    rigid = job.tier is Tier.RIGID
+    placed: list[tuple[tuple[str, int], ...]] = []
+    for role in (job.worker, job.server):
+        wanted = 0 if role is None else role.requested if rigid else draw(st.integers(role.min, role.max))
+        tasks: dict[str, int] = {}
+        for node in draw(st.permutations(sorted(left))):
+            while role is not None and wanted and role.demand.fits_in(left[node]):
+                left[node] -= role.demand
+                tasks[node] = tasks.get(node, 0) + 1
+                wanted -= 1
+        if role is not None and (wanted if rigid else sum(tasks.values()) < role.min):
+            return NOTHING
+        placed.append(tuple(sorted(tasks.items())))
+    free.update(left)
+    return Allocation(*placed)
+
+
+@st.composite
+def _beliefs(draw: st.DrawFn, job: Job) -> StatedBelief:
+    resize = ResizeCost(draw(st.floats(1.0, 120.0)), 150.0, 0)
+    if draw(st.booleans()):
+        return StatedBelief(resize=resize)
+    times = st.floats(1e-3, 1.0)
+    samples = [SpeedSample(1, w, p, 8, 1.0 / w + 0.1 * w / p + 0.01 * p, 0.01) for w, p in ((1, 1), (2, 1), (4, 2))]
+    return StatedBelief(
+        speed=AllReduceSpeed(*(draw(times) for _ in range(6)), draw(st.floats(1.0, 10.0))),
+        server_speed=fit_server_speed(
+            samples,
+            synchronous=job.communication is Communication.PS_SYNC,
+            total_batch=job.batch.requested,
+        ),
+        noise=draw(st.builds(NoiseSample, st.floats(0.0, 1e3), st.floats(1e-3, 1e3))),
+        resize=resize,
+        max_workers_seen=draw(st.integers(1, 16)),
+    )
+
+
+class FormulaOracle:
+    """Some truth about jobs nobody runs, for policies that must be told one."""
+
+    def remaining_steps(self, job: Job, epoch: int) -> float:
+        return max(10.0 - epoch, 1.0) * job.work.units_per_epoch
+
+    def step_s(self, job: Job, workers: int, gpus_per_node: int) -> float:
+        nodes = -(-workers // gpus_per_node)
+        return 0.01 * job.batch.requested / workers + 0.05 * (workers > 1) + 0.1 * (nodes - 1)
+
+
+class OddTruth:
+    """A job that no model describes: passes grow faster than their batch, waits with each doubling."""
+
+    epochs = 4
+
+    def __init__(self, units_per_epoch: float, initial_batch: int, pass_s: float, wait_s: float) -> None:
+        self._units_per_epoch = units_per_epoch
+        self._initial_batch = initial_batch
+        self._pass_s = pass_s
+        self._wait_s = wait_s
+
+    def units_at(self, epoch: int) -> float:
+        return self._units_per_epoch * epoch
+
+    def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
+        pass_s = self._pass_s * (0.3 + 0.7 * (atomic / self._initial_batch) ** 1.3)
+        spread = 1.0 + len(allocation.workers) ** 1.5
+        wait_s = self._wait_s * spread * float(np.log2(allocation.worker_count))
+        return StepTime(pass_s + wait_s, wait_s)
+
+    def noise_at(self, total_batch: int, epoch: int) -> NoiseSample | None:
+        return NoiseSample(sqr=1.0, var=(1.0 + epoch) * (total_batch / self._initial_batch) ** 0.3)
+
+    def loss_at(self, epoch: int) -> float | None:
+        return 1.0 / (epoch + 0.5)
+
+
+def odd_workload() -> Workload:
+    """Seven jobs of all tiers in ten minutes, for a cluster of nodes with 4, 2 and 2 GPUs."""
+    rng = child_rng(0, "conformance")
+    known = []
+    for index in range(7):
+        tier = list(Tier)[index % 3]
+        requested = (1, 2, 3, 4, 6)[index % 5]
+        limits = BatchLimits(initial=32, requested=64, max=512, per_gpu_min=8, per_gpu_max=64)
+        truth = OddTruth(float(rng.uniform(200, 600)), 32, float(rng.uniform(0.1, 0.4)), float(rng.uniform(0, 0.05)))
+        job = Job(
+            id=f"odd-{index}",
+            application=f"odd-{index % 2}",
+            submit_s=90.0 * index,
+            worker=Role(
+                demand=Resources(gpu=1), requested=requested, min=1, max=requested if tier is Tier.RIGID else 8
+            ),
+            tier=tier,
+            batch=limits,
+            work=Work(units_per_epoch=truth.units_at(1), epochs=OddTruth.epochs),
+            preemptible=index != 3,
+        )
+        known.append((job, truth))
+    return make_workload("odd", known)
+
+
+class PolicyConformance(ABC):
+    """Inherit, and say what the policy is."""
+
+    with_servers: ClassVar[bool] = True
+    """Whether it takes jobs with parameter servers, and tasks that need more than GPUs."""
+
+    @abstractmethod
+    def policy(self, oracle: Oracle) -> Policy:
+        """A new policy; `oracle` is for those whose name says that they are told the truth."""
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_decisions_can_be_carried_out(self, data: st.DataObject) -> None:
+        view = data.draw(views(servers=self.with_servers))
+        decision = self._decide(view)
+        check(view, decision)
+        instructions_for(view, decision, 1)
+        _assert_within_nodes(view, decision)
+        _assert_whole_gangs(view, decision)
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_nobody_is_lost_and_every_change_and_wait_explained(self, data: st.DataObject) -> None:
+        view = data.draw(views(servers=self.with_servers))
+        decision = self._decide(view)
+        assert set(decision.allocations) <= {job.id for job in view.jobs}
+        for job in view.jobs:
+            code = change(job.allocation, decision.allocations.get(job.id, NOTHING))
+            if code is ReasonCode.KEPT:
+                continue
+            assert job.id in decision.reasons, f"{job.id} is {code} without a reason"
+            assert decision.reasons[job.id].code is code
+            assert decision.reasons[job.id].text.strip()
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_batches_are_within_their_limits(self, data: st.DataObject) -> None:
+        view = data.draw(views(servers=self.with_servers))
+        decision = self._decide(view)
+        for job in view.jobs:
+            new = decision.allocations.get(job.id, NOTHING)
+            if new and job.id in decision.batches:
+                batch, limits = decision.batches[job.id], job.job.batch
+                assert 1 <= batch.atomic <= limits.per_gpu_max
+                assert batch.accumulation >= 0
+                assert batch.total(new.worker_count) <= limits.max
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_the_same_question_gets_the_same_answer_and_changes_nothing(self, data: st.DataObject) -> None:
+        view = data.draw(views(servers=self.with_servers))
+        before = deepcopy(view)
+        _, memory = self._ask(view, None)
+        kept = deepcopy(memory)
+        answers = [self._ask(view, memory) for _ in range(2)]
+        assert answers[0] == answers[1]
+        assert view == before
+        assert memory == kept
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_memory_survives_the_journal(self, data: st.DataObject) -> None:
+        view = data.draw(views(servers=self.with_servers))
+        decision, memory = self._ask(view, None)
+        assert json.loads(json.dumps(memory, allow_nan=False)) == memory
+        event = Decided(
+            t_s=view.now_s,
+            policy=self._new(FormulaOracle()).name,
+            instructions=instructions_for(view, decision, 1),
+            reasons=dict(decision.reasons),
+            memory=memory,
+            wake_at_s=decision.wake_at_s,
+        )
+        read = decode(event.kind, encode(event))
+        assert read == event
+        later = replace(view, now_s=view.now_s + 60.0)
+        assert self._ask(later, event.memory) == self._ask(later, json.loads(json.dumps(memory)))
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_nothing_new_is_placed_on_a_node_that_drains(self, data: st.DataObject) -> None:
+        view = data.draw(views(servers=self.with_servers, draining=True))
+        decision = self._decide(view)
+        check(view, decision)
+        here = {node.id for node in view.nodes}
+        for job in view.jobs:
+            new = decision.allocations.get(job.id, NOTHING)
+            assert new == job.allocation or here.issuperset(new.nodes)
+
+    @RANDOM_VIEWS
+    @given(data=st.data())
+    def test_a_cluster_without_nodes_lets_everybody_wait(self, data: st.DataObject) -> None:
+        drawn = data.draw(views(servers=self.with_servers))
+        jobs = tuple(replace(job, allocation=NOTHING, batch=None) for job in drawn.jobs)
+        view = replace(drawn, nodes=(), jobs=jobs)
+        decision = self._decide(view)
+        check(view, decision)
+        assert not any(decision.allocations.values())
+
+    def test_without_jobs_there_is_nothing_to_decide(self) -> None:
+        for nodes in ((), gpu_nodes(3, 4)):
+            decision = self._decide(ClusterView(now_s=0.0, nodes=nodes, jobs=()))
+            assert not decision.allocations
+            assert not decision.reasons
+
+    def test_every_job_ends_in_a_world_that_differs_from_every_model(self) -> None:
+        events = self._simulate(seed=1)
+        submitted = [event.job.id for event in events if isinstance(event, JobSubmitted)]
+        finished = [event.job_id for event in events if isinstance(event, JobFinished)]
+        assert len(submitted) == len(odd_workload().jobs)
+        assert sorted(finished) == sorted(submitted)
+
+    def test_the_same_seed_gives_the_same_history(self) -> None:
+        assert self._simulate(seed=2) == self._simulate(seed=2)
+
+    def _new(self, oracle: Oracle) -> Policy:
+        return self.policy(oracle)
+
+    def _ask(self, view: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
+        return self._new(FormulaOracle()).decide(view, memory, np.random.default_rng(0))
+
+    def _decide(self, view: ClusterView) -> Decision:
+        return self._ask(view, None)[0]
+
+    def _simulate(self, seed: int) -> Sequence[Event]:
+        workload, journal = odd_workload(), MemoryJournal()
+        Controller(
+            policy=self._new(WorldOracle(workload.truths)),
+            substrate=SimSubstrate(workload.truths, physics=Physics(noise=0.05, interference=0.2), seed=seed),
+            journal=journal,
+            nodes=[Node("large", Resources(gpu=4)), *gpu_nodes(2, 2)],
+            arrivals=workload.jobs,
+            settings=Settings(seed=seed, until_s=LIMIT_S),
+        ).run()
+        return list(journal.events())
+
+
+def _assert_within_nodes(view: ClusterView, decision: Decision) -> None:
+    taken: dict[str, Resources] = {}
+    for job in view.jobs:
+        for node, used in decision.allocations.get(job.id, NOTHING).uses(job.job).items():
+            taken[node] = taken.get(node, Resources()) + used
+    capacity = {node.id: node.capacity for node in view.nodes}
+    for node, used in taken.items():
+        assert node in capacity, f"there is no node {node}"
+        assert used.fits_in(capacity[node]), f"{used} of {capacity[node]} taken on {node}"
+
+
+def _assert_whole_gangs(view: ClusterView, decision: Decision) -> None:
+    for job in view.jobs:
+        new = decision.allocations.get(job.id, NOTHING)
+        if job.allocation and not job.job.preemptible:
+            assert new == job.allocation, f"{job.id} may not be preempted"
+        if not new or new == job.allocation:
+            continue
+        assert all(count > 0 for _, count in (*new.workers, *new.servers))
+        assert len(dict(new.workers)) == len(new.workers)
+        assert len(dict(new.servers)) == len(new.servers)
+        for role, count in ((job.job.worker, new.worker_count), (job.job.server, new.server_count)):
+            if role is None:
+                assert count == 0
+            elif job.job.tier is Tier.RIGID:
+                assert count == role.requested, f"{job.id} is rigid and got {count} of {role.requested}"
+            else:
+                assert role.min <= count <= role.max
