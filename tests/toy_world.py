@@ -1,4 +1,4 @@
-"""A world to compute by hand: constant speeds, a policy that is watched, a substrate that follows a script."""
+"""A world to compute by hand: constant speeds, a watched policy, a substrate that follows a script."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from builders import make_job
 
+from builders import make_job
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import Event

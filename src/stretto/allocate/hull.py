@@ -51,9 +51,15 @@ def upper_hull(choices: Sequence[Choice]) -> list[int]:
     return hull
 
 
-def hull_walk(menus: Sequence[Sequence[Choice]], capacity: int) -> Walk:
-    """Take one choice of each menu within `capacity`. Every menu's smallest choices must fit together."""
-    hulls = [upper_hull(menu) for menu in menus]
+def hull_walk(
+    menus: Sequence[Sequence[Choice]], capacity: int, hulls: Sequence[Sequence[int]] | None = None
+) -> Walk:
+    """Take one choice of each menu within `capacity`. Every menu's smallest choices must fit together.
+
+    `hulls` are the menus' upper hulls, for a caller that has them.
+    """
+    if hulls is None:
+        hulls = [upper_hull(menu) for menu in menus]
     chosen = [hull[0] for hull in hulls]
     left = capacity - sum(menu[choice][0] for menu, choice in zip(menus, chosen, strict=True))
     value = sum(menu[choice][1] for menu, choice in zip(menus, chosen, strict=True))

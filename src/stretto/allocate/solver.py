@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stretto.allocate.board import Board, Placement
-from stretto.allocate.hull import Choice, hull_walk
+from stretto.allocate.hull import Choice, hull_walk, upper_hull
 from stretto.allocate.menus import Contender, Menus, Values
 from stretto.allocate.polish import State, good_enough, polish
 
@@ -67,9 +67,10 @@ def _walk(menus: Menus, contenders: Sequence[Contender], capacity: int) -> tuple
 
     While a job takes the last size on its menu, menus are extended and the walk is repeated.
     """
+    offers = [_offer(menus, job, one) for job, one in enumerate(contenders)]
+    hulls = [upper_hull(offer) for offer in offers]
     while True:
-        offers = [_offer(menus, job, one) for job, one in enumerate(contenders)]
-        walk = hull_walk(offers, capacity)
+        walk = hull_walk(offers, capacity, hulls)
         sizes: list[int | None] = []
         at_end = []
         for job, (one, offer, pick) in enumerate(zip(contenders, offers, walk.chosen, strict=True)):
@@ -80,6 +81,9 @@ def _walk(menus: Menus, contenders: Sequence[Contender], capacity: int) -> tuple
         reach = 2 * max((menus.sizes[job][-1] for job in at_end), default=0)
         if not at_end or not menus.extend(at_end, reach):
             return sizes, walk.bound
+        for job in at_end:
+            offers[job] = _offer(menus, job, contenders[job])
+            hulls[job] = upper_hull(offers[job])
 
 
 def _offer(menus: Menus, job: int, one: Contender) -> list[Choice]:

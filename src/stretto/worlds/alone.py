@@ -26,11 +26,10 @@ class Clock:
     """Jobs are noticed at multiples of this; None: at once."""
 
     def ready_s(self, submit_s: float) -> float:
-        """From submission to the first step."""
-        waits_s = (
-            0.0 if self.round_s is None else math.ceil(submit_s / self.round_s) * self.round_s - submit_s
-        )
-        return waits_s + self.restart_s
+        """From submission to the first step; the first round ends one interval after the run's start."""
+        if self.round_s is None:
+            return self.restart_s
+        return max(math.ceil(submit_s / self.round_s), 1) * self.round_s - submit_s + self.restart_s
 
 
 def alone_s(job: Job, truth: Truth, gpus: int, gpus_per_node: int, clock: Clock) -> float:
