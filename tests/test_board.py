@@ -36,7 +36,8 @@ def test_books_and_finds_agree_with_brute_force(
         if placed and data.draw(st.booleans()):
             board.lift(placed.pop(data.draw(st.integers(0, len(placed) - 1))))
         free = [
-            gpus[node] - sum(dict(placement).get(node, 0) for placement in placed) for node in range(len(gpus))
+            gpus[node] - sum(dict(placement).get(node, 0) for placement in placed)
+            for node in range(len(gpus))
         ]
         spanned = [
             any(len(placement) > 1 and node in dict(placement) for placement in placed)
@@ -65,7 +66,9 @@ def check_books(board: Board, free: list[int], spanned: list[bool]) -> None:
     assert board._free == free
     for buckets, kind in ((board._plain, False), (board._shared, True)):
         for count, bucket in enumerate(buckets):
-            assert bucket == [node for node in range(len(free)) if free[node] == count and spanned[node] is kind]
+            assert bucket == [
+                node for node in range(len(free)) if free[node] == count and spanned[node] is kind
+            ]
 
 
 def test_a_single_node_job_goes_to_the_tightest_node() -> None:

@@ -105,7 +105,9 @@ def test_p4_the_best_batch_is_never_below_the_initial_one(model: JobModel, nodes
 
 @FIXED
 @given(models(), st.integers(1, 3), st.integers(0, 12))
-def test_the_best_batch_is_no_worse_than_the_ends_of_the_range(model: JobModel, nodes: int, more: int) -> None:
+def test_the_best_batch_is_no_worse_than_the_ends_of_the_range(
+    model: JobModel, nodes: int, more: int
+) -> None:
     workers = nodes + more
     table, limits = GoodputTable([model]), model.batch
     value, _ = best(model, nodes, workers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -52,7 +52,9 @@ def test_the_gap_is_less_than_the_step_that_did_not_fit(instance: tuple[list[lis
     best, highest_step = brute_force(offers, capacity), 0.0
     for menu in offers:
         hull = upper_hull(menu)
-        highest_step = max([highest_step, *(menu[b][1] - menu[a][1] for a, b in zip(hull, hull[1:], strict=False))])
+        highest_step = max(
+            [highest_step, *(menu[b][1] - menu[a][1] for a, b in pairwise(hull))]
+        )
     assert best - walk.value <= highest_step + 1e-9
 
 
@@ -103,10 +105,10 @@ def test_the_hull_rises_ever_more_slowly_and_covers_everything(menu: list[Choice
     smallest = min(gpus for gpus, _ in menu)
     assert hull[0] == (smallest, max(value for gpus, value in menu if gpus == smallest))
     assert hull[-1][1] == max(value for _, value in menu)
-    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(hull, hull[1:], strict=False)]
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(hull)]
     assert all(gpus > 0 and value > 0 for gpus, value in steps)
     slopes = [value / gpus for gpus, value in steps]
-    assert all(a > b for a, b in zip(slopes, slopes[1:], strict=False))
+    assert all(a > b for a, b in pairwise(slopes))
     gpus_on_hull, values_on_hull = zip(*hull, strict=True)
     for gpus, value in menu:
         assert value <= np.interp(gpus, gpus_on_hull, values_on_hull) + 1e-9

@@ -11,9 +11,7 @@ from stretto.models.noise import PERFECTLY_SCALABLE, GradientNoise, gain
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=100)
 
-noises = st.builds(
-    GradientNoise, st.floats(1e-6, 1e3), st.floats(1e-6, 1e3), st.integers(1, 4096)
-)
+noises = st.builds(GradientNoise, st.floats(1e-6, 1e3), st.floats(1e-6, 1e3), st.integers(1, 4096))
 
 
 @FIXED

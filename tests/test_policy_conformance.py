@@ -37,7 +37,10 @@ def add_suites(module: dict[str, Any]) -> None:
         except ModuleNotFoundError as error:
             module[f"test_{name.replace('-', '_')}"] = pytest.mark.skip(reason=str(error))(lambda: None)
             continue
-        variants = {name: {}, **{word: given for word, given in OPTIONS.items() if word.startswith(f"{name}-")}}
+        variants = {
+            name: {},
+            **{word: given for word, given in OPTIONS.items() if word.startswith(f"{name}-")},
+        }
         for word, options in variants.items():
             title = "Test" + "".join(part.title() for part in word.split("-"))
             module[title] = type(title, (suite(name, options),), {"__module__": __name__})

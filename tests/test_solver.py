@@ -37,7 +37,9 @@ class PowerValues:
     def keep(self) -> Floats:
         return np.array(
             [
-                float(self._worth(self._speedup(job, len(held), size_of(held)))) if held else self.nothing[job]
+                float(self._worth(self._speedup(job, len(held), size_of(held))))
+                if held
+                else self.nothing[job]
                 for job, held in enumerate(self.held)
             ]
         )
@@ -50,7 +52,9 @@ class PowerValues:
             return float(self.nothing[job])
         if placement == self.held[job]:
             return float(self.keep[job])
-        return float(self.changed(*(np.array([part]) for part in (job, len(placement), size_of(placement))))[0])
+        return float(
+            self.changed(*(np.array([part]) for part in (job, len(placement), size_of(placement))))[0]
+        )
 
     def fitness(self, value: float) -> float:
         """The power mean the sum of values stands for."""
@@ -151,7 +155,8 @@ def optimum(instance: Instance) -> float:
             allowed += [
                 spread
                 for spread in every
-                if max(one.min_gpus, 1) <= size_of(spread) <= one.max_gpus and len(spread) <= instance.max_nodes
+                if max(one.min_gpus, 1) <= size_of(spread) <= one.max_gpus
+                and len(spread) <= instance.max_nodes
             ]
         worth = [(placement, instance.values.of(job, placement)) for placement in dict.fromkeys(allowed)]
         reached: dict[tuple[tuple[int, ...], tuple[bool, ...]], float] = {}

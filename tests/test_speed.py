@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from itertools import product
 
 import numpy as np
@@ -19,7 +20,6 @@ from stretto.models.speed import (
     _start_and_bounds,
     fit_all_reduce,
     p_norm,
-    parameters,
 )
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=60)
@@ -57,7 +57,9 @@ def test_golden_throughput(configuration: tuple[int, int, int, int], examples_pe
 def test_arrays_give_what_numbers_give() -> None:
     nodes, workers, atomic = np.array([1, 1, 2]), np.array([1, 4, 8]), np.array([32, 64, 128])
     together = GOLDEN.step_s(nodes, workers, atomic, np.array([0, 1, 2]))
-    alone = [float(GOLDEN.step_s(n, k, m, s)) for n, k, m, s in zip(nodes, workers, atomic, (0, 1, 2), strict=True)]
+    alone = [
+        float(GOLDEN.step_s(n, k, m, s)) for n, k, m, s in zip(nodes, workers, atomic, (0, 1, 2), strict=True)
+    ]
     assert together.tolist() == alone
 
 
@@ -67,11 +69,13 @@ def test_p2_gamma_1_adds_and_gamma_10_is_nearly_the_maximum(
     speed: AllReduceSpeed, nodes: int, workers: int, atomic: int
 ) -> None:
     def step_s(gamma: float) -> float:
-        return float(AllReduceSpeed(*parameters(speed)[:6], gamma).step_s(nodes, workers, atomic))
+        return float(AllReduceSpeed(*astuple(speed)[:6], gamma).step_s(nodes, workers, atomic))
 
     compute, sync = float(speed.pass_s(atomic)), float(speed.sync_s(nodes, workers))
     assert step_s(1.0) == pytest.approx(compute + sync)
-    assert max(compute, sync) <= step_s(MAX_OVERLAP) <= max(compute, sync) * 2 ** (1 / MAX_OVERLAP) * (1 + 1e-12)
+    assert (
+        max(compute, sync) <= step_s(MAX_OVERLAP) <= max(compute, sync) * 2 ** (1 / MAX_OVERLAP) * (1 + 1e-12)
+    )
     assert 2 ** (1 / MAX_OVERLAP) < 1.072
 
 
@@ -106,7 +110,7 @@ def test_synchronisation_by_case() -> None:
 
 def test_golden_prior_of_one_row() -> None:
     fitted = fit_all_reduce([sample(1, 1, 128, 0.2, 0.2)])
-    assert parameters(fitted) == pytest.approx((0.1, 7.8125e-4, 1.1e-8, 1.1e-8, 1e-8, 1e-8, 1.0), rel=1e-3)
+    assert astuple(fitted) == pytest.approx((0.1, 7.8125e-4, 1.1e-8, 1.1e-8, 1e-8, 1e-8, 1.0), rel=1e-3)
 
 
 def test_golden_prior_of_two_rows() -> None:
@@ -135,7 +139,7 @@ moderate = st.floats(0.01, 1.0)
 @FIXED
 @given(rows, st.builds(AllReduceSpeed, *[moderate] * 6, st.floats(1.01, MAX_OVERLAP - 0.01)))
 def test_gradient_is_that_of_finite_differences(samples: list[SpeedSample], speed: AllReduceSpeed) -> None:
-    data, theta = _Data.of(samples), np.array(parameters(speed))
+    data, theta = _Data.of(samples), np.array(astuple(speed))
     _, gradient = data.loss_and_gradient(theta)
     for index in range(7):
         step = np.zeros(7)
@@ -210,4 +214,4 @@ def test_rich_samples_give_the_truth_back(truth: AllReduceSpeed) -> None:
 def test_overlap_stays_between_1_and_10_and_times_positive(samples: list[SpeedSample]) -> None:
     fitted = fit_all_reduce(samples)
     assert 1.0 <= fitted.gamma <= MAX_OVERLAP
-    assert all(TINY <= value < np.inf for value in parameters(fitted)[:6])
+    assert all(TINY <= value < np.inf for value in astuple(fitted)[:6])

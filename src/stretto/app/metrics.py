@@ -59,6 +59,7 @@ def measure(
     wall_s: float,
 ) -> Metrics:
     jobs = list(history.jobs.values())
+    total = len(history.jobs.keys() | truths.keys())  # some may never have come before the run ended
     done = [job for job in jobs if job.finished_s is not None]
     jcts = [job.jct_s for job in done if job.jct_s is not None]
     begin_s = min((job.job.submit_s for job in jobs), default=0.0)
@@ -69,13 +70,13 @@ def measure(
     return Metrics(
         policy=policy,
         workload=workload,
-        jobs=len(jobs),
+        jobs=total,
         completed=len(done),
         mean_jct_s=_mean(jcts),
         median_jct_s=_percentile(jcts, 50),
         p90_jct_s=_percentile(jcts, 90),
         p99_jct_s=_percentile(jcts, 99),
-        makespan_s=span_s if jobs and len(done) == len(jobs) else None,
+        makespan_s=span_s if jobs and len(done) == total else None,
         gpu_hours=held_gpu_s / 3600.0,
         gpu_utilisation=_share(held_gpu_s, capacity.gpu * span_s),
         cpu_utilisation=_share(sum(_held_cpu_s(job) for job in jobs), capacity.cpu * span_s),

@@ -119,7 +119,7 @@ class RunState:
         for sample in event.speeds:
             state.observed.add_speed(sample)
         if event.noise is not None:
-            state.observed.noise = event.noise
+            state.observed.set_noise(event.noise)
         state.observed.losses.extend(event.losses)
         if event.resize_s is not None:
             state.observed.resizes_s.append(event.resize_s)
@@ -131,7 +131,7 @@ class RunState:
         prior = self._priors.setdefault(state.job.application, Observations())
         for sample in state.observed.speeds.values():
             prior.add_speed(sample)
-        prior.noise = state.observed.noise or prior.noise
+        prior.noise = state.observed.first_noise or prior.noise
         prior.resizes_s.extend(state.observed.resizes_s)
 
     def _decided(self, event: Decided) -> None:

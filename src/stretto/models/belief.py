@@ -71,7 +71,7 @@ class FittedBelief:
     def speed(self) -> AllReduceSpeed | None:
         source = self._source
         if source.speed_revision != self._speed_revision:
-            self._speed = fit_all_reduce(source.speeds.values())
+            self._speed = fit_all_reduce(source.speeds.values(), self._speed)
             self._speed_revision = source.speed_revision
         return self._speed
 

@@ -19,6 +19,8 @@ class Observations:
 
     speeds: dict[Configuration, SpeedSample] = field(default_factory=dict)
     noise: NoiseSample | None = None
+    first_noise: NoiseSample | None = None
+    """Gradient statistics at the beginning, which say more about another job's beginning."""
     losses: list[LossPoint] = field(default_factory=list)
     resizes_s: list[float] = field(default_factory=list)
     max_workers_seen: int = 0
@@ -26,6 +28,10 @@ class Observations:
     """Raised when the speeds say something new: then a fit to them is out of date."""
     _times_seen: dict[Configuration, int] = field(default_factory=dict)
     _news_s: dict[Configuration, float] = field(default_factory=dict)
+
+    def set_noise(self, noise: NoiseSample) -> None:
+        self.noise = noise
+        self.first_noise = self.first_noise or noise
 
     def add_speed(self, sample: SpeedSample) -> None:
         key = (sample.nodes, sample.workers, sample.servers, sample.atomic)

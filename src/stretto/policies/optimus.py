@@ -12,8 +12,8 @@ little can be decided without them. Jobs of an application seen before, in runs 
 skip this. An all-reduce job needs no samples: its model is optimistic about what was not tried, and it may
 grow to twice the workers it was seen with.
 
-Everything is shared out anew once in every interval. In between, newcomers start and sample runs go on in what
-is free, and all others stay as they are.
+Everything is shared out anew once in every interval. In between, newcomers start and sample runs go on in
+what is free, and all others stay as they are.
 
 A change costs a restart: T is longer by the expected restart for all counts but those the job runs with.
 """
@@ -76,7 +76,7 @@ class Optimus:
     """Time between rounds; 600 as published."""
     samples: int = 5
     """Different counts a new parameter-server job is run with before its speed is modelled."""
-    sample_s: float = 60.0
+    sample_s: float = 30.0
     """How long each of them runs once it is started."""
     young_factor: float = 0.95
     """Weight of the gain of jobs whose convergence is still hard to tell; 1 treats all alike."""

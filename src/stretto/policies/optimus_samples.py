@@ -12,20 +12,21 @@ from stretto.policies.common import Gang, largest_gang, smallest_gang
 
 PATTERN = (
     Gang(1, 1),
-    Gang(1, 3),
-    Gang(3, 1),
     Gang(2, 4),
     Gang(4, 2),
-    Gang(3, 6),
-    Gang(6, 3),
-    Gang(5, 5),
     Gang(4, 8),
     Gang(8, 4),
+    Gang(6, 6),
+    Gang(1, 3),
+    Gang(3, 1),
+    Gang(3, 6),
+    Gang(6, 3),
 )
 """Counts a job whose smallest gang is one and one is tried with; for others they are as much larger.
 
-Off the diagonal: were there always as many workers as servers, their costs could not be told apart. The
-first five determine a synchronous model."""
+Off the diagonal: were there always as many workers as servers, their costs could not be told apart. Far
+apart: what a few tasks on one node show says little about many on several. The first five determine a
+synchronous model."""
 
 
 @dataclass(frozen=True, slots=True)

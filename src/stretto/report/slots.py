@@ -127,9 +127,7 @@ class _Board:
         workers = piece[0].allocation.worker_count
         batches = tuple(size for size, _ in groupby(hold.batch.total(workers) for hold in piece))
         return [
-            Stay(
-                job, piece[0].start_s, piece[-1].end_s, first, count, piece[0].allocation.gpus(job), batches
-            )
+            Stay(job, piece[0].start_s, piece[-1].end_s, first, count, piece[0].allocation.gpus(job), batches)
             for first, count in _runs(sorted(row for taken in mine.values() for row in taken))
         ]
 

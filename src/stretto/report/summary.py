@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stretto.app.metrics import Metrics
 from stretto.core.units import format_duration
+from stretto.report.names import one_line
 
 NOTHING = "-"
 """Shown where there is no number."""
@@ -139,7 +140,7 @@ def summarise(runs: Sequence[Metrics], *, details: bool = True) -> Summary:
     if len(groups) == 1:
         return Summary(columns, tuple(blocks), _sentences([_Line.of([run]) for run in runs]))
     if groups:
-        blocks.append(_block(f"mean of {len(groups)} workloads", lines, columns))
+        blocks.append(_block(f"mean of {len(groups)} workloads", lines, columns, workloads=len(groups)))
     return Summary(columns, tuple(blocks), _sentences(lines))
 
 
@@ -157,7 +158,7 @@ class _Line:
     @staticmethod
     def of(runs: Iterable[Metrics]) -> _Line:
         kept = tuple(runs)
-        return _Line(kept[0].policy, kept)
+        return _Line(one_line(kept[0].policy), kept)
 
     @property
     def jobs(self) -> int:
@@ -171,6 +172,11 @@ class _Line:
     def workloads(self) -> frozenset[str]:
         return frozenset(run.workload for run in self.runs)
 
+    def coverage(self, workloads: int) -> str:
+        """Says so if the policy did not run all of them."""
+        run = len(self.workloads)
+        return "" if run == workloads else f" ({run} of {workloads})"
+
     def value(self, column: Column) -> float | None:
         """The mean over the runs; none if one of them has none, for it would flatter the policy."""
         values = [column.value(run) for run in self.runs]
@@ -178,14 +184,14 @@ class _Line:
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _block(title: str, lines: Sequence[_Line], columns: Sequence[Column]) -> Block:
+def _block(title: str, lines: Sequence[_Line], columns: Sequence[Column], workloads: int = 1) -> Block:
     rivals = _comparable(lines)
     best = {column: _best(column, rivals) for column in columns if column.lower_is_better}
     return Block(
-        title,
+        one_line(title),
         tuple(
             Row(
-                line.policy,
+                line.policy + line.coverage(workloads),
                 f"{line.completed}/{line.jobs}",
                 line.completed < line.jobs,
                 tuple(
@@ -238,9 +244,14 @@ def _comparison(ranked: Sequence[tuple[float, _Line]]) -> list[str]:
     shown = others if len(others) <= 3 else [others[0], others[-1]]
     (next_s, following), *rest = shown
     said = [
-        f"{_times(next_s, best_s)} on average than {following.policy} "
-        f"(mean JCT {format_duration(best_s)} vs {format_duration(next_s)})",
-        *(f"{_times(value_s, best_s)} than {line.policy} ({format_duration(value_s)})" for value_s, line in rest),
+        (
+            f"{_times(next_s, best_s)} on average than {following.policy} "
+            f"(mean JCT {format_duration(best_s)} vs {format_duration(next_s)})"
+        ),
+        *(
+            f"{_times(value_s, best_s)} than {line.policy} ({format_duration(value_s)})"
+            for value_s, line in rest
+        ),
     ]
     return [f"{best.policy} finishes jobs {' and '.join(said)}."]
 

@@ -16,7 +16,7 @@ LEGEND = f"{BEST_MARK} best of its block"
 
 
 def metrics_table(runs: Sequence[Metrics]) -> Table:
-    """The runs as a table for a terminal of 100 columns, a block per workload; fewer columns than the text."""
+    """The runs as a table for a terminal of 100 columns, a block per workload; the text has more columns."""
     summary = summarise(runs, details=False)
     table = Table(
         box=box.SIMPLE,
@@ -41,7 +41,7 @@ def metrics_text(runs: Sequence[Metrics]) -> str:
     """The same as Markdown that reads well as it is: no colours, nothing cut off."""
     summary = summarise(runs)
     heading = ["policy", "jobs done", *(column.title for column in summary.columns)]
-    parts = [f"{_plain(block.title)}\n\n{_markdown(heading, block)}" for block in summary.blocks]
+    parts = [f"{block.title}\n\n{_markdown(heading, block)}" for block in summary.blocks]
     return "\n\n".join([*parts, "\n".join(_closing(summary))]) + "\n"
 
 
@@ -75,9 +75,9 @@ def _aligned(index: int, text: str, width: int) -> str:
 
 
 def _texts(row: Row) -> list[str]:
-    return [_plain(row.policy), row.completed, *(_marked(cell) for cell in row.cells)]
+    return [_in_cell(row.policy), row.completed, *(_marked(cell) for cell in row.cells)]
 
 
-def _plain(text: str) -> str:
-    """On one line, without characters that steer a terminal or end a Markdown cell."""
-    return "".join(char if char.isprintable() else " " for char in text).replace("|", "\\|")
+def _in_cell(text: str) -> str:
+    """Without characters that end a Markdown cell."""
+    return text.replace("|", "\\|")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stretto.app.history import Hold, History, JobHistory
+from stretto.app.history import History, Hold, JobHistory
 from stretto.core.cluster import Node
 from stretto.core.observations import NoiseSample
 from stretto.models.noise import GradientNoise

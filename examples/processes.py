@@ -1,0 +1,79 @@
+"""Three real commands share four slots of this machine, first come first served.
+
+Each command is a little Python program that "trains" for a few epochs, prints a JSON line after each, and
+keeps its own checkpoint. Kill this script at any time and start it again in the same folder: it goes on
+from its journal, and the commands from their checkpoints.
+"""
+
+import sys
+from pathlib import Path
+
+from stretto.app.history import history_of
+from stretto.control.controller import Controller, Settings
+from stretto.core.cluster import gpu_nodes
+from stretto.core.events import Decided, JobFinished
+from stretto.core.job import BatchLimits, Job, Role, Work
+from stretto.core.resources import Resources
+from stretto.journal.sqlite import SqliteJournal
+from stretto.policies.fifo import Fifo
+from stretto.substrate.process import Command, ProcessSubstrate
+
+EPOCHS = 3
+TRAINER = """
+import json, os, sys, time
+checkpoint = sys.argv[1]
+epoch = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
+while epoch < 3:
+    time.sleep(0.1)
+    epoch += 1
+    open(checkpoint, "w").write(str(epoch))
+    print(json.dumps({"epoch": epoch, "work_done": 100 * epoch, "loss": 1 / epoch}), flush=True)
+"""
+SLOTS = {"tokenizer": 1, "vision": 3, "speech": 2}
+
+
+def job(name: str, slots: int) -> Job:
+    return Job(
+        id=name,
+        application=name,
+        submit_s=0.0,
+        worker=Role(demand=Resources(gpu=1), requested=slots, min=slots, max=slots),
+        batch=BatchLimits(initial=64, requested=64, max=64, per_gpu_min=1, per_gpu_max=64),
+        work=Work(units_per_epoch=100.0, epochs=EPOCHS),
+    )
+
+
+def main() -> None:
+    folder = Path("runs/processes")
+    nodes = gpu_nodes(1, 4)
+    jobs = [job(name, slots) for name, slots in SLOTS.items()]
+    commands = {
+        name: Command((sys.executable, "-c", TRAINER, str(folder.absolute() / f"{name}.epoch")))
+        for name in SLOTS
+    }
+    journal = SqliteJournal(folder / "journal.sqlite", run="processes")
+    substrate = ProcessSubstrate(nodes, commands, run_dir=folder)
+    try:
+        Controller(
+            policy=Fifo(),
+            substrate=substrate,
+            journal=journal,
+            nodes=nodes,
+            arrivals=jobs,
+            settings=Settings(),
+        ).run()
+    finally:
+        substrate.close()
+    events = list(journal.events())
+    for decided in (event for event in events if isinstance(event, Decided)):
+        for told in decided.instructions:
+            print(f"{told.action} {told.job_id} with {told.allocation.worker_count} slots")
+    for name in sorted(event.job_id for event in events if isinstance(event, JobFinished)):
+        past = history_of(events).jobs[name]
+        losses = " ".join(f"{point.loss:.2f}" for point in past.losses)
+        print(f"{name} finished after {len(past.losses)} epochs, {past.restarts} restarts, losses {losses}")
+    journal.close()
+
+
+if __name__ == "__main__":
+    main()

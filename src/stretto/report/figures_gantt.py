@@ -1,0 +1,136 @@
+"""Who held which GPUs when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from stretto.app.history import History
+from stretto.app.simulate import Run
+from stretto.core.units import format_duration
+from stretto.report.palette import Palette
+from stretto.report.plotting import graph_objects, safe, styled, wrapped
+from stretto.report.slots import Rows, Stay, rows_of, stays_of
+
+HOUR_S = 3600.0
+SHADES = 3
+MOST_LABELS = 32
+HOVER = (
+    "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>"
+    "<i>%{customdata[3]}</i><extra></extra>"
+)
+
+
+def gpus_over_time(run: Run, palette: Palette, end_s: float) -> Any:
+    """A rectangle for every time a job held GPUs: rows are GPUs, the colour is the application.
+
+    One trace of bars per application keeps a page with thousands of rectangles quick.
+    """
+    go = graph_objects()
+    rows = rows_of(run.setup.nodes, run.history)
+    reasons = _reasons(run.history)
+    shades = {job_id: index % SHADES for index, job_id in enumerate(run.history.jobs)}
+    by_application: defaultdict[str, list[Stay]] = defaultdict(list)
+    for stay in stays_of(run.history, rows):
+        by_application[stay.job.application].append(stay)
+    figure = go.Figure()
+    for application in sorted(by_application):
+        figure.add_trace(_legend_entry(go, application, palette))
+        figure.add_trace(_bars(go, by_application[application], palette, shades, reasons))
+    for first in rows.first[1:]:
+        figure.add_shape(
+            type="line",
+            layer="below",
+            xref="paper",
+            x0=0,
+            x1=1,
+            y0=first,
+            y1=first,
+            line={"color": "#d5d9de", "width": 0.6},
+        )
+    figure.update_xaxes(title_text="time (hours)", range=[0, end_s / HOUR_S])
+    figure.update_yaxes(range=[rows.count, 0], showgrid=False, **_labels(rows))
+    height = min(max(6 * rows.count, 240), 900) + 130
+    return styled(figure, height, barmode="overlay", hovermode="closest")
+
+
+def jobs_without_gpus(history: History) -> int:
+    """Jobs that held something, but never a GPU: the picture cannot show them."""
+    return sum(
+        bool(job.holds) and not any(hold.allocation.gpus(job.job) for hold in job.holds)
+        for job in history.jobs.values()
+    )
+
+
+def _bars(
+    go: Any,
+    stays: Sequence[Stay],
+    palette: Palette,
+    shades: dict[str, int],
+    reasons: dict[tuple[str, float], str],
+) -> Any:
+    application = stays[0].job.application
+    return go.Bar(
+        orientation="h",
+        base=[round(stay.start_s / HOUR_S, 5) for stay in stays],
+        x=[round((stay.end_s - stay.start_s) / HOUR_S, 5) for stay in stays],
+        y=[stay.first_row + stay.rows / 2 for stay in stays],
+        width=[stay.rows for stay in stays],
+        marker={
+            "color": [palette.application(application, shades[stay.job.id]) for stay in stays],
+            "line": {"color": "#ffffff", "width": 0.3},
+        },
+        customdata=[
+            [safe(stay.job.id), _holding(stay), _when(stay), reasons.get((stay.job.id, stay.start_s), "")]
+            for stay in stays
+        ],
+        hovertemplate=HOVER,
+        legendgroup=application,
+        showlegend=False,
+    )
+
+
+def _legend_entry(go: Any, application: str, palette: Palette) -> Any:
+    """A bar that is not there: the swatch shows the plain colour, not that of some job's shade."""
+    return go.Bar(
+        x=[None],
+        y=[None],
+        orientation="h",
+        name=safe(application),
+        legendgroup=application,
+        marker={"color": palette.application(application)},
+    )
+
+
+def _holding(stay: Stay) -> str:
+    gpus = f"{stay.gpus} GPU{'s' if stay.gpus != 1 else ''}"
+    first, last = stay.batches[0], stay.batches[-1]
+    sizes = f"{first:,}" if len(stay.batches) == 1 else f"{first:,} to {last:,}"
+    return f"{gpus}, batch {sizes}"
+
+
+def _when(stay: Stay) -> str:
+    start, end = format_duration(stay.start_s), format_duration(stay.end_s)
+    return f"{start} to {end} ({format_duration(stay.end_s - stay.start_s)})"
+
+
+def _reasons(history: History) -> dict[tuple[str, float], str]:
+    """What was said when a job's allocation was decided, by job and time."""
+    return {
+        (job_id, decided.t_s): f"{reason.code.value}: {wrapped(reason.text)}"
+        for decided in history.decisions
+        for job_id, reason in decided.reasons.items()
+    }
+
+
+def _labels(rows: Rows) -> dict[str, Any]:
+    """A label in the middle of each node's rows, or of every second, third, .. of many nodes."""
+    ends = (*rows.first[1:], rows.count)
+    every = -(-len(rows.nodes) // MOST_LABELS)
+    shown = [
+        ((first + end) / 2, f"node {safe(node)}")
+        for node, first, end in list(zip(rows.nodes, rows.first, ends, strict=True))[::every]
+        if end > first
+    ]
+    return {"tickvals": [at for at, _ in shown], "ticktext": [text for _, text in shown]}

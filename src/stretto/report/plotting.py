@@ -1,0 +1,115 @@
+"""Plotly, brought in when somebody asks for a page, and the look all figures share."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from stretto.core.errors import InputError
+from stretto.report.names import one_line
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+INK = "#24292f"
+GRID = "#e9ebee"
+AXIS = {
+    "gridcolor": GRID,
+    "linecolor": "#9aa0a6",
+    "zeroline": False,
+    "ticks": "outside",
+    "tickcolor": "#9aa0a6",
+    "automargin": True,
+    "title_standoff": 8,
+}
+POWERS_OF_TWO = [2**i for i in range(17)]
+_DURATIONS = {
+    "10s": 10,
+    "30s": 30,
+    "1m": 60,
+    "2m": 120,
+    "5m": 300,
+    "10m": 600,
+    "30m": 1800,
+    "1h": 3600,
+    "2h": 7200,
+    "5h": 18000,
+    "10h": 36000,
+    "1d": 86400,
+    "2d": 172800,
+    "7d": 604800,
+    "30d": 2592000,
+}
+
+
+def graph_objects() -> Any:
+    """plotly.graph_objects, or an error that says how to get it."""
+    try:
+        import plotly.graph_objects  # noqa: PLC0415  (an extra, and slow to import)
+    except ImportError as error:
+        raise InputError(
+            "the HTML report needs plotly, which is not installed.",
+            remedy="Install it: pip install 'stretto[report]'",
+        ) from error
+    return plotly.graph_objects
+
+
+def plotly_script() -> str:
+    """The whole of plotly.js."""
+    graph_objects()
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415  (an extra, and slow to import)
+
+    script: str = get_plotlyjs()
+    return script
+
+
+def panels(rows: int, columns: int, titles: Sequence[str], **options: Any) -> Any:
+    """A figure of several panels."""
+    graph_objects()
+    from plotly.subplots import make_subplots  # noqa: PLC0415  (an extra, and slow to import)
+
+    return make_subplots(rows=rows, cols=columns, subplot_titles=list(titles), **options)
+
+
+def styled(figure: Any, height: int, **layout: Any) -> Any:
+    """Give a figure the common look: calm axes, the legend in one line above."""
+    figure.update_layout(
+        template="none",
+        height=height,
+        # Room at the top for the legend and, where there are panels, their titles; at the right for buttons.
+        margin={"l": 64, "r": 44, "t": 80 if figure.layout.annotations else 50, "b": 52},
+        modebar={"orientation": "v", "color": "#b6bcc4", "activecolor": INK},
+        font={"family": FONT, "size": 13, "color": INK},
+        paper_bgcolor="#ffffff",
+        plot_bgcolor="#ffffff",
+        hoverlabel={"align": "left", "font": {"family": FONT, "size": 12}},
+        legend={"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top", "xanchor": "left"},
+    )
+    figure.update_layout(**layout)
+    figure.update_xaxes(**AXIS)
+    figure.update_yaxes(**AXIS)
+    figure.update_annotations(font={"size": 13.5, "color": INK})
+    return figure
+
+
+def duration_axis(low_s: float, high_s: float) -> dict[str, Any]:
+    """A logarithmic axis in seconds with ticks that people read."""
+    shown = math.log10(max(low_s, 1.0) / 1.3), math.log10(max(high_s, 1.0) * 1.3)
+    tick = {"tickvals": list(_DURATIONS.values()), "ticktext": list(_DURATIONS)}
+    return {"type": "log", "range": shown, **tick}
+
+
+def doubling_axis(title: str) -> dict[str, Any]:
+    """A logarithmic axis with a tick at every power of two."""
+    return {"type": "log", "title_text": title, "tickvals": POWERS_OF_TWO}
+
+
+def safe(text: str) -> str:
+    """Text that a browser, and Plotly's own reading of tags, shows as it is."""
+    return html.escape(one_line(text))
+
+
+def wrapped(text: str, width: int = 64) -> str:
+    """`safe` text on several lines."""
+    return "<br>".join(safe(line) for line in textwrap.wrap(text, width))
