@@ -23,8 +23,8 @@ STORED_AS = {"tiresias": "tiresias-1.0", "optimus-oracle": "optimus-1.0", "pollu
 CLOCKS = {
     "published clock": Setup(rounds=True),
     "exact epochs": Setup(rounds=True, whole_seconds=False),
-    "event-driven": Setup(),
-    "event-driven, priors": Setup(priors=True),
+    "event-driven": Setup(priors=False),
+    "event-driven, priors": Setup(),
 }
 
 

@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 from common import verdict
-from threadpoolctl import threadpool_limits
 
+from stretto.app.threads import one_blas_thread
 from stretto.core.allocation import NOTHING, Allocation, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.seeds import child_rng
@@ -86,7 +86,7 @@ def decision_ms(view: ClusterView) -> float:
 def main() -> None:
     print("Figure 3: one decision of pollux, median of 5, one core")
     took = []
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_blas_thread():
         Pollux().decide(random_view(child_rng(0, "warm-up"), 4, 16), None, child_rng(0, "policy"))
         for jobs, gpus in SIZES:
             milliseconds = decision_ms(random_view(child_rng(0, "bench", str(jobs)), jobs, gpus))

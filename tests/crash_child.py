@@ -58,8 +58,8 @@ def sim_workload() -> Workload:
     return toy_workload(*jobs, truth=ToyTruth(epochs=20, step_s=0.9, split=True, noise=NoiseSample(1.0, 5.0)))
 
 
-def sim_setup(policy: str) -> Setup:
-    return Setup(nodes=gpu_nodes(2, 4), noise=0.0 if policy == "pollux" else 0.1, seed=5)
+def sim_setup() -> Setup:
+    return Setup(nodes=gpu_nodes(2, 4), noise=0.1, seed=5)
 
 
 def sim_options(policy: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ def run_simulation(folder: Path, policy: str) -> None:
     simulate(
         sim_workload(),
         policy,
-        sim_setup(policy),
+        sim_setup(),
         options=sim_options(policy),
         journal=journal,
         on_tick=tick,

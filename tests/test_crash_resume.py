@@ -74,7 +74,7 @@ def test_a_simulation_killed_at_random_moments_is_the_same_simulation(
     partial = read(tmp_path)
     finish("simulate", str(tmp_path), policy)
     whole = MemoryJournal()
-    run = simulate(sim_workload(), policy, sim_setup(policy), options=sim_options(policy), journal=whole)
+    run = simulate(sim_workload(), policy, sim_setup(), options=sim_options(policy), journal=whole)
     resumed = read(tmp_path)
     assert 0 < len(partial) < len(resumed)
     history = history_of(resumed)

@@ -116,12 +116,15 @@ def _attempt(
 
 
 def _largest(seat: Seat, least: Allocation, free: FreeCapacity, place: Placer) -> Allocation:
-    """The most that fits up to what is wanted; what the job holds already if that is no less."""
-    sizes = [seat.wanted, *_shrinking(seat.wanted, seat.least)]
-    low, high = 0, len(sizes) - 1
+    """What is wanted if it fits; else the most that does, or what the job holds already if that is no less."""
+    whole = place(seat.job, *seat.wanted, free)
+    if whole is not None:
+        return whole
     found = least
+    sizes = list(_shrinking(seat.wanted, seat.least))
+    low, high = 0, len(sizes) - 1
     while low < high:
-        middle = 0 if low == 0 and high == len(sizes) - 1 else (low + high) // 2
+        middle = (low + high) // 2
         allocation = place(seat.job, *sizes[middle], free)
         if allocation is None:
             low = middle + 1

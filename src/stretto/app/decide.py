@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from threadpoolctl import threadpool_limits
-
 from stretto.app.snapshot import has_batch_limits
+from stretto.app.threads import one_blas_thread
 from stretto.control.instruct import check
 from stretto.core.allocation import NOTHING
 from stretto.core.decision import Decision
@@ -53,7 +52,7 @@ def decide(
 ) -> Answer:
     """Ask the named policy once."""
     chosen = make_policy(policy, options=options)
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_blas_thread():
         started = time.perf_counter()
         decision, _ = chosen.decide(view, None, child_rng(seed, "policy", "0"))
         decision_ms = 1e3 * (time.perf_counter() - started)

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from threadpoolctl import threadpool_limits
-
 from stretto.app.history import History, history_of
 from stretto.app.metrics import Metrics, measure
+from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node, gpu_nodes
 from stretto.journal.base import Journal, MemoryJournal
@@ -38,8 +37,8 @@ class Setup:
     restart_s: float = 30.0
     interference: float = 0.0
     noise: float = 0.0
-    priors: bool = False
-    """Let new jobs start from what finished jobs of their application showed."""
+    priors: bool | None = None
+    """Let new jobs start from what finished jobs of their application showed; None: unless `rounds`."""
     seed: int = 0
     until_s: float = math.inf
 
@@ -64,6 +63,8 @@ class Run:
     history: History
     workload: Workload
     setup: Setup
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the policy that were set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,7 @@ def simulate(
             left = len(controller.state.jobs) + controller.jobs_to_come
             on_tick(Tick(substrate.now_s(), len(workload.jobs) - left, len(workload.jobs)))
 
-    # The matrices of a fit are tiny: more threads than one only get in each other's way.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_blas_thread():
         controller = Controller(
             policy=chosen,
             substrate=substrate,
@@ -110,7 +110,10 @@ def simulate(
             nodes=setup.nodes,
             arrivals=workload.jobs,
             settings=Settings(
-                seed=setup.seed, rounds=setup.rounds, share_priors=setup.priors, until_s=setup.until_s
+                seed=setup.seed,
+                rounds=setup.rounds,
+                share_priors=not setup.rounds if setup.priors is None else setup.priors,
+                until_s=setup.until_s,
             ),
             on_turn=report,
         )
@@ -126,4 +129,4 @@ def simulate(
         decision_s=controller.decision_s,
         wall_s=time.perf_counter() - started,
     )
-    return Run(metrics, history, workload, setup)
+    return Run(metrics, history, workload, setup, options or {})

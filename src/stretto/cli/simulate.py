@@ -50,8 +50,11 @@ def simulate(
     ] = 0.0,
     noise: Annotated[float, typer.Option(help="Relative error of what jobs measure.")] = 0.0,
     priors: Annotated[
-        bool, typer.Option("--priors", help="New jobs start from what finished jobs like them showed.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="New jobs start from what finished jobs like them showed.", show_default="unless --rounds"
+        ),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Jobs to generate, or to take from a log.", show_default=False)
     ] = None,

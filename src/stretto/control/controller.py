@@ -97,7 +97,7 @@ class Controller:
             if event.kind in self._wakes_on:
                 until_s = event.t_s
         self._admit_arrivals(until_s)
-        if self.state.jobs and self._is_time(until_s):
+        if self.state.jobs and until_s < self._settings.until_s and self._is_time(until_s):
             self._decide(until_s)
         self._due = False
 

@@ -97,7 +97,8 @@ class OptimusOracle:
         if code is ReasonCode.WAITS or code is ReasonCode.PREEMPTED:
             return f"{view.total_gpus} GPUs went to the jobs submitted before it"
         steps = self.oracle.remaining_steps(job.job, job.epoch)
-        return f"{steps:.0f} steps to go; one GPU more than {gpus} would save {self._gain(view, job, gpus):.0f} s"
+        saved_s = self._gain(view, job, gpus)
+        return f"{steps:.0f} steps to go; one GPU more than {gpus} would save {saved_s:.0f} s"
 
 
 def _held(view: ClusterView, job: JobView) -> int:

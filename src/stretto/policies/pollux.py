@@ -14,6 +14,9 @@ and the power mean of all jobs' s_j + 0.001 is maximised:
 p = 1 is the plain average, p = -1 (published default) also favours jobs that are far behind, p -> -inf looks
 at the worst-off job alone. This is a sum over jobs, so the shared engine (allocate/solver.py) maximises
 it. A job may grow to at most twice the GPUs it was ever seen with, so that its model is never stretched far.
+
+All jobs are weighed once an interval. Asked in between, because a job came or went, pollux gives what is
+free to those that hold nothing and leaves the others alone: every change costs a restart.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ FLOOR = 1e-3
 """Added to every speedup: a job without GPUs counts as this."""
 LEXIMIN_P = -100.0
 """Stands in for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
+FLOAT_NOISE_S = 1e-6
+"""A decision this close to the end of an interval is at its end."""
 NEWCOMER = 0.01
 """Least restart factor of a job that holds nothing: the formula's 0 at age 0 would leave it waiting."""
 
@@ -68,9 +73,11 @@ class Pollux:
         require_gpu_jobs(view, self.name)
         speedups = Speedups(view)
         values = _Values(speedups, self.p)
+        last_s = -math.inf if memory is None else float(memory)
+        between = view.now_s - last_s < self.interval_s - FLOAT_NOISE_S
         solution = solve(
             [node.gpus for node in view.nodes],
-            [self._contender(job, speedups, index) for index, job in enumerate(view.jobs)],
+            [self._contender(job, speedups, index, between) for index, job in enumerate(view.jobs)],
             values,
             max_nodes=self.max_nodes,
             avoid_interference=self.interference,
@@ -84,16 +91,17 @@ class Pollux:
             reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, speedups.fair_gpus)),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
-        return decision, memory
+        return decision, last_s if between else view.now_s
 
-    def _contender(self, job: JobView, speedups: Speedups, index: int) -> Contender:
+    def _contender(self, job: JobView, speedups: Speedups, index: int, between: bool) -> Contender:
         worker = job.job.worker
         held = speedups.held[index]
+        pinned = between or not job.job.preemptible
         if job.job.tier is Tier.RIGID:
-            return Contender(held, worker.requested, worker.requested, _pinned(job))
+            return Contender(held, worker.requested, worker.requested, pinned)
         seen = max(int(self.explore * job.belief.max_workers_seen), 1)
         most = max(min(worker.max, seen, speedups.most_workers[index]), worker.min)
-        return Contender(held, worker.min, most, _pinned(job))
+        return Contender(held, worker.min, most, pinned)
 
     def _batches(
         self, view: ClusterView, chosen: Mapping[str, Allocation], speedups: Speedups

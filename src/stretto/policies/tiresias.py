@@ -59,10 +59,8 @@ class Tiresias:
         here = {job.id for job in view.jobs}
         earlier = [job_id for job_id in memory or [] if job_id in here]
         known = set(earlier)
-        fallen = [
-            job.id for job in view.jobs if job.id not in known and job.attained_gpu_s >= self._threshold_gpu_s - FLOAT_NOISE_GPU_S
-        ]
-        return earlier + fallen
+        full = self._threshold_gpu_s - FLOAT_NOISE_GPU_S
+        return earlier + [job.id for job in view.jobs if job.id not in known and job.attained_gpu_s >= full]
 
     def _queue(self, view: ClusterView, demoted: list[str]) -> list[JobView]:
         """Jobs that may not be preempted, the upper queue, the lower queue."""
