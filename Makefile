@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench picture clean
 
 install: $(READY)
 
@@ -27,6 +27,9 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
+
+picture: $(READY)
+	$(BIN)/python docs/picture.py
 
 clean:
 	rm -rf $(VENV) runs

@@ -14,7 +14,7 @@ def main() -> None:
         metrics = simulate(workload, policy, setup).metrics
         mean_min = (metrics.mean_jct_s or 0.0) / 60
         makespan_h = (metrics.makespan_s or 0.0) / 3600
-        print(f"{policy:10}{metrics.completed:10}{mean_min:8.0f} min{makespan_h:8.1f} h")
+        print(f"{policy:10}{metrics.completed:10}{mean_min:8.0f} min{makespan_h:8.0f} h")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_books_and_finds_agree_with_brute_force(
     board = Board(gpus, max_nodes=max_nodes, avoid_interference=avoid)
     placed: list[Placement] = []
     for _ in range(data.draw(st.integers(1, 8))):
-        if placed and data.draw(st.booleans()):
+        if len(placed) > 0 and data.draw(st.booleans()):
             board.lift(placed.pop(data.draw(st.integers(0, len(placed) - 1))))
         free = [
             gpus[node] - sum(dict(placement).get(node, 0) for placement in placed)

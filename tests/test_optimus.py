@@ -128,20 +128,21 @@ def test_a_sample_run_goes_on_until_its_time_is_over() -> None:
 
 
 def test_between_rounds_only_sample_runs_and_newcomers_change() -> None:
-    settled, new = served("settled"), served("new")
+    settled, new = served("settled", work=Work(units_per_epoch=100, epochs=1)), served("new")
     view = make_cluster(NODES, [knowing(settled, KNOWN), knowing(new, None)])
     first, memory = decide(view, interval_s=600.0, samples=3)
     assert first.wake_at_s is not None
-    # Meanwhile the settled job has hardly anything left to do: it stays until the next round.
-    held = replace(knowing(settled, KNOWN, first.allocations["settled"]), work_done=999.0)
-    sampled = knowing(new, measured(*gangs(first).values()), first.allocations["new"])
+    # Meanwhile it turns out that the settled job has far more to do: it stays until the next round.
+    more = replace(settled, work=Work(units_per_epoch=100, epochs=1000))
+    held = knowing(more, KNOWN, first.allocations["settled"])
+    sampled = knowing(new, measured(gangs(first)["new"]), first.allocations["new"])
     late = knowing(served("late"), None)
     meanwhile = replace(view, now_s=first.wake_at_s, jobs=(held, sampled, late))
     second, _ = decide(meanwhile, memory, interval_s=600.0, samples=3)
     assert second.allocations["settled"] == first.allocations["settled"]
     assert second.allocations["new"] != first.allocations["new"]
     third, _ = decide(replace(meanwhile, now_s=600.0), memory, interval_s=600.0, samples=3)
-    assert gangs(third)["settled"] != gangs(first)["settled"]
+    assert gangs(third)["settled"] > gangs(first)["settled"]
 
 
 def test_a_job_of_a_known_application_skips_samples_and_keeps_the_model_until_it_has_its_own() -> None:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -275,9 +276,9 @@ def test_the_worst_off_gain_as_p_falls() -> None:
         assert decision.objective == pytest.approx(power_mean(np.array(found) + 1e-3, p), rel=1e-6)
         worst.append(min(found))
         average.append(sum(found))
-    assert all(later >= earlier - 1e-12 for earlier, later in zip(worst, worst[1:], strict=False))
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(worst))
     assert worst[-1] > worst[0]
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(average, average[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(average))
 
 
 # --- rules
@@ -326,10 +327,27 @@ def test_a_job_that_may_not_be_preempted_keeps_exactly_what_it_has() -> None:
 def test_a_job_that_may_not_be_preempted_stays_beside_another_spanning_one() -> None:
     """Placed so while interference was allowed; avoiding it now may move the first, not the second."""
     spread = on_nodes({"a": 1, "b": 1})
-    movable = make_view(adaptive("m"), spread, belief=knowing(SCALES), age_s=1e6)
+    movable = make_view(adaptive("m"), spread, belief=knowing(SCALES), age_s=0.0)
     fixed = make_view(adaptive("np", preemptible=False), spread, belief=knowing(SCALES), age_s=1e6)
-    view = make_cluster([make_node("a", gpu=2), make_node("b", gpu=2)], [movable, fixed])
+    view = make_cluster([make_node(name, gpu=2) for name in ("a", "b", "c")], [movable, fixed])
     assert decide(view).allocations["np"] == spread
+
+
+def test_between_rounds_running_jobs_stay_and_newcomers_start_in_what_is_free() -> None:
+    running = make_view(adaptive("old"), on_nodes({"a": 1}), belief=knowing(SCALES), age_s=1e6)
+    newcomer = make_view(adaptive("new"), belief=UNKNOWN)
+    nodes = [make_node("a", gpu=4)]
+    policy, rng = Pollux(interval_s=60.0), np.random.default_rng(0)
+
+    def at(now_s: float, jobs: list[JobView], memory: object) -> tuple[Decision, object]:
+        return policy.decide(replace(make_cluster(nodes, jobs), now_s=now_s), memory, rng)
+
+    _, memory = at(600.0, [running], None)
+    early, memory = at(630.0, [running, newcomer], memory)
+    assert early.allocations["old"] == running.allocation
+    assert early.allocations["new"].worker_count == 1
+    late, _ = at(660.0, [running, newcomer], memory)
+    assert late.allocations["old"].worker_count == 3
 
 
 @pytest.mark.parametrize(("avoid", "running"), [(True, 1), (False, 2)])
@@ -368,9 +386,9 @@ def test_an_elastic_job_keeps_its_total_batch() -> None:
     assert decision.batches["e"] == BatchChoice(128)
 
 
-def test_a_size_without_a_batch_is_not_chosen() -> None:
-    """One worker must make two passes of 24, below its least of 32; two workers can share the 48."""
-    limits = BatchLimits(initial=32, requested=64, max=1024, per_gpu_min=48, per_gpu_max=256)
+def test_a_job_without_any_possible_batch_upsets_nobody() -> None:
+    """A worker alone makes two passes of 24 examples, and 32 are its least: no size has a goodput."""
+    limits = BatchLimits(initial=32, requested=48, max=1024, per_gpu_min=32, per_gpu_max=256)
     job = make_job("e", 1, least=1, most=1, tier=Tier.ELASTIC, batch=limits)
     view = make_cluster([make_node("n", gpu=1)], [make_view(job, belief=knowing(SCALES), age_s=1e6)])
     decision = decide(view)

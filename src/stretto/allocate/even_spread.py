@@ -116,7 +116,7 @@ def _attempt(
 
 
 def _largest(seat: Seat, least: Allocation, free: FreeCapacity, place: Placer) -> Allocation:
-    """What is wanted if it fits; else the most that does, or what the job holds already if that is no less."""
+    """What is wanted if it fits; else the most that does, or what the job holds if that is no less."""
     whole = place(seat.job, *seat.wanted, free)
     if whole is not None:
         return whole

@@ -61,10 +61,11 @@ class Recollection:
 def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[Gang, ...]:
     """Counts to try next, in order; none once `samples` different ones were measured.
 
-    The large ones come first: the job gets on with them, and the others fit in the room they leave.
+    The large ones come first: the job gets on with them, and the others fit in the room they leave. A model
+    that was not fitted to measurements was stated by somebody, and is taken as it is.
     """
     measured = fit.measured if fit else {}
-    if len(measured) >= samples:
+    if len(measured) >= samples or (fit is not None and not measured):
         return ()
     plan = list(dict.fromkeys(_beyond_smallest(job, more) for more in PATTERN))[:samples]
     left = [gang for gang in plan if (gang.servers, gang.workers) not in measured]
