@@ -132,9 +132,11 @@ class TestWhen:
 
 class TestEnd:
     def test_until_ends_the_run(self) -> None:
-        controller = drive(Watched(), Scripted(), toy_job("a"), how=Settings(until_s=100.0))
+        policy = Watched()
+        controller = drive(policy, Scripted(), toy_job("a"), how=Settings(until_s=120.0))
         assert list(controller.state.jobs) == ["a"]
         assert controller.jobs_to_come == 0
+        assert policy.times_s == [0.0, 60.0], "at the end there is nothing left to decide"
 
     def test_a_job_that_can_never_fit_leaves_the_run_stalled(self) -> None:
         policy, journal = Watched(), MemoryJournal()
@@ -286,12 +288,12 @@ class TestJournal:
             decided = [one for e in events if isinstance(e, Decided) for one in e.instructions]
             assert [one for _, one in substrate.told] == decided
 
-    @pytest.mark.parametrize("rounds", [False, True])
-    def test_a_run_cut_anywhere_is_the_same_run_when_resumed(self, rounds: bool) -> None:
+    @pytest.mark.parametrize(("rounds", "until_s"), [(False, math.inf), (True, math.inf), (False, 120.0)])
+    def test_a_run_cut_anywhere_is_the_same_run_when_resumed(self, rounds: bool, until_s: float) -> None:
         jobs = [toy_job(f"j{i}", 1 + i % 3, submit_s=17.3 * i) for i in range(6)]
         truths = toy_workload(*jobs, truth=ToyTruth(step_s=0.73)).truths
         physics = Physics(report_s=60.0 if rounds else 30.0)
-        how = Settings(rounds=rounds)
+        how = Settings(rounds=rounds, until_s=until_s)
 
         def policy() -> Policy:
             return Tiresias(threshold_gpu_h=0.02)
@@ -299,8 +301,8 @@ class TestJournal:
         whole = MemoryJournal()
         drive(policy(), SimSubstrate(truths, physics=physics), *jobs, how=how, journal=whole)
         events = list(whole.events())
-        assert sum(isinstance(event, JobFinished) for event in events) == len(jobs)
-        for cut in range(len(events)):
+        assert sum(isinstance(event, JobFinished) for event in events) == len(jobs) or until_s < math.inf
+        for cut in range(len(events) + 1):
             journal = MemoryJournal()
             journal.append(events[:cut])
             drive(policy(), SimSubstrate(truths, physics=physics), *jobs, how=how, journal=journal)
@@ -330,4 +332,3 @@ class TestJournal:
         assert drawn[:2] == drawn[2:4]
         assert drawn[0] != drawn[1]
         assert drawn[4] != drawn[0]
-        assert math.inf not in drawn

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import make_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from builders import make_job
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError, StrettoError
@@ -113,8 +113,8 @@ def test_other_texts_are_refused(text: str) -> None:
     assert "20m" in caught.value.remedy
 
 
-@pytest.mark.parametrize("text", ["5m5", "1h1h", "30m1h"])
-def test_durations_with_units_left_out_or_out_of_order_are_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["1h30", "5m5"])
+def test_a_number_without_a_unit_after_one_with_a_unit_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_duration_s(text)
 

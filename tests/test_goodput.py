@@ -45,7 +45,7 @@ def models(draw: st.DrawFn) -> JobModel:
         per_gpu_min=low,
         per_gpu_max=high,
     )
-    speed = AllReduceSpeed(*(draw(times) for _ in range(6)), draw(st.floats(1.0, 10.0)))
+    speed = draw(st.builds(AllReduceSpeed, *[times] * 6, st.floats(1.0, 10.0)))
     return JobModel(speed, NoiseSample(draw(st.floats(1e-3, 1e3)), draw(st.floats(1e-3, 1e3))), limits)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -272,4 +271,3 @@ class TestMetrics:
         workload = toy_workload(toy_job("a"), toy_job("late", submit_s=1000.0))
         numbers = simulate(workload, "fifo", Setup(nodes=gpu_nodes(1, 4), until_s=500.0)).metrics
         assert (numbers.jobs, numbers.completed, numbers.makespan_s) == (2, 1, None)
-        assert math.isclose(numbers.restarts_per_job, 0.0)

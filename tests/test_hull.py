@@ -52,9 +52,7 @@ def test_the_gap_is_less_than_the_step_that_did_not_fit(instance: tuple[list[lis
     best, highest_step = brute_force(offers, capacity), 0.0
     for menu in offers:
         hull = upper_hull(menu)
-        highest_step = max(
-            [highest_step, *(menu[b][1] - menu[a][1] for a, b in pairwise(hull))]
-        )
+        highest_step = max([highest_step, *(menu[b][1] - menu[a][1] for a, b in pairwise(hull))])
     assert best - walk.value <= highest_step + 1e-9
 
 

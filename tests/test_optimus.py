@@ -142,7 +142,7 @@ def test_between_rounds_only_sample_runs_and_newcomers_change() -> None:
     assert second.allocations["settled"] == first.allocations["settled"]
     assert second.allocations["new"] != first.allocations["new"]
     third, _ = decide(replace(meanwhile, now_s=600.0), memory, interval_s=600.0, samples=3)
-    assert gangs(third)["settled"] > gangs(first)["settled"]
+    assert gangs(third)["settled"] != gangs(first)["settled"]
 
 
 def test_a_job_of_a_known_application_skips_samples_and_keeps_the_model_until_it_has_its_own() -> None:
@@ -239,11 +239,21 @@ def test_small_changes_of_belief_change_nothing() -> None:
     assert decide(view, memory, samples=0)[0].allocations == first.allocations
 
 
-def test_options_are_checked() -> None:
-    with pytest.raises(InputError, match="placement is 'tight'"):
-        Optimus(placement="tight")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="young_factor"):
-        Optimus(young_factor=0.0)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"placement": "tight"},
+        {"young_factor": 0.0},
+        {"samples": -1},
+        {"sample_s": 0.0},
+        {"young_epochs": -1},
+        {"assumed_epochs": 0},
+        {"resize_weight": -1.0},
+    ],
+)
+def test_options_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} is"):
+        Optimus(**wrong)  # type: ignore[arg-type]
 
 
 nodes = st.lists(

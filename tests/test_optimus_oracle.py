@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from builders import make_cluster, make_job, make_node, make_view
 
+from builders import make_cluster, make_job, make_node, make_view
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import BatchLimits, Job

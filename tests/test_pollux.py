@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import RESIZE, UNKNOWN, believing, make_cluster, make_job, make_node, make_view, steady_speed
 from hypothesis import given, settings
 
+from builders import RESIZE, UNKNOWN, believing, make_cluster, make_job, make_node, make_view, steady_speed
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.errors import InputError
@@ -144,6 +144,7 @@ def test_the_objective_is_the_published_formula() -> None:
     view = three_jobs()
     decision = decide(view)
     assert decision.objective == pytest.approx(fitness(view, decision.allocations), rel=1e-9)
+    assert decision.objective is not None
     assert decision.objective >= fitness(
         view, {job.id: job.allocation for job in view.jobs if job.allocation}
     )
@@ -331,6 +332,17 @@ def test_a_job_that_may_not_be_preempted_stays_beside_another_spanning_one() -> 
     fixed = make_view(adaptive("np", preemptible=False), spread, belief=knowing(SCALES), age_s=1e6)
     view = make_cluster([make_node(name, gpu=2) for name in ("a", "b", "c")], [movable, fixed])
     assert decide(view).allocations["np"] == spread
+
+
+def test_what_two_such_jobs_hold_is_not_given_to_a_third() -> None:
+    spread = on_nodes({"a": 1, "b": 1})
+    fixed = [
+        make_view(adaptive(name, preemptible=False), spread, belief=knowing(SCALES), age_s=1e6)
+        for name in ("np1", "np2")
+    ]
+    third = make_view(adaptive("x"), belief=UNKNOWN, age_s=60.0)
+    decision = decide(make_cluster([make_node("a", gpu=2), make_node("b", gpu=2)], [*fixed, third]))
+    assert decision.allocations == {"np1": spread, "np2": spread}
 
 
 def test_between_rounds_running_jobs_stay_and_newcomers_start_in_what_is_free() -> None:

@@ -76,7 +76,7 @@ def test_choices_are_listed() -> None:
         ("pollux", "max_nodes", "0"),
         ("pollux", "max_nodes", "-1"),
         ("pollux", "explore", "-2"),
-        ("pollux", "p", "2"),
+        ("pollux", "p", "inf"),
         ("tiresias", "threshold_gpu_h", "-1"),
     ],
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import make_cluster, make_job, make_node, make_view
 
+from builders import make_cluster, make_job, make_node, make_view
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import BatchLimits
@@ -98,7 +98,7 @@ def test_a_job_that_may_not_be_preempted_comes_first() -> None:
 
 
 def test_it_wakes_when_the_first_of_the_running_jobs_falls() -> None:
-    """a has 15 h x 4 GPUs to go to its fall, that is 0.25 h; b has 6 / 2 = 3 h; c waits."""
+    """One GPU hour on four GPUs is a quarter of an hour for a; b has 6 / 2 = 3 hours left, and c waits."""
     nodes = [make_node("a", gpu=6)]
     view = make_cluster(
         nodes, [job("a", 4, served_h=15), job("b", 2, served_h=10), job("c", 1, served_h=15.99)]

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stretto.allocate.free import SLACK, Floats, FreeCapacity, place_packed
 from stretto.allocate.free import Counts as NodeCounts
 from stretto.allocate.marginal import Counts
+from stretto.allocate.shelves import Shelves
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
 from stretto.core.resources import Resources
@@ -48,17 +48,19 @@ class Seat:
 
 def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
     """The even placement on the fewest nodes; takes nothing yet. None if no number of nodes will do."""
-    worker = np.array(job.worker.demand.amounts())
-    server = np.array(job.server.demand.amounts() if job.server else [0.0] * 4)
-    most_free = _most_free(free, workers * worker + servers * server, max(workers, servers))
-    for nodes in range(1, len(most_free) + 1):
+    shelves = free if isinstance(free, Shelves) else Shelves(free)
+    worker, server = _demands(job)
+    needs = workers * worker + servers * server
+    most_free = shelves.most_free(needs, max(workers, servers))
+    together = free.rows[most_free].cumsum(axis=0) + SLACK
+    enough = np.flatnonzero(((together >= needs) | (needs <= 0)).all(axis=1))
+    for nodes in range(int(enough[0]) + 1 if enough.size else len(most_free) + 1, len(most_free) + 1):
         for on_worker, on_server in _deals(workers, servers, nodes):
-            used = np.outer(on_worker, worker) + np.outer(on_server, server)
+            used = on_worker[:, None] * worker + on_server[:, None] * server
             chosen = most_free[:nodes]
-            if not _fit(used, free.rows[chosen]).all():
+            if not ((used <= free.rows[chosen] + SLACK) | (used <= 0)).all():
                 continue
-            tighter = _tightest(free, used.max(axis=0), nodes)
-            ids = [free.ids[i] for i in (chosen if tighter is None else tighter)]
+            ids = [free.ids[i] for i in shelves.tightest(used.max(axis=0), nodes) or chosen]
             return free.allocation(_by_node(ids, on_worker), _by_node(ids, on_server))
     return None
 
@@ -66,7 +68,17 @@ def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> A
 def spread_or_pack(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
     """Evenly if the job has servers and there is room for that; else packed on the fewest nodes."""
     even = spread_evenly(job, workers, servers, free) if servers else None
-    return even or place_packed(job, workers, servers, free)
+    if even is not None or not isinstance(free, Shelves):
+        return even or place_packed(job, workers, servers, free)
+    worker, server = _demands(job)
+    if not (free.may_hold(worker, workers) and free.may_hold(server, servers)):
+        return None
+    return place_packed(job, workers, servers, free.with_room(worker, server))
+
+
+def _demands(job: Job) -> tuple[Floats, Floats]:
+    server = job.server.demand if job.server else Resources()
+    return np.array(job.worker.demand.amounts()), np.array(server.amounts())
 
 
 def place_all(seats: Sequence[Seat], free: FreeCapacity, place: Placer) -> dict[str, Allocation]:
@@ -94,7 +106,7 @@ def _attempt(
     order: Sequence[Seat], staying: Sequence[Seat], free: FreeCapacity, place: Placer
 ) -> tuple[dict[str, Allocation], FreeCapacity]:
     """Places, and the room beside them."""
-    left = free.copy()
+    left = Shelves(free)
     placed: dict[str, Allocation] = {}
     for seat in staying:
         if left.holds(seat.job, seat.held):
@@ -145,36 +157,6 @@ def _shrinking(wanted: Counts, least: Counts) -> Iterator[Counts]:
         else:
             servers -= 1
         yield workers, servers
-
-
-def _most_free(free: FreeCapacity, needs: Floats, count: int) -> NodeCounts:
-    """The nodes that hold the largest parts of the job, at most `count`; ties in the order of the nodes."""
-    needed = needs > 0
-    part = (free.rows[:, needed] / needs[needed]).min(axis=1, initial=np.inf)
-    if count < part.size:
-        threshold = np.partition(part, part.size - count)[part.size - count]
-        candidates = np.flatnonzero(part >= threshold)
-    else:
-        candidates = np.arange(part.size)
-    by_part = np.argsort(-part[candidates], kind="stable")
-    return np.asarray(candidates[by_part][:count])
-
-
-def _tightest(free: FreeCapacity, needs: Floats, count: int) -> NodeCounts | None:
-    """The fullest nodes that hold `needs`, so that large jobs find room elsewhere; None if too few do."""
-    holding = np.flatnonzero(_fit(needs, free.rows))
-    if holding.size < count:
-        return None
-    largest = free.capacity.max(axis=0)
-    scale = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
-    emptiness = free.rows[holding] * scale
-    # What the job has no use for must not be stranded: it goes where least of that is free.
-    order = np.lexsort((emptiness[:, needs > 0].sum(axis=1), emptiness[:, needs <= 0].sum(axis=1).round(9)))
-    return np.asarray(holding[order][:count])
-
-
-def _fit(needs: Floats, rows: Floats) -> npt.NDArray[np.bool_]:
-    return np.asarray(((needs <= rows + SLACK) | (needs <= 0)).all(axis=1))
 
 
 def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[NodeCounts, NodeCounts]]:

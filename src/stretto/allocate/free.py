@@ -44,12 +44,16 @@ class FreeCapacity:
         return twin
 
     def take(self, job: Job, allocation: Allocation) -> None:
-        for node_id, used in allocation.uses(job).items():
-            self.rows[self._index[node_id]] -= used.amounts()
+        """What the job holds is not free; what it holds of nodes that are going away never was."""
+        self._add(job, allocation, -1.0)
 
     def give_back(self, job: Job, allocation: Allocation) -> None:
+        self._add(job, allocation, 1.0)
+
+    def _add(self, job: Job, allocation: Allocation, times: float) -> None:
         for node_id, used in allocation.uses(job).items():
-            self.rows[self._index[node_id]] += used.amounts()
+            if node_id in self._index:
+                self.rows[self._index[node_id]] += (used * times).amounts()
 
     def places_of(self, node_ids: Iterable[str]) -> Counts:
         """Where these nodes are in the order of the nodes."""

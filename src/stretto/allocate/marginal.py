@@ -20,6 +20,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from stretto.core.resources import TOLERANCE, Resources
 
@@ -65,9 +66,22 @@ def share_out(claims: Sequence[Claim], free: Resources, cluster: Resources) -> l
     return dealer.counts
 
 
-Amounts = tuple[float, ...]
 Step = tuple[float, int, int, int]
 """(minus the gain, claim, workers added, servers added): the smallest is best; ties: the first claim."""
+
+UNITS: tuple[Counts, ...] = ((0, 1), (1, 0), (1, 1))
+"""What steps are multiples of, servers first."""
+
+
+class _Unit(NamedTuple):
+    """One worker, one server or one of both, of some claim."""
+
+    workers: int
+    servers: int
+    needs: tuple[tuple[int, float], ...]
+    """(resource, amount) where it needs any."""
+    share: float
+    """Dominant share."""
 
 
 class _Dealer:
@@ -77,7 +91,6 @@ class _Dealer:
         self._claims = claims
         self._free = [amount + TOLERANCE / 2 for amount in free.amounts()]
         self._cluster = cluster.amounts()
-        self._demands = [(claim.worker.amounts(), claim.server.amounts()) for claim in claims]
         self.counts: list[Counts] = [NONE] * len(claims)
 
     def give_least(self) -> None:
@@ -94,14 +107,15 @@ class _Dealer:
                     break
 
     def give_by_gain(self) -> None:
-        open_claims = (i for i, claim in enumerate(self._claims) if self._may_grow(i, claim))
-        line = [step for i in open_claims if (step := self._best_step(i)) is not None]
+        growing = [i for i, claim in enumerate(self._claims) if self._may_grow(i, claim)]
+        units = {i: [self._unit(self._claims[i], *counts) for counts in UNITS] for i in growing}
+        line = [step for i in growing if (step := self._best_step(i, units[i])) is not None]
         heapq.heapify(line)
         while line:
             _, index, workers, servers = line[0]
             # A step that no longer fits is replaced by the best that does; room only shrinks.
             self._give(index, workers, servers)
-            step = self._best_step(index)
+            step = self._best_step(index, units[index])
             if step is None:
                 heapq.heappop(line)
             else:
@@ -111,20 +125,21 @@ class _Dealer:
         return self.counts[index] != NONE and not claim.targets and claim.least != claim.most
 
     def _give(self, index: int, workers: int, servers: int) -> bool:
-        taken = self._needs(index, workers, servers)
-        if not self._fits(taken):
+        needs = self._unit(self._claims[index], workers, servers).needs
+        if any(need > self._free[resource] for resource, need in needs):
             return False
-        self._free = [have - used for have, used in zip(self._free, taken, strict=True)]
+        for resource, need in needs:
+            self._free[resource] -= need
         had_workers, had_servers = self.counts[index]
         self.counts[index] = (had_workers + workers, had_servers + servers)
         return True
 
-    def _best_step(self, index: int) -> Step | None:
+    def _best_step(self, index: int, units: Sequence[_Unit]) -> Step | None:
         """The fitting step of the highest gain per share; None if none saves time."""
         claim, (workers, servers) = self._claims[index], self.counts[index]
         now_s = _with_resize(claim, workers, servers)
         best, best_step = 0.0, None
-        for more_workers, more_servers, share in self._fitting_steps(index):
+        for more_workers, more_servers, share in self._fitting_steps(index, units):
             then_s = _with_resize(claim, workers + more_workers, servers + more_servers)
             if not then_s < now_s:
                 continue
@@ -133,37 +148,42 @@ class _Dealer:
                 best, best_step = gain, (-gain, index, more_workers, more_servers)
         return best_step
 
-    def _fitting_steps(self, index: int) -> Iterator[tuple[int, int, float]]:
-        """(workers, servers, dominant share) of the steps there is room for, servers first."""
+    def _fitting_steps(self, index: int, units: Sequence[_Unit]) -> Iterator[tuple[int, int, float]]:
+        """(workers, servers, dominant share) of the steps there is room for, and the one back to `held`."""
         claim, (workers, servers) = self._claims[index], self.counts[index]
-        room_workers, room_servers = claim.most[0] - workers, claim.most[1] - servers
-        for one_worker, one_server in ((0, 1), (1, 0), (1, 1)):
-            limit = min(room_workers if one_worker else inf, room_servers if one_server else inf)
+        free, most_workers, most_servers = self._free, claim.most[0] - workers, claim.most[1] - servers
+        for unit in units:
+            limit = inf
+            if unit.workers:
+                limit = most_workers
+            if unit.servers and most_servers < limit:
+                limit = most_servers
+            for resource, need in unit.needs:
+                limit = min(limit, free[resource] / need)
             lump = 1
             while lump <= limit:
-                needs = self._needs(index, lump * one_worker, lump * one_server)
-                if not self._fits(needs):
-                    break
-                yield lump * one_worker, lump * one_server, self._share(needs)
+                yield lump * unit.workers, lump * unit.servers, lump * unit.share
                 lump *= 2
-        back = claim.held[0] - workers, claim.held[1] - servers
-        if min(back) >= 0 and back != NONE and back[0] <= room_workers and back[1] <= room_servers:
-            needs = self._needs(index, *back)
-            if self._fits(needs):
-                yield *back, self._share(needs)
+        more_workers, more_servers = claim.held[0] - workers, claim.held[1] - servers
+        if (
+            0 <= more_workers <= most_workers
+            and 0 <= more_servers <= most_servers
+            and more_workers + more_servers
+        ):
+            back = self._unit(claim, more_workers, more_servers)
+            if all(need <= free[resource] for resource, need in back.needs):
+                yield more_workers, more_servers, back.share
 
-    def _needs(self, index: int, workers: int, servers: int) -> Amounts:
-        worker, server = self._demands[index]
-        return tuple(workers * w + servers * s for w, s in zip(worker, server, strict=True))
-
-    def _fits(self, needs: Amounts) -> bool:
-        return all(need <= have for need, have in zip(needs, self._free, strict=True) if need > 0)
-
-    def _share(self, needs: Amounts) -> float:
-        """Dominant share of what fits, so that the cluster has some of all it needs."""
-        return max(
-            (need / have for need, have in zip(needs, self._cluster, strict=True) if need > 0), default=0.0
+    def _unit(self, claim: Claim, workers: int, servers: int) -> _Unit:
+        amounts = (
+            workers * worker + servers * server
+            for worker, server in zip(claim.worker.amounts(), claim.server.amounts(), strict=True)
         )
+        needs = tuple((resource, need) for resource, need in enumerate(amounts) if need > 0)
+        shares = (
+            need / self._cluster[resource] if self._cluster[resource] else inf for resource, need in needs
+        )
+        return _Unit(workers, servers, needs, max(shares, default=0.0))
 
 
 def _with_resize(claim: Claim, workers: int, servers: int) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stretto.control.instruct import check, instructions_for
 from stretto.control.state import RunState
 from stretto.core.cluster import Node
+from stretto.core.errors import JournalError
 from stretto.core.events import Decided, Event, JobSubmitted, NodeAdded
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
@@ -69,6 +70,10 @@ class Controller:
 
         history = list(journal.events())
         for event in history:
+            if isinstance(event, Decided) and event.policy != policy.name:
+                raise JournalError(
+                    f"this run was begun under policy {event.policy} and cannot go on under {policy.name}"
+                )
             self._fold(event)
         if history:
             substrate.recover(history)
@@ -83,12 +88,12 @@ class Controller:
 
     def run(self) -> None:
         """Until every job is finished, nothing can happen any more, or the time is up."""
-        while self._arrivals or self.state.jobs:
-            if self._substrate.now_s() >= self._settings.until_s or self._stalled():
-                return
+        while (self._arrivals or self.state.jobs) and not self._stalled():
             self._turn()
             if self._on_turn is not None:
                 self._on_turn(self)
+            if self._substrate.now_s() >= self._settings.until_s:
+                return
 
     def _turn(self) -> None:
         until_s = self._next_time_s()

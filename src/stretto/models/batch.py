@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from stretto.core.allocation import BatchChoice
+from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits
 
 CEIL_TOLERANCE = 1e-8
@@ -23,4 +24,9 @@ def split_batch(limits: BatchLimits, total: int, workers: int) -> BatchChoice:
     if not limits.accumulation:
         passes = 1
     atomic = min(ceil(local / passes - CEIL_TOLERANCE), limits.max // (workers * passes))
-    return BatchChoice(max(atomic, 1), passes - 1)
+    if atomic < 1:
+        raise InputError(
+            f"{workers} workers cannot share a batch of at most {limits.max} examples.",
+            remedy="Ask for fewer workers, or allow a larger batch.",
+        )
+    return BatchChoice(atomic, passes - 1)

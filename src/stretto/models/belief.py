@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stretto.core.job import Communication, Job
-from stretto.core.observations import NoiseSample
+from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.convergence import ConvergenceFit, fit_convergence
 from stretto.models.noise import PERFECTLY_SCALABLE
 from stretto.models.observations import Observations
@@ -61,30 +61,30 @@ class FittedBelief:
         self._observed = observed
         self._prior = prior
         self._speed: AllReduceSpeed | None = None
-        self._speed_revision = 0
+        self._speed_of: tuple[SpeedSample, ...] = ()
         self._server_speed: ServerSpeedFit | None = None
-        self._server_speed_revision = 0
+        self._server_speed_of: tuple[SpeedSample, ...] = ()
         self._convergence: ConvergenceFit | None = None
         self._convergence_points = 0
 
     @property
     def speed(self) -> AllReduceSpeed | None:
-        source = self._source
-        if source.speed_revision != self._speed_revision:
-            self._speed = fit_all_reduce(source.speeds.values(), self._speed)
-            self._speed_revision = source.speed_revision
+        news = self._source.news
+        if news is not self._speed_of:
+            self._speed = fit_all_reduce(news)
+            self._speed_of = news
         return self._speed
 
     @property
     def server_speed(self) -> ServerSpeedFit | None:
-        source = self._source
-        if source.speed_revision != self._server_speed_revision:
+        news = self._source.news
+        if news is not self._server_speed_of:
             self._server_speed = fit_server_speed(
-                source.speeds.values(),
+                news,
                 synchronous=self._job.communication is Communication.PS_SYNC,
                 total_batch=self._job.batch.requested,
             )
-            self._server_speed_revision = source.speed_revision
+            self._server_speed_of = news
         return self._server_speed
 
     @property

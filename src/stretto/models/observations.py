@@ -24,8 +24,12 @@ class Observations:
     losses: list[LossPoint] = field(default_factory=list)
     resizes_s: list[float] = field(default_factory=list)
     max_workers_seen: int = 0
-    speed_revision: int = 0
-    """Raised when the speeds say something new: then a fit to them is out of date."""
+    news: tuple[SpeedSample, ...] = ()
+    """The speeds as they were when they last said something new: what models are fitted to.
+
+    A new object each time, so that a fit is out of date exactly when this is another one; and
+    a fit depends on what was observed only, not on when somebody asked for it.
+    """
     _times_seen: dict[Configuration, int] = field(default_factory=dict)
     _news_s: dict[Configuration, float] = field(default_factory=dict)
 
@@ -49,4 +53,4 @@ class Observations:
         news_s = self._news_s.get(key)
         if news_s is None or abs(sample.step_s - news_s) > NEWS * news_s:
             self._news_s[key] = sample.step_s
-            self.speed_revision += 1
+            self.news = tuple(self.speeds.values())

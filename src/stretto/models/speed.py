@@ -13,6 +13,7 @@ and s accumulation passes before it add s T_grad.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ TINY = 1e-8
 """Lower bound of every time constant; also the synchronisation time of a single worker."""
 MAX_OVERLAP = 10.0
 """The p-norm at 10 is within 7 % of the maximum."""
+TOLERANCE = 1e-6
+"""Where the fit stops: parameters are believed to a few per cent at best."""
 NETWORK_PENALTY = 1.1
 """Before a job has spanned nodes, the network is taken to be at least this much slower than one node."""
 
@@ -95,13 +98,13 @@ def p_norm(a: Floats, b: Floats, p: Numbers) -> Floats:
     return np.asarray(high * (1.0 + (low / high) ** p) ** (1.0 / np.asarray(p, dtype=float)))
 
 
-def fit_all_reduce(samples: Iterable[SpeedSample], start: AllReduceSpeed | None = None) -> AllReduceSpeed:
+def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
     """Parameters that explain the samples best, optimistic about what was never tried.
 
     Minimises RMSLE(T_grad) + RMSLE(T_step) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n/alpha_n)^2 +
     (beta_r/alpha_r)^2) by L-BFGS-B. What the samples say nothing about is pinned: with one batch size
     half of the pass is constant; synchronisation costs nothing until two workers, two nodes, more than
-    two workers have been seen. `start`, a fit to fewer samples, makes the search shorter.
+    two workers have been seen.
     """
     from scipy.optimize import minimize  # noqa: PLC0415  (half a second that most commands never need)
 
@@ -109,12 +112,10 @@ def fit_all_reduce(samples: Iterable[SpeedSample], start: AllReduceSpeed | None 
     if not rows:
         raise ValueError("fit_all_reduce needs at least one sample")
     data = _Data.of(rows)
-    first, bounds = _start_and_bounds(data)
-    if start is not None:
-        first = _warm(first, bounds, start)
-    best = minimize(data.loss_and_gradient, first, jac=True, bounds=bounds, method="L-BFGS-B", tol=1e-6)
+    start, bounds = _start_and_bounds(data)
+    best = minimize(data.loss_and_gradient, start, jac=True, bounds=bounds, method="L-BFGS-B", tol=TOLERANCE)
     theta = best.x
-    if not data.across.any():
+    if not data.spans_nodes:
         theta[2] = max(theta[2], NETWORK_PENALTY * theta[4])
         theta[3] = max(theta[3], NETWORK_PENALTY * theta[5])
     return AllReduceSpeed(*(float(value) for value in theta))
@@ -122,12 +123,13 @@ def fit_all_reduce(samples: Iterable[SpeedSample], start: AllReduceSpeed | None 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Samples as columns, and the objective over them."""
+    """Samples as columns, and the objective over them: T_grad and T_sync are linear in six parameters."""
 
-    atomic: Floats
-    further: Floats
-    across: npt.NDArray[np.bool_]
-    within: npt.NDArray[np.bool_]
+    compute: Floats
+    """T_grad = compute @ (alpha_c, beta_c)."""
+    exchange: Floats
+    """T_sync = exchange @ (alpha_n, beta_n, alpha_r, beta_r) + alone."""
+    alone: Floats
     log_pass: Floats
     log_step: Floats
 
@@ -137,56 +139,51 @@ class _Data:
         workers = np.array([row.workers for row in rows])
         step_s = np.array([row.step_s for row in rows])
         pass_s = np.maximum(step_s - np.array([row.sync_s for row in rows]), TINY)
+        across = (nodes > 1).astype(float)
+        within = ((nodes == 1) & (workers > 1)).astype(float)
+        further = np.maximum(workers - 2, 0)
         return _Data(
-            atomic=np.array([row.atomic for row in rows], dtype=float),
-            further=np.maximum(workers - 2, TINY),
-            across=nodes > 1,
-            within=(nodes == 1) & (workers > 1),
+            compute=np.stack([np.ones(len(rows)), [float(row.atomic) for row in rows]], axis=1),
+            exchange=np.stack([across, across * further, within, within * further], axis=1),
+            alone=TINY * (1.0 - across - within),
             log_pass=np.log(pass_s),
             log_step=np.log(np.maximum(step_s, TINY)),
         )
 
-    def loss_and_gradient(self, theta: Floats) -> tuple[float, Floats]:
-        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = theta
-        one_pass = alpha_c + beta_c * self.atomic
-        sync = np.full_like(one_pass, TINY)
-        sync[self.across] = alpha_n + beta_n * self.further[self.across]
-        sync[self.within] = alpha_r + beta_r * self.further[self.within]
+    @property
+    def spans_nodes(self) -> bool:
+        return bool(self.exchange[:, 0].any())
 
-        # With u = log T_grad and v = log T_sync, log T_step is a softmax-weighted mean scaled by 1/gamma.
+    def loss_and_gradient(self, theta: Floats) -> tuple[float, Floats]:
+        gamma = theta[6]
+        one_pass = self.compute @ theta[:2]
+        sync = self.exchange @ theta[2:6] + self.alone
+
+        # With u = log T_grad and v = log T_sync, log T_step is log(e^(gamma u) + e^(gamma v)) / gamma.
         u, v = np.log(one_pass), np.log(sync)
         log_step = np.logaddexp(gamma * u, gamma * v) / gamma
         weight_u = np.exp(gamma * (u - log_step))
-        weight_v = 1.0 - weight_u
 
         loss_pass, d_pass = _rms(u - self.log_pass)
         loss_step, d_step = _rms(log_step - self.log_step)
-        ratio_n, ratio_r = beta_n / alpha_n, beta_r / alpha_r
-        loss = loss_pass + loss_step + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * (ratio_n**2 + ratio_r**2)
+        ratios = theta[3:6:2] / theta[2:5:2]
+        loss = loss_pass + loss_step + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * float(ratios @ ratios)
 
-        by_pass = (d_pass + d_step * weight_u) / one_pass
-        by_sync = d_step * weight_v / sync
-        by_gamma = d_step * (weight_u * u + weight_v * v - log_step) / gamma
-        gradient = np.array(
-            [
-                by_pass.sum(),
-                (by_pass * self.atomic).sum(),
-                by_sync[self.across].sum() - 2e-2 * ratio_n**2 / alpha_n,
-                (by_sync * self.further)[self.across].sum() + 2e-2 * ratio_n / alpha_n,
-                by_sync[self.within].sum() - 2e-2 * ratio_r**2 / alpha_r,
-                (by_sync * self.further)[self.within].sum() + 2e-2 * ratio_r / alpha_r,
-                by_gamma.sum() + 2e-3 * (gamma - 1.0),
-            ]
-        )
-        return float(loss), gradient
+        by_u = d_step * weight_u
+        by_v = d_step - by_u
+        gradient = np.empty(7)
+        gradient[:2] = ((d_pass + by_u) / one_pass) @ self.compute
+        gradient[2:6] = (by_v / sync) @ self.exchange
+        gradient[2:5:2] -= 2e-2 * ratios**2 / theta[2:5:2]
+        gradient[3:6:2] += 2e-2 * ratios / theta[2:5:2]
+        gradient[6] = (by_u @ u + by_v @ v - d_step @ log_step) / gamma + 2e-3 * (gamma - 1.0)
+        return loss, gradient
 
 
 def _rms(errors: Floats) -> tuple[float, Floats]:
     """Root mean square, and its derivative by each error."""
-    rms = float(np.sqrt(np.mean(errors**2)))
-    if rms == 0.0:
-        return 0.0, np.zeros_like(errors)
-    return rms, errors / (errors.size * rms)
+    rms = math.sqrt(float(errors @ errors) / errors.size)
+    return rms, errors / (errors.size * rms) if rms else errors
 
 
 def _start_and_bounds(data: _Data) -> tuple[Floats, list[tuple[float, float | None]]]:
@@ -197,23 +194,16 @@ def _start_and_bounds(data: _Data) -> tuple[Floats, list[tuple[float, float | No
         start[index] = value
         bounds[index] = (value, value)
 
-    if np.unique(data.atomic).size == 1:
+    if np.unique(data.compute[:, 1]).size == 1:
         pin(0, float(np.exp(data.log_pass).mean()) / 2)
-    if not data.across.any():
+    across, more_across, within, more_within = (bool(column.any()) for column in data.exchange.T)
+    if not across:
         pin(2)
         pin(3)
-    if not data.within.any():
+    if not within:
         pin(4)
         pin(5)
-    if not (data.further > TINY).any():
+    if not (more_across or more_within):
         pin(3)
         pin(5)
     return start, bounds
-
-
-def _warm(first: Floats, bounds: list[tuple[float, float | None]], start: AllReduceSpeed) -> Floats:
-    """Begin at an earlier fit, except for what is pinned now or was pinned then."""
-    earlier = np.array(start.parameters())
-    pinned = np.array([low == high for low, high in bounds])
-    was_pinned = earlier <= 10 * TINY
-    return np.where(pinned | was_pinned, first, earlier)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, inf
 from typing import Final, NamedTuple
 
 from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.decision import Decision, Reason, ReasonCode
-from stretto.core.errors import InputError
-from stretto.core.events import JobFailed, JobFinished, JobSubmitted, NodeAdded, NodeLost, WorkerLost
-from stretto.core.job import Communication, Job, Tier
+from stretto.core.events import (
+    JobFailed,
+    JobFinished,
+    JobSubmitted,
+    NodeAdded,
+    NodeDraining,
+    NodeLost,
+    WorkerLost,
+)
+from stretto.core.job import Job, Tier
 from stretto.core.resources import Resources
-from stretto.models.noise import GradientNoise
+from stretto.models.batch import split_batch
 from stretto.policies.base import ClusterView, JobView
 
 BASELINE_EVENTS: Final = frozenset(
@@ -22,6 +28,7 @@ BASELINE_EVENTS: Final = frozenset(
         JobFinished.kind,
         JobFailed.kind,
         NodeAdded.kind,
+        NodeDraining.kind,
         NodeLost.kind,
         WorkerLost.kind,
     }
@@ -85,65 +92,8 @@ def next_bundle(held: Gang, limit: Gang) -> Gang | None:
 
 
 def requested_batch(job: Job, workers: int) -> BatchChoice:
-    """The job's requested total batch M split over K workers.
-
-    Each worker processes ceil(M / K) examples in s + 1 passes, the fewest that fit on its GPU, but two
-    if it is alone and M is above the initial batch: it then measures gradient noise from their difference.
-    Rounding up never takes the total above the job's largest batch.
-    """
-    batch = job.batch
-    local = ceil(batch.requested / workers - CEIL_TOLERANCE)
-    passes = max(ceil(local / batch.per_gpu_max - CEIL_TOLERANCE), 1)
-    if workers == 1 and batch.requested > batch.initial:
-        passes = max(passes, 2)
-    atomic = min(ceil(local / passes - CEIL_TOLERANCE), batch.max // (workers * passes))
-    if atomic < 1:
-        raise InputError(
-            f"{workers} workers with {passes} passes each cannot share at most {batch.max} examples.",
-            where=f"job {job.id}",
-            remedy="Ask for fewer workers, or allow a larger batch.",
-        )
-    return BatchChoice(atomic, passes - 1)
-
-
-def remaining_s(job: JobView, empty: FreeCapacity) -> float | None:
-    """Time to the job's end at its requested size on the fewest nodes of the empty cluster.
-
-    None while nothing is believed that could tell, and for a job that does not fit.
-    """
-    units, units_per_s = _remaining_units(job), _believed_units_per_s(job, empty)
-    if units is None or units_per_s is None:
-        return None
-    return units / units_per_s if units_per_s > 0 else inf
-
-
-def _remaining_units(job: JobView) -> float | None:
-    work = job.job.work
-    total = work.total_units
-    if total is None:
-        convergence = job.belief.convergence
-        if convergence is None or work.convergence is None:
-            return None
-        total = convergence.epochs_to_converge(work.convergence, MAX_EPOCHS).expected * work.units_per_epoch
-    return max(total - job.work_done, 0.0)
-
-
-def _believed_units_per_s(job: JobView, empty: FreeCapacity) -> float | None:
-    workers, servers = gang = requested_gang(job.job)
-    batch = requested_batch(job.job, workers)
-    if job.job.communication is not Communication.ALL_REDUCE:
-        server_speed = job.belief.server_speed
-        if server_speed is None:
-            return None
-        steps_per_s = float(server_speed.steps_per_s(servers, workers))
-    else:
-        speed = job.belief.speed
-        place = None if speed is None else place_packed(job.job, *gang, empty)
-        if speed is None or place is None:
-            return None
-        steps_per_s = 1.0 / float(speed.step_s(len(place.nodes), workers, batch.atomic, batch.accumulation))
-    noise = GradientNoise(job.belief.noise.sqr, job.belief.noise.var, job.job.batch.initial)
-    return steps_per_s * float(noise.gain(batch.total(workers)))
+    """The job's requested total batch, split over its workers."""
+    return split_batch(job.batch, job.batch.requested, workers)
 
 
 def explain(view: ClusterView, allocations: Mapping[str, Allocation], why: Why) -> dict[str, Reason]:
@@ -182,10 +132,10 @@ def fixed_size_decision(view: ClusterView, allocations: Mapping[str, Allocation]
 
 
 def keep_running(jobs: Sequence[JobView], free: FreeCapacity) -> dict[str, Allocation]:
-    """Takes what these jobs hold, of the nodes that are still there; jobs that lost theirs are left out."""
+    """Takes what these jobs hold; leaves out those on a node that is going away, unless they may not move."""
     kept: dict[str, Allocation] = {}
     for job in jobs:
-        if job.allocation and free.holds(job.job, job.allocation):
+        if job.allocation and (free.holds(job.job, job.allocation) or not job.job.preemptible):
             free.take(job.job, job.allocation)
             kept[job.id] = job.allocation
     return kept

@@ -96,12 +96,18 @@ class Optimus:
                 where="optimus",
                 remedy=f"Use one of: {', '.join(PLACERS)}.",
             )
-        if not 0 < self.young_factor <= 1:
-            raise InputError(
-                f"young_factor is {self.young_factor}.",
-                where="optimus",
-                remedy="Use a number above 0, at most 1.",
-            )
+        for option, allowed, rule in (
+            ("samples", self.samples >= 0, "0 or more"),
+            ("sample_s", self.sample_s > 0, "more than 0 seconds"),
+            ("young_factor", 0 < self.young_factor <= 1, "a number above 0, at most 1"),
+            ("young_epochs", self.young_epochs >= 0, "0 or more"),
+            ("assumed_epochs", self.assumed_epochs >= 1, "1 or more"),
+            ("resize_weight", self.resize_weight >= 0, "0 or more"),
+        ):
+            if not allowed:
+                raise InputError(
+                    f"{option} is {getattr(self, option)}.", where="optimus", remedy=f"Use {rule}."
+                )
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng

@@ -102,9 +102,10 @@ class OptimusOracle:
 
 
 def _held(view: ClusterView, job: JobView) -> int:
-    """GPUs the job holds on nodes that are there to stay."""
+    """GPUs the job holds; none if it must leave a node that is going away."""
     here = {node.id for node in view.nodes}
-    return job.allocation.worker_count if here.issuperset(job.allocation.nodes) else 0
+    stays = _pinned(job) or here.issuperset(job.allocation.nodes)
+    return job.allocation.worker_count if stays else 0
 
 
 def _pinned(job: JobView) -> bool:

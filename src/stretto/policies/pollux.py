@@ -253,14 +253,14 @@ def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:
 
 
 def _held(view: ClusterView) -> list[Placement]:
-    """What each job holds, by node index; nothing if a node of it is going away."""
+    """What each job holds, by node index; nothing if a node of it is going away and it may move."""
     index = {node.id: position for position, node in enumerate(view.nodes)}
-    return [
-        tuple(sorted((index[node], count) for node, count in job.allocation.workers))
-        if all(node in index for node, _ in job.allocation.workers)
-        else ()
-        for job in view.jobs
-    ]
+    held: list[Placement] = []
+    for job in view.jobs:
+        there = [(index[node], count) for node, count in job.allocation.workers if node in index]
+        leaves = len(there) < len(job.allocation.workers) and not _pinned(job)
+        held.append(() if leaves else tuple(sorted(there)))
+    return held
 
 
 def _restart_factor(job: JobView) -> float:
@@ -277,11 +277,11 @@ def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]
     ids = [node.id for node in view.nodes]
     chosen = {}
     for job, placement in zip(view.jobs, solution.placements, strict=True):
-        if placement:
+        if _pinned(job):
+            chosen[job.id] = job.allocation
+        elif placement:
             new = on_nodes((ids[node], count) for node, count in placement)
             chosen[job.id] = job.allocation if dict(new.workers) == dict(job.allocation.workers) else new
-        elif _pinned(job):
-            chosen[job.id] = job.allocation
     return chosen
 
 

@@ -24,10 +24,10 @@ from stretto.policies.common import (
     BASELINE_EVENTS,
     fixed_size_decision,
     never_fits,
-    remaining_s,
     requested_gang,
     serve_in_order,
 )
+from stretto.policies.remaining import remaining_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

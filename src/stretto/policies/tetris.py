@@ -42,11 +42,11 @@ from stretto.policies.common import (
     keep_running,
     never_fits,
     next_bundle,
-    remaining_s,
     requested_gang,
     shortage,
     smallest_gang,
 )
+from stretto.policies.remaining import remaining_s
 
 Indices = npt.NDArray[np.int64]
 

@@ -182,7 +182,7 @@ def _beliefs(draw: st.DrawFn, job: Job) -> StatedBelief:
         SpeedSample(1, w, p, 8, 1.0 / w + 0.1 * w / p + 0.01 * p, 0.01) for w, p in ((1, 1), (2, 1), (4, 2))
     ]
     return StatedBelief(
-        speed=AllReduceSpeed(*(draw(times) for _ in range(6)), draw(st.floats(1.0, 10.0))),
+        speed=draw(st.builds(AllReduceSpeed, *[times] * 6, st.floats(1.0, 10.0))),
         server_speed=fit_server_speed(
             samples,
             synchronous=job.communication is Communication.PS_SYNC,
