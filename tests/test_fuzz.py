@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inputs import SNAPSHOT, WORKLOAD
 
+from inputs import SNAPSHOT, WORKLOAD
 from stretto.app.decide import decide
 from stretto.app.simulate import Setup, simulate
 from stretto.app.snapshot import read_snapshot

@@ -432,7 +432,7 @@ def test_jobs_it_has_no_model_for_are_refused() -> None:
     with pytest.raises(InputError, match="job ps uses parameter servers") as caught:
         decide(make_cluster(nodes, [make_view(served)]))
     assert "optimus" in caught.value.remedy
-    with pytest.raises(InputError, match="needs 2 GPUs"):
+    with pytest.raises(InputError, match="needs 2 GPU,"):
         decide(make_cluster(nodes, [make_view(make_job("big", demand=Resources(gpu=2)))]))
 
 

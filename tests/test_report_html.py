@@ -146,12 +146,13 @@ def test_the_file_is_written_whole(runs: list[Run], tmp_path: Path) -> None:
     assert text.rstrip().endswith("</html>")
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_missing(
+def test_a_place_that_cannot_be_written_to_is_refused(
     runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stretto.report.html.report_html", lambda runs: f"{len(runs)} runs")
+    (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot be written"):
-        write_report(tmp_path / "nowhere" / "report.html", runs[:1])
+        write_report(tmp_path / "file" / "report.html", runs[:1])
 
 
 def test_no_runs_are_refused(tmp_path: Path) -> None:

@@ -51,10 +51,13 @@ class Contender:
 class Menus:
     """The value of every size on offer to every job, were it placed on the fewest nodes."""
 
-    def __init__(self, node_gpus: Sequence[int], contenders: Sequence[Contender], values: Values) -> None:
+    def __init__(
+        self, node_gpus: Sequence[int], contenders: Sequence[Contender], values: Values, max_nodes: int
+    ) -> None:
         self._values = values
         self._contenders = contenders
         self._fewest = _fewest_nodes(node_gpus)
+        self._most = sum(nodes <= max_nodes for nodes in self._fewest) - 1
         self._node_size = max(node_gpus, default=0)
         self._odd: dict[tuple[int, int, int], float] = {}
         self.nothing: list[float] = values.nothing.tolist()
@@ -100,7 +103,7 @@ class Menus:
         one = self._contenders[job]
         if one.stays:
             return ()
-        top = min(one.max_gpus, reach, len(self._fewest) - 1)
+        top = min(one.max_gpus, reach, self._most)
         bottom = max(one.min_gpus, 1, self.sizes[job][-1] + 1 if self.sizes[job] else 1)
         start = -(-max(bottom, self._node_size + 1) // step) * step if step else bottom
         return (*range(bottom, min(top, self._node_size) + 1), *range(start, top + 1, max(step, 1)))

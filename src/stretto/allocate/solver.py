@@ -44,12 +44,16 @@ def solve(
     """Place the contenders on nodes with `node_gpus` GPUs each."""
     if not contenders:
         return Solution([], 0.0, 0.0)
-    menus = Menus(node_gpus, contenders, values)
+    menus = Menus(node_gpus, contenders, values, max_nodes)
     sizes, bound = _walk(menus, contenders, sum(node_gpus))
 
     def blank() -> State:
         board = Board(node_gpus, max_nodes=max_nodes, avoid_interference=avoid_interference)
-        return State(board, contenders, menus)
+        state = State(board, contenders, menus)
+        for job, one in enumerate(contenders):
+            if one.stays:
+                state.set(job, one.held)
+        return state
 
     state = _packed(blank(), sizes)
     polish(state, bound)
@@ -98,6 +102,8 @@ def _packed(state: State, sizes: Sequence[int | None]) -> State:
     movers = []
     for job, size in enumerate(sizes):
         held = state.contenders[job].held
+        if state.contenders[job].stays:
+            continue
         if size is None and state.board.fits(held):
             state.set(job, held)
         else:
@@ -116,6 +122,6 @@ def _packed(state: State, sizes: Sequence[int | None]) -> State:
 
 def _as_it_is(state: State) -> State:
     for job, one in enumerate(state.contenders):
-        if one.held and state.board.fits(one.held):
+        if one.held and not one.stays and state.board.fits(one.held):
             state.set(job, one.held)
     return state

@@ -32,12 +32,16 @@ from stretto.policies.base import ClusterView, JobView
 RESTART_S = 30.0
 """Cost of a restart that Pollux' objective assumes."""
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+LARGEST = 10**9
+"""Nobody has more GPUs, or takes larger batches, and arithmetic stays exact."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class NodeSize(msgspec.Struct, forbid_unknown_fields=True):
-    gpu: Annotated[int, msgspec.Meta(ge=0)] = 0
+    gpu: CountOrNone = 0
     cpu: Amount = 0.0
     memory_gib: Amount = 0.0
     bandwidth_gbps: Amount = 0.0
@@ -58,14 +62,14 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
     """Total batch of a job whose batch is not adapted; the initial one if not given."""
     atomic_bsz_range: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] | None = None
     accumulation: bool = True
-    min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
+    min_replicas: CountOrNone = 0
     max_replicas: Count = 1
     num_replicas: Count | None = None
     """What its owner asked for; what it holds, or the least it takes, if not given."""
     tier: Tier = Tier.ADAPTIVE
     attained_service: Amount = 0.0
     age: Amount = 0.0
-    num_restarts: Annotated[int, msgspec.Meta(ge=0)] = 0
+    num_restarts: CountOrNone = 0
     creation_timestamp: float | None = None
     preemptible: bool = True
     work_total: Amount | None = None
@@ -74,7 +78,7 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SnapshotFile(msgspec.Struct, forbid_unknown_fields=True):
-    nodes: dict[str, Annotated[int, msgspec.Meta(ge=0)] | NodeSize]
+    nodes: dict[str, CountOrNone | NodeSize]
     jobs: list[SnapshotJob]
     time: float = 0.0
     note: str = ""

@@ -34,10 +34,12 @@ def simulate(
     gpu_type: Annotated[
         str | None, typer.Option(help="Take the profiles of this GPU type.", show_default=False)
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster.", show_default="16")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes of the cluster.", show_default="16; builtin:demo 4")
+    ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", show_default="4")] = None,
-    interval: Annotated[str, typer.Option(help="Time between decisions.")] = "60s",
-    restart: Annotated[str, typer.Option(help="What a start or resize costs.")] = "30s",
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between decisions.")] = "60s",
+    restart: Annotated[str, typer.Option(metavar="DURATION", help="Cost of a start or resize.")] = "30s",
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Decide at the interval only, as published simulators do.")
     ] = False,
@@ -62,7 +64,8 @@ def simulate(
         float | None, typer.Option(help="Hours to generate, or to take from a log.", show_default=False)
     ] = None,
     log_start: Annotated[
-        str | None, typer.Option(help="Where in a log to begin, from its start.", show_default=False)
+        str | None,
+        typer.Option(metavar="DURATION", help="Where in a log to begin.", show_default=False),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")

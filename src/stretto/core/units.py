@@ -14,7 +14,8 @@ def parse_duration_s(text: str, *, where: str = "") -> float:
     """Seconds of `90`, `90s`, `20m` or `1h30m`."""
     compact = text.strip().lower()
     parts = _PART.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
+    mixed = len(parts) > 1 and any(not unit for _, unit in parts)
+    if not parts or mixed or "".join(number + unit for number, unit in parts) != compact:
         raise InputError(
             f"{text!r} is not a duration.", where=where, remedy="Write seconds or units: 90, 20m, 1h30m."
         )

@@ -60,6 +60,7 @@ class GoodputTable:
         self._sqr = np.array([model.noise.sqr for model in models], dtype=float)
         self._var = np.array([model.noise.var for model in models], dtype=float)
         adaptive = np.array([model.tier is Tier.ADAPTIVE for model in models], dtype=bool)
+        self._fixed = ~adaptive
         requested = np.array([model.batch.requested for model in models], dtype=float)
         self._initial = np.array([model.batch.initial for model in models], dtype=float)
         self._lowest = np.where(adaptive, self._initial, requested)
@@ -97,6 +98,7 @@ class GoodputTable:
         atomic = np.ceil(local / passes - CEIL_TOLERANCE)
         goodput = self._goodput(job, nodes, workers, atomic, passes)
         possible = (atomic >= self._per_gpu_min[job, None]) & (atomic <= self._per_gpu_max[job, None])
+        possible |= self._fixed[job, None]
         possible &= (self._per_gpu_min[job] * workers <= self._highest[job])[:, None]
         goodput = np.where(possible, goodput, 0.0)
         rows = np.arange(job.size)

@@ -32,6 +32,9 @@ MAX_OVERLAP = 10.0
 """The p-norm at 10 is within 7 % of the maximum."""
 TOLERANCE = 1e-6
 """Where the fit stops: parameters are believed to a few per cent at best."""
+CORNERS = (0.03, 0.0)
+"""A root mean square has a corner at 0, where the search would stick as soon as passes fit exactly. So it is
+first taken as sqrt(mean + corner^2) - corner, and from there as it is."""
 NETWORK_PENALTY = 1.1
 """Before a job has spanned nodes, the network is taken to be at least this much slower than one node."""
 
@@ -113,8 +116,17 @@ def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
         raise ValueError("fit_all_reduce needs at least one sample")
     data = _Data.of(rows)
     start, bounds = _start_and_bounds(data)
-    best = minimize(data.loss_and_gradient, start, jac=True, bounds=bounds, method="L-BFGS-B", tol=TOLERANCE)
-    theta = best.x
+    theta = start
+    for corner in CORNERS:
+        theta = minimize(
+            data.loss_and_gradient,
+            theta,
+            args=(corner,),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            tol=TOLERANCE,
+        ).x
     if not data.spans_nodes:
         theta[2] = max(theta[2], NETWORK_PENALTY * theta[4])
         theta[3] = max(theta[3], NETWORK_PENALTY * theta[5])
@@ -154,7 +166,7 @@ class _Data:
     def spans_nodes(self) -> bool:
         return bool(self.exchange[:, 0].any())
 
-    def loss_and_gradient(self, theta: Floats) -> tuple[float, Floats]:
+    def loss_and_gradient(self, theta: Floats, corner: float = 0.0) -> tuple[float, Floats]:
         gamma = theta[6]
         one_pass = self.compute @ theta[:2]
         sync = self.exchange @ theta[2:6] + self.alone
@@ -164,8 +176,8 @@ class _Data:
         log_step = np.logaddexp(gamma * u, gamma * v) / gamma
         weight_u = np.exp(gamma * (u - log_step))
 
-        loss_pass, d_pass = _rms(u - self.log_pass)
-        loss_step, d_step = _rms(log_step - self.log_step)
+        loss_pass, d_pass = _rms(u - self.log_pass, corner)
+        loss_step, d_step = _rms(log_step - self.log_step, corner)
         ratios = theta[3:6:2] / theta[2:5:2]
         loss = loss_pass + loss_step + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * float(ratios @ ratios)
 
@@ -180,10 +192,10 @@ class _Data:
         return loss, gradient
 
 
-def _rms(errors: Floats) -> tuple[float, Floats]:
-    """Root mean square, and its derivative by each error."""
-    rms = math.sqrt(float(errors @ errors) / errors.size)
-    return rms, errors / (errors.size * rms) if rms else errors
+def _rms(errors: Floats, corner: float) -> tuple[float, Floats]:
+    """Root mean square with its corner rounded off, and its derivative by each error."""
+    rms = math.sqrt(float(errors @ errors) / errors.size + corner**2)
+    return rms - corner, errors / (errors.size * rms) if rms else errors
 
 
 def _start_and_bounds(data: _Data) -> tuple[Floats, list[tuple[float, float | None]]]:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.decision import Decision, Reason, ReasonCode
+from stretto.core.errors import InputError
 from stretto.core.events import (
     JobFailed,
     JobFinished,
@@ -41,6 +42,12 @@ MAX_EPOCHS = 1000
 
 Why = Callable[[JobView, ReasonCode], str] | Mapping[str, str]
 """The sentence for a job, from its view and what happens to it, or by its id."""
+
+
+def check_option(policy: str, option: str, value: object, allowed: bool, rule: str) -> None:
+    """Refuse an option's value that is not allowed."""
+    if not allowed:
+        raise InputError(f"{policy}.{option}={value} is not valid.", remedy=f"It takes {rule}.")
 
 
 class Gang(NamedTuple):

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from stretto.core.allocation import Allocation
 from stretto.core.errors import InputError
 from stretto.core.job import Communication
+from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView
+from stretto.policies.common import amounts
+
+ONE_GPU = Resources(gpu=1)
 
 
 def require_gpu_jobs(view: ClusterView, policy: str) -> None:
@@ -18,10 +22,10 @@ def require_gpu_jobs(view: ClusterView, policy: str) -> None:
                 f"job {job.id} uses parameter servers, and {policy} schedules all-reduce jobs only.",
                 remedy="Use optimus, drf, tetris, srtf or fifo for it.",
             )
-        if job.job.worker.demand.gpu != 1:
+        if job.job.worker.demand != ONE_GPU:
             raise InputError(
-                f"a worker of job {job.id} needs {job.job.worker.demand.gpu:g} GPUs, and {policy} gives each "
-                "worker one.",
+                f"a worker of job {job.id} needs {amounts(job.job.worker.demand)}, and {policy} gives each "
+                "worker one GPU and looks at nothing else.",
                 remedy="Use optimus, drf, tetris, srtf or fifo for it.",
             )
 

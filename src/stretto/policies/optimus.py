@@ -31,7 +31,6 @@ from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.allocate.marginal import NONE, Claim, RemainingTime, share_out
 from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
-from stretto.core.errors import InputError
 from stretto.core.job import Job, Role, Tier
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
@@ -39,6 +38,7 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import (
     BASELINE_EVENTS,
     Gang,
+    check_option,
     fixed_size_decision,
     held_gang,
     keep_running,
@@ -90,12 +90,8 @@ class Optimus:
     """Workers and servers dealt evenly over the fewest nodes, or nodes filled one by one."""
 
     def __post_init__(self) -> None:
-        if self.placement not in PLACERS:
-            raise InputError(
-                f"placement is {self.placement!r}.",
-                where="optimus",
-                remedy=f"Use one of: {', '.join(PLACERS)}.",
-            )
+        names = ", ".join(PLACERS)
+        check_option(self.name, "placement", self.placement, self.placement in PLACERS, f"one of {names}")
         for option, allowed, rule in (
             ("samples", self.samples >= 0, "0 or more"),
             ("sample_s", self.sample_s > 0, "more than 0 seconds"),
@@ -104,10 +100,7 @@ class Optimus:
             ("assumed_epochs", self.assumed_epochs >= 1, "1 or more"),
             ("resize_weight", self.resize_weight >= 0, "0 or more"),
         ):
-            if not allowed:
-                raise InputError(
-                    f"{option} is {getattr(self, option)}.", where="optimus", remedy=f"Use {rule}."
-                )
+            check_option(self.name, option, getattr(self, option), allowed, rule)
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng

@@ -37,7 +37,7 @@ from stretto.models.batch import split_batch
 from stretto.models.goodput import GoodputTable, Ints, JobModel
 from stretto.models.speed import Floats
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
+from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch
 from stretto.policies.gpu_only import require_gpu_jobs
 
 FLOOR = 1e-3
@@ -67,6 +67,15 @@ class Pollux:
     """Most nodes of one job."""
     hysteresis: float = 0.0
     """Keep a running job's batch size unless another promises this share more goodput."""
+
+    def __post_init__(self) -> None:
+        for option, allowed, rule in (
+            ("p", self.p <= 1, "1 or less; -inf looks at the worst-off job alone"),
+            ("explore", self.explore >= 1, "1 or more"),
+            ("max_nodes", self.max_nodes >= 1, "1 or more"),
+            ("hysteresis", self.hysteresis >= 0, "0 or more"),
+        ):
+            check_option(self.name, option, getattr(self, option), allowed, rule)
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
@@ -136,7 +145,8 @@ class Speedups:
         self.most_workers[known] = self._table.most_workers()[rows]
         fair = np.minimum(self.fair_gpus, self.most_workers[known])
         self._fair_goodput = np.full(len(view.jobs), np.nan)
-        self._fair_goodput[known] = self._table.best(rows, np.ones_like(rows), fair).goodput
+        fair_goodput = self._table.best(rows, np.ones_like(rows), fair).goodput
+        self._fair_goodput[known] = np.where(fair_goodput > 0, fair_goodput, np.inf)
         self.held = _held(view)
         self.restart = np.array([_restart_factor(job) for job in view.jobs])
 

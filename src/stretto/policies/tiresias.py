@@ -17,7 +17,7 @@ import numpy as np
 from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
+from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch
 from stretto.policies.gpu_only import place_most_free, require_gpu_jobs
 
 FLOAT_NOISE_GPU_S = 1e-3
@@ -34,20 +34,27 @@ class Tiresias:
     threshold_gpu_h: float = 16.0
     """Service after which a job falls to the lower queue."""
 
+    def __post_init__(self) -> None:
+        check_option(
+            self.name, "threshold_gpu_h", self.threshold_gpu_h, self.threshold_gpu_h > 0, "more than 0"
+        )
+
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
         require_gpu_jobs(view, self.name)
         demoted = self._demoted(view, memory)
         runs = self._admit(view, demoted)
-        kept = {job.id: job.allocation for job in view.jobs if job.id in runs and job.allocation}
-        starts = [job for job in self._queue(view, demoted) if job.id in runs and not job.allocation]
-        allocations = place_most_free(view, kept, [(job, job.job.worker.requested) for job in starts])
+        kept = {
+            job.id: job.allocation
+            for job in view.jobs
+            if job.id in runs and job.allocation.worker_count == _gpus(job)
+        }
+        starts = [job for job in self._queue(view, demoted) if job.id in runs and job.id not in kept]
+        allocations = place_most_free(view, kept, [(job, _gpus(job)) for job in starts])
         decision = Decision(
             allocations=allocations,
             batches={
-                job.id: requested_batch(job.job, job.job.worker.requested)
-                for job in view.jobs
-                if job.id in allocations
+                job.id: requested_batch(job.job, _gpus(job)) for job in view.jobs if job.id in allocations
             },
             reasons=explain(view, allocations, lambda job, code: self._why(job, code, demoted)),
             wake_at_s=self._next_demotion_s(view, allocations, demoted),
@@ -67,14 +74,14 @@ class Tiresias:
         lower = set(demoted)
         by_id = {job.id: job for job in view.jobs}
         order = [job for job in view.jobs if job.id not in lower] + [by_id[job_id] for job_id in demoted]
-        return sorted(order, key=lambda job: job.job.preemptible or not job.allocation)
+        return sorted(order, key=lambda job: not _pinned(job))
 
     def _admit(self, view: ClusterView, demoted: list[str]) -> set[str]:
         left = view.total_gpus
         runs = set()
         for job in self._queue(view, demoted):
-            if job.job.worker.requested <= left:
-                left -= job.job.worker.requested
+            if _gpus(job) <= left or _pinned(job):
+                left -= _gpus(job)
                 runs.add(job.id)
         return runs
 
@@ -84,7 +91,7 @@ class Tiresias:
         lower = set(demoted)
         return min(
             (
-                view.now_s + (self._threshold_gpu_s - job.attained_gpu_s) / job.job.worker.requested
+                view.now_s + (self._threshold_gpu_s - job.attained_gpu_s) / _gpus(job)
                 for job in view.jobs
                 if job.id in allocations and job.id not in lower
             ),
@@ -98,9 +105,18 @@ class Tiresias:
     def _why(self, job: JobView, code: ReasonCode, demoted: list[str]) -> str:
         queue = "lower" if job.id in demoted else "upper"
         service = f"{job.attained_gpu_s / 3600.0:.1f} of {self.threshold_gpu_h:g} GPU-h served, {queue} queue"
-        wants = job.job.worker.requested
+        wants = _gpus(job)
         if code is ReasonCode.WAITS:
             return f"{service}; its {wants} GPUs are not left over by the jobs before it"
         if code is ReasonCode.PREEMPTED:
             return f"{service}; jobs before it in the queue took its {wants} GPUs"
         return f"{service}; its {wants} GPUs fit after the jobs before it"
+
+
+def _gpus(job: JobView) -> int:
+    """What its owner asked for; what it holds, if that may not be changed."""
+    return job.allocation.worker_count if _pinned(job) else job.job.worker.requested
+
+
+def _pinned(job: JobView) -> bool:
+    return bool(job.allocation) and not job.job.preemptible

@@ -37,12 +37,13 @@ def write_report(path: Path | str, runs: Sequence[Run]) -> None:
         raise InputError("there are no runs to report on.", remedy="Simulate at least one policy.")
     page = report_html(runs)
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"the report cannot be written: {error.strerror}.",
             where=str(path),
-            remedy="Give a file in a folder that exists and may be written to.",
+            remedy="Give a file in a folder that may be written to.",
         ) from error
 
 
