@@ -17,6 +17,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from common import verdict
 
 from stretto.allocate.even_spread import Placer, Seat, place_all, spread_or_pack
 from stretto.allocate.free import FreeCapacity
@@ -42,6 +43,8 @@ from stretto.substrate.sim import Physics, SimSubstrate
 from stretto.worlds.servers import LOCAL, ServerTruth, server_nodes, server_workload
 from stretto.worlds.truth import Workload
 
+JOBS = 60
+LOADS = (12, 30, 60)
 SLOT_S = 600.0
 SEEDS = 20
 SWEEP_SEEDS = 10
@@ -75,6 +78,9 @@ class Case:
     """Relative errors of (speed, convergence) of beliefs made from the truth; None: as fitted."""
     priors: bool = True
     rounds: bool = False
+    jobs: int = JOBS
+    as_asked: bool = False
+    """Jobs may not grow beyond the counts their owners ask for."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,19 @@ class AtSlots:
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         jobs = tuple(replace(job, belief=self.told.get(job.id, job.belief)) for job in view.jobs)
+        if self.case.as_asked:
+            jobs = tuple(replace(job, job=as_asked(job.job)) for job in jobs)
         decision, memory = self.case.policy.decide(replace(view, jobs=jobs), memory, rng)
         if self.case.place is not None:
             decision = placed_anew(view, decision, self.case.place)
         return decision, memory
+
+
+def as_asked(job: Job) -> Job:
+    """The job, content with what its owner asked for."""
+    worker = replace(job.worker, max=job.worker.requested)
+    server = None if job.server is None else replace(job.server, max=job.server.requested)
+    return replace(job, worker=worker, server=server)
 
 
 def placed_anew(view: ClusterView, decision: Decision, place: Placer) -> Decision:
@@ -174,7 +189,7 @@ def _thetas(truth: ServerTruth) -> tuple[float, ...]:
 
 
 def simulate(case: Case, seed: int) -> Outcome:
-    workload = server_workload(child_rng(seed, "optimus_servers"))
+    workload = server_workload(child_rng(seed, "optimus_servers"), jobs=case.jobs)
     told = {} if case.told is None else told_beliefs(workload, case.told, seed)
     journal = MemoryJournal()
     Controller(
@@ -229,8 +244,21 @@ MAIN = (
     Case(name="drf", policy=DRF),
     Case(name=".. placed by theorem", policy=DRF, place=spread_or_pack),
     Case(name=".. tasks spread thin", policy=DRF, place=spread_thin),
+    Case(name=".. only what owners ask for", policy=DRF, as_asked=True),
+    Case(name=".. that, spread thin", policy=DRF, as_asked=True, place=spread_thin),
     Case(name="tetris", policy=Tetris(interval_s=SLOT_S)),
 )
+BY_LOAD = {
+    jobs: (
+        Case(name="optimus", policy=OPTIMUS, jobs=jobs),
+        Case(name="optimus, told the truth", policy=TOLD, told=(0.0, 0.0), jobs=jobs),
+        Case(name="drf", policy=DRF, jobs=jobs),
+        Case(
+            name="drf, what owners ask for, spread", policy=DRF, as_asked=True, place=spread_thin, jobs=jobs
+        ),
+    )
+    for jobs in LOADS
+}
 SPEED_ERRORS = tuple(Case(name=f"{e:.0%}", policy=TOLD, told=(e, 0.0)) for e in ERRORS)
 EPOCH_ERRORS = tuple(Case(name=f"{e:.0%}", policy=TOLD, told=(0.0, e)) for e in ERRORS)
 SAMPLE_RUNS = tuple(Case(name=str(n), policy=replace(OPTIMUS, samples=n), priors=False) for n in SAMPLES)
@@ -274,9 +302,32 @@ def print_sweep(title: str, cases: Sequence[Case], results: Sequence[Sequence[Ou
         print(f"  {case.name:>4}  mean JCT {np.mean(jct_s) / 60:6.1f} min   {ratio(jct_s, first)}")
 
 
+def print_loads(pool: ProcessPoolExecutor) -> None:
+    print(f"\nLoad ({SWEEP_SEEDS} workloads; JCT / makespan ratio to optimus, above 1: optimus is better)")
+    for jobs, cases in BY_LOAD.items():
+        results = run_all(pool, cases, SWEEP_SEEDS)
+        for case, outcomes in zip(cases[1:], results[1:], strict=True):
+            jct = ratio([one.jct_s for one in outcomes], [one.jct_s for one in results[0]])
+            makespan = ratio([one.makespan_s for one in outcomes], [one.makespan_s for one in results[0]])
+            print(f"  {jobs:3d} jobs  {case.name:34} {jct} / {makespan}")
+
+
+def print_verdict(results: Sequence[Sequence[Outcome]]) -> None:
+    by_name = {case.name: outcomes for case, outcomes in zip(MAIN, results, strict=True)}
+    pairs = list(zip(by_name["drf"], by_name["optimus"], strict=True))
+    jct = float(np.mean([theirs.jct_s / ours.jct_s for theirs, ours in pairs]))
+    makespan = float(np.mean([theirs.makespan_s / ours.makespan_s for theirs, ours in pairs]))
+    print(f"  mean JCT {jct:.2f}x of drf's (1.5 wanted): {verdict(jct >= 1.5)}")
+    print(f"  makespan {makespan:.2f}x of drf's (1.2 wanted): {verdict(makespan >= 1.2)}")
+
+
 def main() -> None:
+    print("Figure 5: Optimus on parameter-server jobs")
     with ProcessPoolExecutor(min(os.cpu_count() or 1, 2)) as pool:
-        print_main(run_all(pool, MAIN, SEEDS))
+        results = run_all(pool, MAIN, SEEDS)
+        print_main(results)
+        print_verdict(results)
+        print_loads(pool)
         for title, cases in (
             ("Error of every speed parameter", SPEED_ERRORS),
             ("Error of the epochs to convergence", EPOCH_ERRORS),
