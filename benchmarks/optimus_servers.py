@@ -35,8 +35,9 @@ from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit
 from stretto.models.resize import learn_resize_cost
 from stretto.models.speed import Floats
 from stretto.policies.base import ClusterView, Memory, Policy
-from stretto.policies.common import fixed_size_decision, held_gang, smallest_gang
+from stretto.policies.common import fixed_size_decision
 from stretto.policies.drf import Drf
+from stretto.policies.gangs import held_gang, smallest_gang
 from stretto.policies.optimus import Optimus
 from stretto.policies.tetris import Tetris
 from stretto.substrate.sim import Physics, SimSubstrate

@@ -25,7 +25,7 @@ from stretto.models.convergence import fit_convergence
 from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit, fit_server_speed
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import Gang, held_gang
+from stretto.policies.gangs import Gang, held_gang
 from stretto.policies.optimus import Optimus
 from stretto.policies.optimus_samples import PATTERN
 

@@ -19,9 +19,10 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits, Job, Role, Tier
 from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView, Policy
-from stretto.policies.common import Gang, change, explain, requested_batch, requested_gang, smallest_gang
+from stretto.policies.common import change, explain, requested_batch
 from stretto.policies.drf import Drf
 from stretto.policies.fifo import Fifo
+from stretto.policies.gangs import Gang, requested_gang, smallest_gang
 from stretto.policies.srtf import Srtf
 from stretto.policies.tetris import Tetris
 

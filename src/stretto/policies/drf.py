@@ -30,10 +30,9 @@ from stretto.core.allocation import NOTHING, Allocation, Tasks
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import (
-    BASELINE_EVENTS,
+from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
+from stretto.policies.gangs import (
     Gang,
-    fixed_size_decision,
     held_gang,
     keep_running,
     largest_gang,

@@ -16,14 +16,8 @@ from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import (
-    BASELINE_EVENTS,
-    fixed_size_decision,
-    keep_running,
-    never_fits,
-    requested_gang,
-    shortage,
-)
+from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
+from stretto.policies.gangs import keep_running, never_fits, requested_gang, shortage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

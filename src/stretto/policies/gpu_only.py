@@ -9,7 +9,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import Communication
 from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView
-from stretto.policies.common import amounts
+from stretto.policies.gangs import amounts
 
 ONE_GPU = Resources(gpu=1)
 

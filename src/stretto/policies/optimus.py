@@ -35,11 +35,9 @@ from stretto.core.job import Job, Role, Tier
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import (
-    BASELINE_EVENTS,
+from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision
+from stretto.policies.gangs import (
     Gang,
-    check_option,
-    fixed_size_decision,
     held_gang,
     keep_running,
     largest_gang,

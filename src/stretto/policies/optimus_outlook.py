@@ -15,7 +15,8 @@ from stretto.models.noise import GradientNoise
 from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.base import JobView
-from stretto.policies.common import MAX_EPOCHS, requested_batch
+from stretto.policies.common import requested_batch
+from stretto.policies.remaining import MAX_EPOCHS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stretto.core.job import Job
 from stretto.models.parameter_server import ServerSpeedFit
 from stretto.policies.base import Memory
-from stretto.policies.common import Gang, largest_gang, smallest_gang
+from stretto.policies.gangs import Gang, largest_gang, smallest_gang
 
 PATTERN = (
     Gang(1, 1),

@@ -8,7 +8,8 @@ from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.job import Communication
 from stretto.models.noise import GradientNoise
 from stretto.policies.base import JobView
-from stretto.policies.common import requested_batch, requested_gang
+from stretto.policies.common import requested_batch
+from stretto.policies.gangs import requested_gang
 
 MAX_EPOCHS = 1000
 """How far a convergence is looked for."""

@@ -1,0 +1,90 @@
+"""Gangs: how many tasks of each role run together, where they run, and whether there is room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stretto.allocate.free import FreeCapacity, place_packed
+from stretto.core.allocation import Allocation
+from stretto.core.job import Job, Tier
+from stretto.core.resources import Resources
+from stretto.policies.base import JobView
+
+
+class Gang(NamedTuple):
+    """How many tasks of each role run together."""
+
+    workers: int
+    servers: int
+
+    def __str__(self) -> str:
+        workers = f"{self.workers} worker{'s' if self.workers != 1 else ''}"
+        return (
+            f"{workers} and {self.servers} server{'s' if self.servers != 1 else ''}"
+            if self.servers
+            else workers
+        )
+
+    def needs(self, job: Job) -> Resources:
+        servers = job.server.demand * self.servers if job.server else Resources()
+        return job.worker.demand * self.workers + servers
+
+
+def requested_gang(job: Job) -> Gang:
+    return Gang(job.worker.requested, job.server.requested if job.server else 0)
+
+
+def smallest_gang(job: Job) -> Gang:
+    """The least a job starts with: a rigid job's whole request."""
+    if job.tier is Tier.RIGID:
+        return requested_gang(job)
+    return Gang(max(job.worker.min, 1), job.server.min if job.server else 0)
+
+
+def largest_gang(job: Job) -> Gang:
+    """The most a job can use; never more workers than its largest batch has examples."""
+    if job.tier is Tier.RIGID:
+        return requested_gang(job)
+    return Gang(min(job.worker.max, job.batch.max), job.server.max if job.server else 0)
+
+
+def held_gang(allocation: Allocation) -> Gang:
+    return Gang(allocation.worker_count, allocation.server_count)
+
+
+def next_bundle(held: Gang, limit: Gang) -> Gang | None:
+    """One more worker, and one more server where the job has them and may have more; None at the limit."""
+    if held.workers >= limit.workers:
+        return None
+    return Gang(1, 1 if held.servers < limit.servers else 0)
+
+
+def keep_running(jobs: Sequence[JobView], free: FreeCapacity) -> dict[str, Allocation]:
+    """Takes what these jobs hold; leaves out those on a node that is going away, unless they may not move."""
+    kept: dict[str, Allocation] = {}
+    for job in jobs:
+        if job.allocation and (free.holds(job.job, job.allocation) or not job.job.preemptible):
+            free.take(job.job, job.allocation)
+            kept[job.id] = job.allocation
+    return kept
+
+
+def never_fits(job: JobView, gang: Gang, empty: FreeCapacity) -> str | None:
+    """The sentence for a job that could not run even alone; None for all others."""
+    if place_packed(job.job, *gang, empty) is not None:
+        return None
+    return f"Needs {gang} ({amounts(gang.needs(job.job))}), which do not fit even on the empty cluster."
+
+
+def shortage(job: JobView, gang: Gang, free: FreeCapacity) -> str:
+    """The sentence for a job that does not fit at the moment."""
+    needs = amounts(gang.needs(job.job))
+    return f"Needs {gang} together ({needs}); free over all nodes: {amounts(free.total())}."
+
+
+def amounts(resources: Resources) -> str:
+    """Amounts with their units, leaving out what is zero."""
+    units = ("GPU", "CPU", "GiB", "Gbit/s")
+    parts = [f"{amount:g} {unit}" for amount, unit in zip(resources.amounts(), units, strict=True) if amount]
+    return ", ".join(parts) or "nothing"
