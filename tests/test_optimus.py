@@ -101,7 +101,7 @@ def test_sample_runs_step_through_counts_off_the_diagonal_and_end_in_a_model() -
     memory: Memory = None
     seen: list[Gang] = []
     for _ in range(5):
-        decision, memory = decide(view, memory)
+        decision, memory = decide(view, memory, samples=5)
         assert decision.wake_at_s is not None
         seen.append(gangs(decision)["a"])
         assert "Sample run" in decision.reasons["a"].text
@@ -112,7 +112,7 @@ def test_sample_runs_step_through_counts_off_the_diagonal_and_end_in_a_model() -
     fit = measured(*seen)
     assert fit is not None
     assert fit.identified
-    decision, memory = decide(view, memory)
+    decision, memory = decide(view, memory, samples=5)
     assert decision.wake_at_s is None
     assert memory["models"]["a"] == pytest.approx(TRUE.thetas, rel=1e-6)
 

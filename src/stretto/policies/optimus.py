@@ -72,8 +72,11 @@ class Optimus:
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
     interval_s: float = 60.0
     """Time between rounds; 600 as published."""
-    samples: int = 5
-    """Different counts a new parameter-server job is run with before its speed is modelled."""
+    samples: int = 3
+    """Different counts a new parameter-server job is run with before its speed is modelled.
+
+    Five identify the model (four if asynchronous); three cost less than the last two are worth.
+    """
     sample_s: float = 30.0
     """How long each of them runs once it is started."""
     young_factor: float = 0.95
