@@ -9,11 +9,12 @@ import fast
 import light
 import optimal
 import optimus_servers
+import regimes
 
 
 def main() -> None:
     started = time.perf_counter()
-    for figure in (faithful, optimal, fast, light, optimus_servers):
+    for figure in (faithful, regimes, optimal, fast, light, optimus_servers):
         begun = time.perf_counter()
         figure.main()
         print(f"  ({time.perf_counter() - begun:.0f} s)\n", flush=True)
