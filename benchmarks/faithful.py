@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -28,12 +29,11 @@ CLOCKS = {
 }
 
 
-def run(data: Path, policy: str, workload: int, clock: str) -> tuple[dict[str, float], float]:
-    """Completion time of every job, and the wall time it took to simulate them."""
+def run(data: Path, policy: str, workload: int, clock: str) -> dict[str, float]:
+    """Completion time of every job."""
     jobs = read_workload(data / "workloads" / f"workload-{workload}.csv", load_profiles([data / "traces"]))
     done = simulate(jobs, policy, CLOCKS[clock])
-    jcts = {job_id: job.jct_s for job_id, job in done.history.jobs.items() if job.jct_s is not None}
-    return jcts, done.metrics.wall_s
+    return {job_id: job.jct_s for job_id, job in done.history.jobs.items() if job.jct_s is not None}
 
 
 def stored(data: Path, policy: str, workload: int) -> dict[str, float]:
@@ -55,20 +55,26 @@ def main() -> None:
     for clock in CLOCKS:
         for policy in STORED_AS:
             _line(data, policy, clock, results)
-    walls = [results["pollux", workload, "published clock"][1] for workload in WORKLOADS]
-    judged = verdict(max(walls) < 15)
-    print(f"  pollux simulates 160 jobs in {min(walls):.1f} to {max(walls):.1f} s: {judged} (15 s)")
+    _time_pollux(data)
+
+
+def _time_pollux(data: Path) -> None:
+    """By itself, since two simulations at once slow each other down."""
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    run(data, "pollux", WORKLOADS[0], "published clock")
+    wall_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+    print(f"  pollux simulates 160 jobs in {wall_s:.1f} s ({cpu_s:.1f} s CPU): {verdict(wall_s < 15)} (15 s)")
 
 
 def _line(
     data: Path,
     policy: str,
     clock: str,
-    results: dict[tuple[str, int, str], tuple[dict[str, float], float]],
+    results: dict[tuple[str, int, str], dict[str, float]],
 ) -> None:
     means, references, same = [], [], 0
     for workload in WORKLOADS:
-        jcts, reference = results[policy, workload, clock][0], stored(data, policy, workload)
+        jcts, reference = results[policy, workload, clock], stored(data, policy, workload)
         means.append(float(np.mean(list(jcts.values()))))
         references.append(float(np.mean(list(reference.values()))))
         same += sum(jcts.get(job) == jct for job, jct in reference.items())

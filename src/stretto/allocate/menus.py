@@ -12,7 +12,7 @@ from stretto.allocate.board import Placement
 from stretto.models.goodput import Ints
 from stretto.models.speed import Floats
 
-FULL_MENU = 2500
+FULL_MENU = 1300
 """Up to this many (job, size) pairs menus are complete from the start; beyond, they grow on demand."""
 DENSE_MENU = 6000
 """Up to this many (job, size) pairs every size is on the menu; beyond, whole nodes after the first."""
