@@ -48,3 +48,10 @@ def gain(sqr: Numbers, var: Numbers, scale: Numbers) -> Floats:
     """The gain at r = scale; 1 where the statistics say nothing (both zero)."""
     left = np.asarray(var / scale + sqr)
     return np.asarray(np.divide(var + sqr, left, out=np.ones_like(left), where=left > 0))
+
+
+def step_gain(noise: NoiseSample | None, initial_batch: int, total_batch: int) -> float:
+    """Steps at the initial batch that one step is worth; 1 where the batch makes no difference."""
+    if noise is None:
+        return 1.0
+    return float(GradientNoise(noise.sqr, noise.var, initial_batch).gain(total_batch))

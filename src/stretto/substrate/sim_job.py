@@ -9,7 +9,7 @@ from stretto.core.events import JobReported
 from stretto.core.job import Job
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
 from stretto.core.seeds import child_rng
-from stretto.models.noise import GradientNoise
+from stretto.models.noise import step_gain
 from stretto.worlds.truth import StepTime, Truth
 
 NO_TIME = StepTime(0.0, 0.0)
@@ -128,11 +128,6 @@ class SimJob:
         self._step = self.truth.step_time(self.allocation, self._batch.atomic)
         total_batch = self._batch.total(self.allocation.worker_count)
         self._noise = self.truth.noise_at(total_batch, self.epoch)
-        gain = 1.0
-        if self._noise is not None:
-            gain = float(
-                GradientNoise(self._noise.sqr, self._noise.var, self.job.batch.initial).gain(total_batch)
-            )
-        step = self._step
-        step_s = step.step_s + self._batch.accumulation * (step.step_s - step.sync_s)
+        gain = step_gain(self._noise, self.job.batch.initial, total_batch)
+        step_s = self._step.total_s(self._batch.accumulation)
         self._rate = gain / step_s * (1.0 - self.slowdown)

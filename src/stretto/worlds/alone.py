@@ -10,7 +10,7 @@ import numpy as np
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.job import Communication, Job, Tier
 from stretto.models.batch import split_batch
-from stretto.models.noise import GradientNoise
+from stretto.models.noise import step_gain
 from stretto.worlds.truth import Truth
 
 BATCHES = 12
@@ -86,7 +86,5 @@ def _batches(job: Job, workers: int) -> list[BatchChoice]:
 
 def _rate(job: Job, truth: Truth, allocation: Allocation, batch: BatchChoice, epoch: int) -> float:
     total = batch.total(allocation.worker_count)
-    noise = truth.noise_at(total, epoch)
-    gain = 1.0 if noise is None else float(GradientNoise(noise.sqr, noise.var, job.batch.initial).gain(total))
-    step = truth.step_time(allocation, batch.atomic)
-    return gain / (step.step_s + batch.accumulation * (step.step_s - step.sync_s))
+    gain = step_gain(truth.noise_at(total, epoch), job.batch.initial, total)
+    return gain / truth.step_time(allocation, batch.atomic).total_s(batch.accumulation)

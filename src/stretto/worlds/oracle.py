@@ -8,7 +8,7 @@ from functools import cache
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
 from stretto.models.batch import split_batch
-from stretto.models.noise import GradientNoise
+from stretto.models.noise import step_gain
 from stretto.worlds.truth import Truth
 
 
@@ -34,9 +34,7 @@ class WorldOracle:
         left = [0.0]
         for epoch in range(truth.epochs - 1, -1, -1):
             noise = truth.noise_at(job.batch.requested, epoch)
-            gain = 1.0
-            if noise is not None:
-                gain = float(GradientNoise(noise.sqr, noise.var, job.batch.initial).gain(job.batch.requested))
+            gain = step_gain(noise, job.batch.initial, job.batch.requested)
             left.append(left[-1] + (truth.units_at(epoch + 1) - truth.units_at(epoch)) / gain)
         return left[::-1]
 
@@ -45,5 +43,4 @@ class WorldOracle:
         shape = [gpus_per_node] * full + ([rest] if rest else [])
         packed = Allocation(tuple((str(node), count) for node, count in enumerate(shape)))
         batch = split_batch(job.batch, job.batch.requested, workers)
-        step = self._truths[job.id].step_time(packed, batch.atomic)
-        return step.step_s + batch.accumulation * (step.step_s - step.sync_s)
+        return self._truths[job.id].step_time(packed, batch.atomic).total_s(batch.accumulation)

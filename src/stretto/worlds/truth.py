@@ -17,6 +17,10 @@ class StepTime(NamedTuple):
     step_s: float
     sync_s: float
 
+    def total_s(self, accumulation: int) -> float:
+        """A step with so many passes before it, which need not wait."""
+        return self.step_s + accumulation * (self.step_s - self.sync_s)
+
 
 class Truth(Protocol):
     """What is really so about one job; only a simulation knows it."""
