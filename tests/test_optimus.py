@@ -295,3 +295,12 @@ def test_packed_placement_is_the_packer() -> None:
     decision, _ = decide(view, samples=0, placement="packed")
     gang = gangs(decision)["a"]
     assert decision.allocations["a"] == place_packed(job, *gang, FreeCapacity(NODES))
+
+
+def test_a_minimum_that_fits_in_total_but_on_no_nodes_waits() -> None:
+    nodes = [make_node("a", gpu=3, cpu=14), make_node("b", gpu=4, cpu=4)]
+    job = make_job("x", 7, demand=Resources(gpu=1, cpu=2.5), least=7, most=8, tier=Tier.ELASTIC)
+    view = make_cluster(nodes, [make_view(job, belief=believing(steady_speed(1.0)))])
+    decision, _ = decide(view)
+    assert decision.allocations == {}
+    assert "even on the empty cluster" in decision.reasons["x"].text

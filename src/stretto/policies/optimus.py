@@ -214,7 +214,10 @@ class _Turn:
         nodes_for = self._nodes_for.get(role)
         if nodes_for is None:
             nodes_for = self._nodes_for[role] = fewest_nodes(job.job, self._empty)
-        seen = max(job.belief.max_workers_seen, smallest_gang(job.job).workers)
+        least = smallest_gang(job.job).workers
+        if least >= len(nodes_for):
+            return _Plan(job=job, claim=_claim(job))
+        seen = max(job.belief.max_workers_seen, least)
         workers, servers = _most(job.job)
         most = Gang(min(workers, EXPLORE * seen, len(nodes_for) - 1), servers)
         work = remaining_work(job, self._options.assumed_epochs)
