@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import make_node
+from builders import make_cluster, make_node, make_view
 from stretto.control.controller import PATIENCE, Controller, Settings
-from stretto.core.allocation import NOTHING
+from stretto.control.instruct import instructions_for
+from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.cluster import Node, gpu_nodes
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.errors import JournalError, PolicyError
@@ -29,7 +30,9 @@ from stretto.core.events import (
     NodeLost,
     WorkerLost,
 )
+from stretto.core.instructions import Action
 from stretto.core.job import Job
+from stretto.core.resources import Resources
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.policies.base import Policy
@@ -150,8 +153,9 @@ class TestEnd:
         )
         assert list(controller.state.jobs) == ["big"]
         assert len(policy.views) == 1 + PATIENCE
-        last = [event for event in journal.events() if isinstance(event, Decided)][-1]
-        assert last.reasons["big"].code is ReasonCode.WAITS
+        reasons = [event.reasons for event in journal.events() if isinstance(event, Decided)]
+        assert reasons[0]["big"].code is ReasonCode.WAITS
+        assert reasons[-1] == {}, "a reason is recorded when it is news"
 
     def test_a_stalled_run_stays_stalled_when_resumed(self) -> None:
         journal = MemoryJournal()
@@ -332,3 +336,42 @@ class TestJournal:
         assert drawn[:2] == drawn[2:4]
         assert drawn[0] != drawn[1]
         assert drawn[4] != drawn[0]
+
+
+class TestLateNode:
+    def test_a_stalled_run_waits_for_what_may_still_come(self) -> None:
+        later = NodeAdded(t_s=5000.0, node=Node("late", Resources(gpu=16)))
+        substrate = Scripted([later, *ends(big=6000.0)])
+        controller = drive(Watched(), substrate, toy_job("big", 9), how=Settings())
+        assert not controller.state.jobs
+        assert [(t_s, job) for t_s, _, job, _ in substrate.summary] == [(5000.0, "big")]
+
+
+class TestIdentity:
+    @pytest.mark.parametrize(
+        ("policy", "how", "nodes", "said"),
+        [
+            (Tiresias(threshold_gpu_h=1.0), Settings(), gpu_nodes(1, 4), "threshold_gpu_h"),
+            (Tiresias(interval_s=90.0), Settings(), gpu_nodes(1, 4), "interval_s"),
+            (Tiresias(), Settings(seed=1), gpu_nodes(1, 4), "seed"),
+            (Tiresias(), Settings(share_priors=True), gpu_nodes(1, 4), "priors"),
+            (Tiresias(), Settings(), gpu_nodes(2, 4), "nodes"),
+        ],
+    )
+    def test_another_run_is_not_continued(
+        self, policy: Policy, how: Settings, nodes: Sequence[Node], said: str
+    ) -> None:
+        journal = MemoryJournal()
+        drive(Tiresias(), Scripted(ends(a=30.0)), toy_job("a"), how=Settings(), journal=journal)
+        with pytest.raises(JournalError, match=said):
+            drive(policy, Scripted(), toy_job("a"), how=how, nodes=nodes, journal=journal)
+
+
+def test_where_a_batch_does_not_change_in_place_another_one_is_a_resize() -> None:
+    view = make_cluster([make_node("0", gpu=4)], [make_view(toy_job("a"), on_nodes({"0": 1}))])
+    decision = Decision(allocations={"a": on_nodes({"0": 1})}, batches={"a": BatchChoice(7)})
+    actions = [
+        [one.action for one in instructions_for(view, decision, 1, batch_in_place=in_place)]
+        for in_place in (True, False)
+    ]
+    assert actions == [[Action.SET_BATCH], [Action.RESIZE]]

@@ -100,6 +100,8 @@ class Watched:
 class Scripted:
     """A substrate in which exactly the given events happen, whatever it is told."""
 
+    changes_batch_in_place = True
+
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._to_come = sorted(events, key=lambda event: event.t_s)
         self._now_s = 0.0

@@ -25,7 +25,7 @@ class Answer:
     view: ClusterView
     decision: Decision
     objective: float | None
-    """Pollux' published fitness of the decision, whichever policy made it."""
+    """Pollux' fitness of the decision: with its own p if pollux made it, with the published -1 if not."""
     decision_ms: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,14 +47,12 @@ class Answer:
         }
 
 
-def decide(
-    view: ClusterView, policy: str, *, options: Mapping[str, str] | None = None, seed: int = 0
-) -> Answer:
+def decide(view: ClusterView, policy: str, *, options: Mapping[str, str] | None = None) -> Answer:
     """Ask the named policy once."""
     chosen = make_policy(policy, options=options)
     with one_blas_thread():
         started = time.perf_counter()
-        decision, _ = chosen.decide(view, None, child_rng(seed, "policy", "0"))
+        decision, _ = chosen.decide(view, None, child_rng(0, "policy", "0"))
         decision_ms = 1e3 * (time.perf_counter() - started)
         check(view, decision)
         objective = decision.objective

@@ -11,7 +11,7 @@ import numpy as np
 from stretto.app.history import History, JobHistory
 from stretto.core.cluster import Node
 from stretto.core.resources import total_of
-from stretto.worlds.alone import Clock, alone_s
+from stretto.worlds.alone import Clock, Memo, alone_s
 from stretto.worlds.truth import Truth
 
 
@@ -99,20 +99,24 @@ def finish_time_fairness(
 ) -> dict[str, float]:
     """Completion time over that of the same job alone on ceil(G / mean active jobs) GPUs.
 
-    The mean is over the job's own lifetime; start cost and clock are those of the run.
+    The mean is over the job's own lifetime; start cost and clock are those of the run. A share of GPUs
+    says nothing of jobs with parameter servers, or without GPUs: they are left out.
     """
     gpus = sum(node.gpus for node in nodes)
     if not gpus:
         return {}
     node_gpus = max(node.gpus for node in nodes)
     lives = np.array([(job.job.submit_s, math.inf if job.end_s is None else job.end_s) for job in jobs])
+    memo: Memo = {}
     fairness = {}
     for job in done:
+        if job.job.server is not None or job.job.worker.demand.gpu != 1:
+            continue
         start_s, end_s = job.job.submit_s, job.finished_s or job.job.submit_s
         overlap_s = np.minimum(lives[:, 1], end_s) - np.maximum(lives[:, 0], start_s)
         active = float(np.maximum(overlap_s, 0.0).sum()) / (end_s - start_s) if end_s > start_s else 1.0
         fair_gpus = math.ceil(gpus / max(active, 1.0))
-        alone = alone_s(job.job, truths[job.job.id], fair_gpus, node_gpus, clock)
+        alone = alone_s(job.job, truths[job.job.id], fair_gpus, node_gpus, clock, memo=memo)
         fairness[job.job.id] = (end_s - start_s) / alone
     return fairness
 

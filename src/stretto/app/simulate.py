@@ -42,13 +42,22 @@ class Setup:
     seed: int = 0
     until_s: float = math.inf
 
+    @property
+    def shares_priors(self) -> bool:
+        return not self.rounds if self.priors is None else self.priors
+
+    @property
+    def rounds_epochs(self) -> bool:
+        """Whether epochs end at whole seconds."""
+        return self.rounds if self.whole_seconds is None else self.whole_seconds
+
     def physics(self) -> Physics:
         return Physics(
             restart_s=self.restart_s,
             interference=self.interference,
             noise=self.noise,
             report_s=self.interval_s if self.rounds else min(REPORT_S, self.interval_s),
-            whole_seconds=self.rounds if self.whole_seconds is None else self.whole_seconds,
+            whole_seconds=self.rounds_epochs,
         )
 
     def clock(self) -> Clock:
@@ -112,7 +121,7 @@ def simulate(
             settings=Settings(
                 seed=setup.seed,
                 rounds=setup.rounds,
-                share_priors=not setup.rounds if setup.priors is None else setup.priors,
+                share_priors=setup.shares_priors,
                 until_s=setup.until_s,
             ),
             on_turn=report,

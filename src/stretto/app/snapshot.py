@@ -36,12 +36,13 @@ LARGEST = 10**9
 """Nobody has more GPUs, or takes larger batches, and arithmetic stays exact."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+GpuCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class NodeSize(msgspec.Struct, forbid_unknown_fields=True):
-    gpu: CountOrNone = 0
+    gpu: GpuCount = 0
     cpu: Amount = 0.0
     memory_gib: Amount = 0.0
     bandwidth_gbps: Amount = 0.0
@@ -78,7 +79,7 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SnapshotFile(msgspec.Struct, forbid_unknown_fields=True):
-    nodes: dict[str, CountOrNone | NodeSize]
+    nodes: dict[str, GpuCount | NodeSize]
     jobs: list[SnapshotJob]
     time: float = 0.0
     note: str = ""

@@ -93,7 +93,7 @@ def _applications(request: Request) -> Applications:
 
 
 def _load(source: str, request: Request, applications: Applications) -> Loaded:
-    rng = child_rng(request.seed, "workload", source)
+    rng = child_rng(request.seed, "workload", Path(source).name)
     nodes = gpu_nodes(request.nodes or 16, request.gpus_per_node or 4)
     if not source.startswith(BUILTIN):
         return Loaded(load_workload(Path(source), applications, rng, keep=_filter(request)), nodes)

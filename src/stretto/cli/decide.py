@@ -25,7 +25,6 @@ def decide(
     option: Annotated[
         list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Root of all random numbers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask a policy once: who should get how many GPUs, where, and with which batch size.
@@ -37,7 +36,7 @@ def decide(
         raise InputError(f"--policy {policy}: one decision takes one policy.", remedy="Name one.")
     options = parse_options(option or [])
     check_targets(options, names)
-    answer = ask(read_snapshot(snapshot), names[0], options=options.get(names[0]), seed=seed)
+    answer = ask(read_snapshot(snapshot), names[0], options=options.get(names[0]))
     if as_json:
         print(json.dumps(answer.as_dict(), indent=2))
     else:

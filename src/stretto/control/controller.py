@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stretto.control.instruct import check, instructions_for
 from stretto.control.state import RunState
 from stretto.core.cluster import Node
 from stretto.core.errors import JournalError
-from stretto.core.events import Decided, Event, JobSubmitted, NodeAdded
+from stretto.core.events import Decided, Event, JobSubmitted, RunStarted
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
 from stretto.core.substrate import Substrate
@@ -68,17 +68,16 @@ class Controller:
         self.decision_s: list[float] = []
         """How long each decision of this process took, fits and tables included."""
 
+        identity = _identity(policy, settings, nodes)
         history = list(journal.events())
         for event in history:
-            if isinstance(event, Decided) and event.policy != policy.name:
-                raise JournalError(
-                    f"this run was begun under policy {event.policy} and cannot go on under {policy.name}"
-                )
+            if isinstance(event, RunStarted):
+                _check_identity(event.identity, identity)
             self._fold(event)
         if history:
             substrate.recover(history)
         else:
-            self._record([NodeAdded(t_s=0.0, node=node) for node in nodes])
+            self._record([RunStarted(t_s=0.0, identity=identity, nodes=tuple(nodes))])
         waiting = (job for job in arrivals if job.id not in self.state.submitted)
         self._arrivals = deque(sorted(waiting, key=lambda job: job.submit_s))
 
@@ -88,7 +87,9 @@ class Controller:
 
     def run(self) -> None:
         """Until every job is finished, nothing can happen any more, or the time is up."""
-        while (self._arrivals or self.state.jobs) and not self._stalled():
+        while self._arrivals or self.state.jobs:
+            if self._stalled() and not self._something_happens():
+                return
             self._turn()
             if self._on_turn is not None:
                 self._on_turn(self)
@@ -145,11 +146,17 @@ class Controller:
         decision, memory = self._policy.decide(view, self.state.memory, rng)
         self.decision_s.append(self._stopwatch() - started)
         check(view, decision)
-        instructions = instructions_for(view, decision, self.state.instructions + 1)
+        instructions = instructions_for(
+            view,
+            decision,
+            self.state.instructions + 1,
+            batch_in_place=self._substrate.changes_batch_in_place,
+        )
         changed = {instruction.job_id for instruction in instructions}
-        waiting = {job.id for job in view.jobs if not decision.allocations.get(job.id)}
         reasons = {
-            job_id: decision.reasons[job_id] for job_id in decision.reasons if job_id in changed | waiting
+            job_id: reason
+            for job_id, reason in decision.reasons.items()
+            if job_id in changed or self.state.is_news(job_id, reason)
         }
         self._record(
             [
@@ -184,3 +191,34 @@ class Controller:
     def _stalled(self) -> bool:
         """Nothing runs, nothing will arrive, and the policy, asked again and again, starts nothing."""
         return not self._arrivals and self._fruitless >= PATIENCE
+
+    def _something_happens(self) -> bool:
+        """Wait for the substrate, which may still add a node; it says so if nothing can come."""
+        event = self._substrate.next_event(self._settings.until_s)
+        if event is not None:
+            self._record([event])
+            self._fruitless = 0
+        return event is not None
+
+
+def _identity(policy: Policy, settings: Settings, nodes: Sequence[Node]) -> dict[str, str]:
+    """What must be the same for a run to be continued."""
+    options: dict[str, object] = dict(vars(policy)) if hasattr(policy, "__dict__") else {}
+    options.pop("oracle", None)
+    return {
+        "policy": policy.name,
+        **{f"{policy.name}.{option}": str(value) for option, value in options.items()},
+        "seed": str(settings.seed),
+        "rounds": str(settings.rounds),
+        "priors": str(settings.share_priors),
+        "nodes": ", ".join(f"{node.id}: {node.capacity}" for node in nodes),
+    }
+
+
+def _check_identity(begun: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for name in {**begun, **now}:
+        if begun.get(name) != now.get(name):
+            raise JournalError(
+                f"this run was begun with {name} {begun.get(name)} and cannot go on with {now.get(name)}; "
+                "use the same, or another journal"
+            )

@@ -8,23 +8,32 @@ from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.decision import Decision
 from stretto.core.errors import PolicyError
 from stretto.core.instructions import Action, Instruction
-from stretto.core.job import Role
+from stretto.core.job import Role, Tier
 from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView
 
 NO_BATCH = BatchChoice(0)
 
 
-def instructions_for(view: ClusterView, decision: Decision, first_number: int) -> tuple[Instruction, ...]:
-    """What must change, jobs that give up GPUs first so that others can take them."""
-    changes = sorted(_changes(view, decision), key=lambda change: change[0] is not Action.PARK)
+def instructions_for(
+    view: ClusterView, decision: Decision, first_number: int, *, batch_in_place: bool = True
+) -> tuple[Instruction, ...]:
+    """What must change, jobs that give up GPUs first so that others can take them.
+
+    Where batches do not change in place, another batch size is a resize, with its cost.
+    """
+    changes = sorted(
+        _changes(view, decision, batch_in_place), key=lambda change: change[0] is not Action.PARK
+    )
     return tuple(
         Instruction(first_number + position, action, job_id, allocation, batch)
         for position, (action, job_id, allocation, batch) in enumerate(changes)
     )
 
 
-def _changes(view: ClusterView, decision: Decision) -> Iterator[tuple[Action, str, Allocation, BatchChoice]]:
+def _changes(
+    view: ClusterView, decision: Decision, batch_in_place: bool
+) -> Iterator[tuple[Action, str, Allocation, BatchChoice]]:
     for job in view.jobs:
         new = decision.allocations.get(job.id, NOTHING)
         if not new:
@@ -32,12 +41,12 @@ def _changes(view: ClusterView, decision: Decision) -> Iterator[tuple[Action, st
                 yield Action.PARK, job.id, NOTHING, NO_BATCH
             continue
         batch = decision.batches.get(job.id) or job.batch
-        if batch is None:
-            raise PolicyError(f"{job.id} is started without a batch size; a decision must name one")
+        if batch is None or batch.atomic < 1 or batch.accumulation < 0:
+            raise PolicyError(f"{job.id} is to run with {batch}; a decision must name a batch size")
         if new != job.allocation:
             yield Action.RESIZE if job.allocation else Action.START, job.id, new, batch
         elif batch != job.batch:
-            yield Action.SET_BATCH, job.id, new, batch
+            yield Action.SET_BATCH if batch_in_place else Action.RESIZE, job.id, new, batch
 
 
 def check(view: ClusterView, decision: Decision) -> None:
@@ -74,7 +83,11 @@ def _check_gang(job: JobView, new: Allocation) -> None:
         if new.servers:
             raise PolicyError(f"{job.id} is given parameter servers and no worker")
         return
+    if any(count < 1 for _, count in (*new.workers, *new.servers)):
+        raise PolicyError(f"{job.id} is given {new}; every count must be positive")
     _check_count(job.id, "workers", new.worker_count, job.job.worker)
+    if job.job.tier is Tier.RIGID and new != job.allocation and new.worker_count != job.job.worker.requested:
+        raise PolicyError(f"{job.id} is rigid, asks for {job.job.worker.requested} workers and gets {new}")
     if job.job.server is not None:
         _check_count(job.id, "parameter servers", new.server_count, job.job.server)
     elif new.servers:

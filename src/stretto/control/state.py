@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.cluster import Node
+from stretto.core.decision import Reason
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -17,6 +18,7 @@ from stretto.core.events import (
     NodeAdded,
     NodeDraining,
     NodeLost,
+    RunStarted,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
@@ -79,7 +81,12 @@ class RunState:
     wake_at_s: float | None = None
     decisions: int = 0
     instructions: int = 0
+    _reasons: dict[str, Reason] = field(default_factory=dict)
     _priors: dict[str, Observations] = field(default_factory=dict)
+
+    def is_news(self, job_id: str, reason: Reason) -> bool:
+        """Whether a job's reason is another than was last recorded."""
+        return self._reasons.get(job_id) != reason
 
     def view(self, now_s: float) -> ClusterView:
         return ClusterView(
@@ -102,6 +109,8 @@ class RunState:
                 self.jobs[event.job_id].hold(event.t_s, NOTHING)
             case CheckpointSaved():
                 pass
+            case RunStarted():
+                self.nodes = {node.id: node for node in event.nodes}
             case Decided():
                 self._decided(event)
             case NodeAdded() | NodeLost() | NodeDraining():
@@ -109,7 +118,7 @@ class RunState:
 
     def _submit(self, job: Job) -> None:
         observed = Observations()
-        prior = self._priors.get(job.application) if self.share_priors else None
+        prior = self._priors.setdefault(job.application, Observations()) if self.share_priors else None
         self.jobs[job.id] = JobState(job, FittedBelief(job, observed, prior), observed)
         self.submitted.add(job.id)
 
@@ -137,6 +146,7 @@ class RunState:
     def _decided(self, event: Decided) -> None:
         self.memory = event.memory
         self.wake_at_s = event.wake_at_s
+        self._reasons.update(event.reasons)
         self.decisions += 1
         for instruction in event.instructions:
             self._instructed(event.t_s, instruction)

@@ -65,6 +65,13 @@ def on_nodes(workers: Mapping[str, int] | Iterable[tuple[str, int]]) -> Allocati
     return Allocation(tuple((node, int(count)) for node, count in pairs if count))
 
 
+def packed(workers: int, per_node: int) -> Allocation:
+    """Workers on as few nodes of one size as hold them."""
+    full, rest = divmod(workers, per_node)
+    shape = [per_node] * full + ([rest] if rest else [])
+    return Allocation(tuple((str(node), count) for node, count in enumerate(shape)))
+
+
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
     """Examples a GPU processes at once, and how many such passes are added before each step."""

@@ -13,6 +13,20 @@ from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    """The first event of a run, and what must be the same for it to be continued."""
+
+    kind: ClassVar[str] = "run-started"
+    t_s: float
+    identity: dict[str, str]
+    nodes: tuple[Node, ...]
+
+    @property
+    def subject(self) -> str:
+        return self.identity["policy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
     kind: ClassVar[str] = "job-submitted"
     t_s: float
@@ -127,7 +141,8 @@ class Decided:
 
 
 Event = (
-    JobSubmitted
+    RunStarted
+    | JobSubmitted
     | JobFinished
     | JobFailed
     | JobReported
@@ -140,6 +155,7 @@ Event = (
 )
 
 EVENT_TYPES: tuple[type[Event], ...] = (
+    RunStarted,
     JobSubmitted,
     JobFinished,
     JobFailed,

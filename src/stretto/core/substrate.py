@@ -13,6 +13,10 @@ from stretto.core.job import Job
 class Substrate(Protocol):
     """Carries out instructions and says what happened. It owns the clock of the run."""
 
+    @property
+    def changes_batch_in_place(self) -> bool:
+        """Whether a running job can be told another batch size; if not, it must be restarted for it."""
+
     def now_s(self) -> float:
         """Seconds since the run's start."""
 

@@ -89,7 +89,7 @@ class Oracle(Protocol):
     """The truth about jobs, for the policies that say in their name that they are told it."""
 
     def remaining_steps(self, job: Job, epoch: int) -> float:
-        """Steps at the requested batch from the end of `epoch` epochs to the end of training."""
+        """Steps at the requested batch after the epoch in progress, `epoch` being done; at least one."""
 
     def step_s(self, job: Job, workers: int, gpus_per_node: int) -> float:
         """True time of a step at the requested batch, workers packed on the fewest nodes."""

@@ -35,6 +35,9 @@ BASELINE_EVENTS: Final = frozenset(
 )
 """Whatever changes the jobs or the room for them."""
 
+EPS = 1e-9
+"""Float noise in times."""
+
 Why = Callable[[JobView, ReasonCode], str] | Mapping[str, str]
 """The sentence for a job, from its view and what happens to it, or by its id."""
 
@@ -43,6 +46,11 @@ def check_option(policy: str, option: str, value: object, allowed: bool, rule: s
     """Refuse an option's value that is not allowed."""
     if not allowed:
         raise InputError(f"{policy}.{option}={value} is not valid.", remedy=f"It takes {rule}.")
+
+
+def round_is_due(last_s: float | None, now_s: float, interval_s: float) -> bool:
+    """Whether a multiple of the interval was reached since the last round, or there was none yet."""
+    return last_s is None or (now_s + EPS) // interval_s > (last_s + EPS) // interval_s
 
 
 def requested_batch(job: Job, workers: int) -> BatchChoice:

@@ -31,6 +31,11 @@ class Gang(NamedTuple):
         return job.worker.demand * self.workers + servers
 
 
+def pinned(job: JobView) -> bool:
+    """Whether the job keeps exactly what it holds."""
+    return bool(job.allocation) and not job.job.preemptible
+
+
 def requested_gang(job: Job) -> Gang:
     return Gang(job.worker.requested, job.server.requested if job.server else 0)
 

@@ -35,7 +35,7 @@ from stretto.core.job import Job, Role, Tier
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision
+from stretto.policies.common import BASELINE_EVENTS, EPS, check_option, fixed_size_decision, round_is_due
 from stretto.policies.gangs import (
     Gang,
     held_gang,
@@ -58,8 +58,6 @@ from stretto.policies.optimus_samples import Recollection, still_to_sample
 
 EXPLORE = 2
 """How far beyond the most workers seen an all-reduce job may grow, as a factor."""
-EPS = 1e-9
-"""Float noise in times."""
 
 PLACERS: Mapping[str, Placer] = {"theorem": spread_or_pack, "packed": place_packed}
 
@@ -131,7 +129,7 @@ class _Turn:
         self._options = options
         self._view = view
         self._before = before
-        self._is_round = self._round_is_due()
+        self._is_round = round_is_due(before.round_s, view.now_s, options.interval_s)
         self._empty = FreeCapacity(view.nodes)
         self._free = self._empty.copy()
         self._nodes_for: dict[Role, list[int]] = {}
@@ -176,11 +174,6 @@ class _Turn:
             missing = "there is room for a sample run" if plan.to_sample else "its speed is known"
             return f"Its smallest size, {gang}, until {missing}."
         return f"{_gains(plan, gang)}{plan.warning}"
-
-    def _round_is_due(self) -> bool:
-        """Once in every interval, at its beginning where the policy is asked then."""
-        last_s, interval_s = self._before.round_s, self._options.interval_s
-        return last_s is None or (self._view.now_s + EPS) // interval_s > (last_s + EPS) // interval_s
 
     def _stays(self, job: JobView) -> bool:
         """Whether a running job keeps what it has, whatever others would gain."""

@@ -20,6 +20,7 @@ from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import Tier
 from stretto.policies.base import ClusterView, JobView, Memory, Oracle
 from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
+from stretto.policies.gangs import pinned
 from stretto.policies.gpu_only import place_most_free, require_gpu_jobs
 
 
@@ -56,7 +57,7 @@ class OptimusOracle:
         return decision, memory
 
     def _counts(self, view: ClusterView) -> dict[str, int]:
-        counts = {job.id: _held(view, job) if _pinned(job) else 0 for job in view.jobs}
+        counts = {job.id: _held(view, job) if pinned(job) else 0 for job in view.jobs}
         left = view.total_gpus - sum(counts.values())
         open_jobs = [job for job in view.jobs if not counts[job.id]]
         for job in open_jobs:
@@ -104,9 +105,5 @@ class OptimusOracle:
 def _held(view: ClusterView, job: JobView) -> int:
     """GPUs the job holds; none if it must leave a node that is going away."""
     here = {node.id for node in view.nodes}
-    stays = _pinned(job) or here.issuperset(job.allocation.nodes)
+    stays = pinned(job) or here.issuperset(job.allocation.nodes)
     return job.allocation.worker_count if stays else 0
-
-
-def _pinned(job: JobView) -> bool:
-    return bool(job.allocation) and not job.job.preemptible

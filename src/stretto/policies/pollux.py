@@ -37,15 +37,14 @@ from stretto.models.batch import split_batch
 from stretto.models.goodput import GoodputTable, Ints, JobModel
 from stretto.models.speed import Floats
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch
+from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch, round_is_due
+from stretto.policies.gangs import pinned
 from stretto.policies.gpu_only import require_gpu_jobs
 
 FLOOR = 1e-3
 """Added to every speedup: a job without GPUs counts as this."""
 LEXIMIN_P = -100.0
 """Stands in for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
-FLOAT_NOISE_S = 1e-6
-"""A decision this close to the end of an interval is at its end."""
 NEWCOMER = 0.01
 """Least restart factor of a job that holds nothing: the formula's 0 at age 0 would leave it waiting."""
 
@@ -65,13 +64,13 @@ class Pollux:
     """How far beyond the most GPUs seen a job may grow, as a factor."""
     max_nodes: int = 16
     """Most nodes of one job."""
-    hysteresis: float = 0.0
+    hysteresis: float = 0.05
     """Keep a running job's batch size unless another promises this share more goodput."""
 
     def __post_init__(self) -> None:
         for option, allowed, rule in (
             ("p", self.p <= 1, "1 or less; -inf looks at the worst-off job alone"),
-            ("explore", self.explore >= 1, "1 or more"),
+            ("explore", 1 <= self.explore < math.inf, "1 or more"),
             ("max_nodes", self.max_nodes >= 1, "1 or more"),
             ("hysteresis", self.hysteresis >= 0, "0 or more"),
         ):
@@ -82,8 +81,7 @@ class Pollux:
         require_gpu_jobs(view, self.name)
         speedups = Speedups(view)
         values = _Values(speedups, self.p)
-        last_s = -math.inf if memory is None else float(memory)
-        between = view.now_s - last_s < self.interval_s - FLOAT_NOISE_S
+        between = not round_is_due(memory, view.now_s, self.interval_s)
         solution = solve(
             [node.gpus for node in view.nodes],
             [self._contender(job, speedups, index, between) for index, job in enumerate(view.jobs)],
@@ -100,17 +98,17 @@ class Pollux:
             reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, speedups.fair_gpus)),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
-        return decision, last_s if between else view.now_s
+        return decision, memory if between else view.now_s
 
     def _contender(self, job: JobView, speedups: Speedups, index: int, between: bool) -> Contender:
         worker = job.job.worker
         held = speedups.held[index]
-        pinned = between or not job.job.preemptible
+        stays = between or not job.job.preemptible
         if job.job.tier is Tier.RIGID:
-            return Contender(held, worker.requested, worker.requested, pinned)
+            return Contender(held, worker.requested, worker.requested, stays)
         seen = max(int(self.explore * job.belief.max_workers_seen), 1)
         most = max(min(worker.max, seen, speedups.most_workers[index]), worker.min)
-        return Contender(held, worker.min, most, pinned)
+        return Contender(held, worker.min, most, stays)
 
     def _batches(
         self, view: ClusterView, chosen: Mapping[str, Allocation], speedups: Speedups
@@ -268,7 +266,7 @@ def _held(view: ClusterView) -> list[Placement]:
     held: list[Placement] = []
     for job in view.jobs:
         there = [(index[node], count) for node, count in job.allocation.workers if node in index]
-        leaves = len(there) < len(job.allocation.workers) and not _pinned(job)
+        leaves = len(there) < len(job.allocation.workers) and not pinned(job)
         held.append(() if leaves else tuple(sorted(there)))
     return held
 
@@ -278,16 +276,12 @@ def _restart_factor(job: JobView) -> float:
     return max(job.age_s - job.restarts * cost_s, 0.0) / (job.age_s + cost_s)
 
 
-def _pinned(job: JobView) -> bool:
-    return bool(job.allocation) and not job.job.preemptible
-
-
 def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]:
     """Placements as allocations; a job that stays keeps its very allocation."""
     ids = [node.id for node in view.nodes]
     chosen = {}
     for job, placement in zip(view.jobs, solution.placements, strict=True):
-        if _pinned(job):
+        if pinned(job):
             chosen[job.id] = job.allocation
         elif placement:
             new = on_nodes((ids[node], count) for node, count in placement)

@@ -70,6 +70,10 @@ def make_policy(
         option: _value(name, option, text, allowed) for option, text in (options or {}).items()
     }
     if "oracle" in hints:
+        if "oracle" not in name:
+            raise InputError(
+                f"policy {name} wants an oracle.", remedy="Only a policy named so is told the truth."
+            )
         if oracle is None:
             raise InputError(
                 f"policy {name} must be told the truth about jobs, which only a simulation knows.",

@@ -22,6 +22,7 @@ submitted, first node.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +35,7 @@ from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import Job, Tier
 from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
+from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision
 from stretto.policies.gangs import (
     Gang,
     held_gang,
@@ -59,6 +60,9 @@ class Tetris:
     interval_s: float = 60.0
     eps: float = 1.0
     """Weight of little remaining work against good packing; 0 packs only."""
+
+    def __post_init__(self) -> None:
+        check_option(self.name, "eps", self.eps, 0 <= self.eps < math.inf, "a finite number, 0 or more")
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng

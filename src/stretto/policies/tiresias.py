@@ -18,6 +18,7 @@ from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch
+from stretto.policies.gangs import pinned
 from stretto.policies.gpu_only import place_most_free, require_gpu_jobs
 
 FLOAT_NOISE_GPU_S = 1e-3
@@ -74,13 +75,13 @@ class Tiresias:
         lower = set(demoted)
         by_id = {job.id: job for job in view.jobs}
         order = [job for job in view.jobs if job.id not in lower] + [by_id[job_id] for job_id in demoted]
-        return sorted(order, key=lambda job: not _pinned(job))
+        return sorted(order, key=lambda job: not pinned(job))
 
     def _admit(self, view: ClusterView, demoted: list[str]) -> set[str]:
         left = view.total_gpus
         runs = set()
         for job in self._queue(view, demoted):
-            if _gpus(job) <= left or _pinned(job):
+            if _gpus(job) <= left or pinned(job):
                 left -= _gpus(job)
                 runs.add(job.id)
         return runs
@@ -115,8 +116,4 @@ class Tiresias:
 
 def _gpus(job: JobView) -> int:
     """What its owner asked for; what it holds, if that may not be changed."""
-    return job.allocation.worker_count if _pinned(job) else job.job.worker.requested
-
-
-def _pinned(job: JobView) -> bool:
-    return bool(job.allocation) and not job.job.preemptible
+    return job.allocation.worker_count if pinned(job) else job.job.worker.requested

@@ -45,10 +45,15 @@ def policy_facts(labelled: Sequence[tuple[str, Run]]) -> Facts:
     return [
         (
             f"Policy {label}",
-            f"{run.metrics.decisions:,} decisions; simulated in {run.metrics.wall_s:.1f} s of wall time",
+            f"{run.metrics.decisions:,} decisions; {_options_text(run)}took {run.metrics.wall_s:.1f} s",
         )
         for label, run in labelled
     ]
+
+
+def _options_text(run: Run) -> str:
+    set_ones = ", ".join(f"{option} = {value}" for option, value in run.options.items())
+    return f"with {set_ones}; " if set_ones else ""
 
 
 def definitions() -> Facts:
@@ -79,7 +84,8 @@ def _capacity_text(node: Node) -> str:
 
 def _clock_text(setup: Setup) -> str:
     if setup.rounds:
-        return f"rounds: decisions only every {setup.interval_s:g} s"
+        epochs = "end at whole seconds" if setup.rounds_epochs else "are exact"
+        return f"rounds: decisions only every {setup.interval_s:g} s; epochs {epochs}"
     return f"events: decisions when something happens, and at least every {setup.interval_s:g} s"
 
 
@@ -96,6 +102,6 @@ def _noise_text(setup: Setup) -> str:
 
 
 def _priors_text(setup: Setup) -> str:
-    if setup.priors:
+    if setup.shares_priors:
         return "new jobs start from what finished jobs of their application showed"
     return "none: every job is new to the policy"

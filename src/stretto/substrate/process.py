@@ -82,6 +82,8 @@ class ProcessSubstrate:
     same way; a substrate that recovers starts them only after that.
     """
 
+    changes_batch_in_place = False
+
     def __init__(
         self,
         nodes: tuple[Node, ...],
@@ -159,9 +161,6 @@ class ProcessSubstrate:
     def close(self) -> None:
         """Stop every command and wait until nothing of them is left."""
         self._stop([run for run in self._runs.values() if run.process is not None])
-
-    def _anything_runs(self) -> bool:
-        return any(run.running for run in self._runs.values())
 
     def _take_up(self, past: PastJob) -> None:
         self.admit(past.job)

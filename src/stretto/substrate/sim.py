@@ -34,7 +34,7 @@ class Physics:
     whole_seconds: bool = False
     """Round the rest of every epoch to whole seconds, as the published simulator does."""
     noise: float = 0.0
-    """Relative error of each reported time and gradient statistic."""
+    """Relative error of each reported time, loss and gradient statistic."""
 
 
 EPS = 1e-9
@@ -48,6 +48,8 @@ _NOT_THIS_RUN = (
 
 class SimSubstrate:
     """A cluster that exists only in arithmetic."""
+
+    changes_batch_in_place = True
 
     def __init__(self, truths: Mapping[str, Truth], *, physics: Physics, seed: int = 0) -> None:
         self._truths = truths
@@ -81,6 +83,8 @@ class SimSubstrate:
             if self._ready:
                 return self._ready.popleft()
             time_s = min(self._next_milestone_s(), self._next_report_s())
+            if time_s == math.inf == until_s:
+                return None
             if time_s > until_s:
                 self._now_s = max(self._now_s, until_s)
                 return None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stretto.core.allocation import Allocation, BatchChoice
-from stretto.core.job import Communication, Job, Tier
+from stretto.core.allocation import Allocation, BatchChoice, packed
+from stretto.core.job import BatchLimits, Job, Tier
 from stretto.models.batch import split_batch
 from stretto.models.noise import step_gain
 from stretto.worlds.truth import Truth
@@ -32,26 +32,23 @@ class Clock:
         return max(math.ceil(submit_s / self.round_s), 1) * self.round_s - submit_s + self.restart_s
 
 
-def alone_s(job: Job, truth: Truth, gpus: int, gpus_per_node: int, clock: Clock) -> float:
-    """Completion time on `gpus` GPUs packed on whole nodes, at the best batch size in every epoch."""
+Memo = dict[tuple[int, int, BatchLimits, Tier], float]
+"""Training times by truth, workers, and what decides the batch size: jobs of one application share them."""
+
+
+def alone_s(
+    job: Job, truth: Truth, gpus: int, gpus_per_node: int, clock: Clock, *, memo: Memo | None = None
+) -> float:
+    """Completion time on `gpus` GPUs packed on whole nodes, at the best batch size in every epoch.
+
+    For jobs of workers with a GPU each and no parameter servers.
+    """
     workers = _workers(job, gpus)
-    return clock.ready_s(job.submit_s) + _training_s(_Key(job, workers, gpus_per_node), truth)
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    job: Job
-    workers: int
-    gpus_per_node: int
-
-    def allocation(self) -> Allocation:
-        full, rest = divmod(self.workers, self.gpus_per_node)
-        shape = [self.gpus_per_node] * full + ([rest] if rest else [])
-        servers = min(self.workers, self.job.server.max) if self.job.server else 0
-        return Allocation(
-            tuple((str(node), count) for node, count in enumerate(shape)),
-            (("0", servers),) if servers else (),
-        )
+    known = {} if memo is None else memo
+    key = (id(truth), workers, job.batch, job.tier)
+    if key not in known:
+        known[key] = _training_s(job, truth, packed(workers, gpus_per_node))
+    return clock.ready_s(job.submit_s) + known[key]
 
 
 def _workers(job: Job, gpus: int) -> int:
@@ -61,18 +58,17 @@ def _workers(job: Job, gpus: int) -> int:
     return max(1, min(gpus, job.worker.max, most // job.batch.per_gpu_min))
 
 
-def _training_s(key: _Key, truth: Truth) -> float:
-    allocation = key.allocation()
-    choices = _batches(key.job, key.workers)
+def _training_s(job: Job, truth: Truth, allocation: Allocation) -> float:
+    choices = _batches(job, allocation.worker_count)
     seconds = 0.0
     for epoch in range(truth.epochs):
         units = truth.units_at(epoch + 1) - truth.units_at(epoch)
-        seconds += min(units / _rate(key.job, truth, allocation, batch, epoch) for batch in choices)
+        seconds += min(units / _rate(job, truth, allocation, batch, epoch) for batch in choices)
     return seconds
 
 
 def _batches(job: Job, workers: int) -> list[BatchChoice]:
-    if job.tier is not Tier.ADAPTIVE or job.communication is not Communication.ALL_REDUCE:
+    if job.tier is not Tier.ADAPTIVE:
         return [split_batch(job.batch, job.batch.requested, workers)]
     smallest = max(job.batch.initial, job.batch.per_gpu_min * workers)
     totals = np.geomspace(smallest, job.batch.max, BATCHES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from stretto.core.allocation import Allocation
+from stretto.core.allocation import packed
 from stretto.core.job import Job
 from stretto.models.batch import split_batch
 from stretto.models.noise import step_gain
@@ -39,8 +39,9 @@ class WorldOracle:
         return left[::-1]
 
     def _time_step(self, job: Job, workers: int, gpus_per_node: int) -> float:
-        full, rest = divmod(workers, gpus_per_node)
-        shape = [gpus_per_node] * full + ([rest] if rest else [])
-        packed = Allocation(tuple((str(node), count) for node, count in enumerate(shape)))
         batch = split_batch(job.batch, job.batch.requested, workers)
-        return self._truths[job.id].step_time(packed, batch.atomic).total_s(batch.accumulation)
+        return (
+            self._truths[job.id]
+            .step_time(packed(workers, gpus_per_node), batch.atomic)
+            .total_s(batch.accumulation)
+        )
