@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from builders import BATCH, RESIZE, believing, make_cluster, make_job, make_node, make_view, steady_speed
-from stretto.allocate.free import FreeCapacity
 from stretto.core.allocation import NOTHING, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.decision import Decision, ReasonCode
@@ -19,10 +18,11 @@ from stretto.models.belief import StatedBelief
 from stretto.models.convergence import ConvergenceFit
 from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit
 from stretto.policies.base import ClusterView, JobView
+from stretto.policies.gangs import EmptyCluster
 from stretto.policies.remaining import remaining_s
 from stretto.policies.srtf import Srtf
 
-EMPTY = FreeCapacity(gpu_nodes(2, 4))
+EMPTY = EmptyCluster(gpu_nodes(2, 4))
 SECOND_A_STEP = believing(steady_speed(1.0))
 
 

@@ -32,6 +32,7 @@ from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
 from stretto.policies.gangs import (
+    EmptyCluster,
     Gang,
     held_gang,
     keep_running,
@@ -167,7 +168,7 @@ def _split(tasks: Tasks, count: int) -> tuple[Tasks, Tasks]:
 def _explainer(
     view: ClusterView, allocations: Mapping[str, Allocation]
 ) -> Callable[[JobView, ReasonCode], str]:
-    total, empty, free = view.capacity, FreeCapacity(view.nodes), FreeCapacity(view.nodes)
+    total, empty, free = view.capacity, EmptyCluster(view.nodes), FreeCapacity(view.nodes)
     for job in view.jobs:
         free.take(job.job, allocations.get(job.id, NOTHING))
 

@@ -17,7 +17,7 @@ from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
-from stretto.policies.gangs import keep_running, never_fits, requested_gang, shortage
+from stretto.policies.gangs import EmptyCluster, keep_running, never_fits, requested_gang, shortage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class _Queue:
     """The line in front of one cluster."""
 
     def __init__(self, view: ClusterView, *, backfill: bool) -> None:
-        self._empty = FreeCapacity(view.nodes)
-        self._free = self._empty.copy()
+        self._empty = EmptyCluster(view.nodes)
+        self._free = FreeCapacity(view.nodes)
         self._backfill = backfill
         self._blocked_by: JobView | None = None
         self._waits: dict[str, str] = {}

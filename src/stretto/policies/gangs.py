@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.allocation import Allocation
+from stretto.core.cluster import Node
 from stretto.core.job import Job, Tier
 from stretto.core.resources import Resources
 from stretto.policies.base import JobView
@@ -75,9 +76,23 @@ def keep_running(jobs: Sequence[JobView], free: FreeCapacity) -> dict[str, Alloc
     return kept
 
 
-def never_fits(job: JobView, gang: Gang, empty: FreeCapacity) -> str | None:
+class EmptyCluster:
+    """The nodes without any job: whether, and where, a gang would run alone. Alike gangs are placed once."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.free = FreeCapacity(nodes)
+        self._places: dict[tuple[Resources, Resources | None, Gang], Allocation | None] = {}
+
+    def place(self, job: Job, gang: Gang) -> Allocation | None:
+        key = (job.worker.demand, job.server.demand if job.server else None, gang)
+        if key not in self._places:
+            self._places[key] = place_packed(job, *gang, self.free)
+        return self._places[key]
+
+
+def never_fits(job: JobView, gang: Gang, empty: EmptyCluster) -> str | None:
     """The sentence for a job that could not run even alone; None for all others."""
-    if place_packed(job.job, *gang, empty) is not None:
+    if empty.place(job.job, gang) is not None:
         return None
     return f"Needs {gang} ({amounts(gang.needs(job.job))}), which do not fit even on the empty cluster."
 

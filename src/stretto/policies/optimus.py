@@ -37,6 +37,7 @@ from stretto.core.units import format_duration
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, EPS, check_option, fixed_size_decision, round_is_due
 from stretto.policies.gangs import (
+    EmptyCluster,
     Gang,
     held_gang,
     keep_running,
@@ -130,8 +131,8 @@ class _Turn:
         self._view = view
         self._before = before
         self._is_round = round_is_due(before.round_s, view.now_s, options.interval_s)
-        self._empty = FreeCapacity(view.nodes)
-        self._free = self._empty.copy()
+        self._empty = EmptyCluster(view.nodes)
+        self._free = FreeCapacity(view.nodes)
         self._nodes_for: dict[Role, list[int]] = {}
         self._plans: dict[str, _Plan] = {}
         self._models: dict[str, tuple[float, ...]] = {}
@@ -206,7 +207,7 @@ class _Turn:
         role = job.job.worker
         nodes_for = self._nodes_for.get(role)
         if nodes_for is None:
-            nodes_for = self._nodes_for[role] = fewest_nodes(job.job, self._empty)
+            nodes_for = self._nodes_for[role] = fewest_nodes(job.job, self._empty.free)
         least = smallest_gang(job.job).workers
         if least >= len(nodes_for):
             return _Plan(job=job, claim=_claim(job))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from math import inf
 
-from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.job import Communication
 from stretto.models.noise import GradientNoise
 from stretto.policies.base import JobView
 from stretto.policies.common import requested_batch
-from stretto.policies.gangs import requested_gang
+from stretto.policies.gangs import EmptyCluster, requested_gang
 
 MAX_EPOCHS = 1000
 """How far a convergence is looked for."""
 
 
-def remaining_s(job: JobView, empty: FreeCapacity) -> float | None:
+def remaining_s(job: JobView, empty: EmptyCluster) -> float | None:
     """Time to the job's end at its requested size on the fewest nodes of the empty cluster.
 
     None while nothing is believed that could tell, and for a job that does not fit.
@@ -37,7 +36,7 @@ def _remaining_units(job: JobView) -> float | None:
     return max(total - job.work_done, 0.0)
 
 
-def _believed_units_per_s(job: JobView, empty: FreeCapacity) -> float | None:
+def _believed_units_per_s(job: JobView, empty: EmptyCluster) -> float | None:
     workers, servers = gang = requested_gang(job.job)
     batch = requested_batch(job.job, workers)
     if job.job.communication is not Communication.ALL_REDUCE:
@@ -47,7 +46,7 @@ def _believed_units_per_s(job: JobView, empty: FreeCapacity) -> float | None:
         steps_per_s = float(server_speed.steps_per_s(servers, workers))
     else:
         speed = job.belief.speed
-        place = None if speed is None else place_packed(job.job, *gang, empty)
+        place = None if speed is None else empty.place(job.job, gang)
         if speed is None or place is None:
             return None
         steps_per_s = 1.0 / float(speed.step_s(len(place.nodes), workers, batch.atomic, batch.accumulation))

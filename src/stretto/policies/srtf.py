@@ -23,7 +23,7 @@ from stretto.core.decision import Decision, ReasonCode
 from stretto.core.units import format_duration
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
-from stretto.policies.gangs import Gang, held_gang, keep_running, never_fits, requested_gang
+from stretto.policies.gangs import EmptyCluster, Gang, held_gang, keep_running, never_fits, requested_gang
 from stretto.policies.remaining import remaining_s
 
 
@@ -37,7 +37,7 @@ class Srtf:
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
-        empty = FreeCapacity(view.nodes)
+        empty = EmptyCluster(view.nodes)
         left_s = {job.id: remaining_s(job, empty) for job in view.jobs}
 
         def unknown_first(job: JobView) -> float:

@@ -37,6 +37,7 @@ from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision
 from stretto.policies.gangs import (
+    EmptyCluster,
     Gang,
     held_gang,
     keep_running,
@@ -75,8 +76,8 @@ class _Packing:
     """Scores of candidate jobs (rows) on nodes (columns) while what is free is given out."""
 
     def __init__(self, view: ClusterView, eps: float) -> None:
-        self._empty = FreeCapacity(view.nodes)
-        self._free = self._empty.copy()
+        self._empty = EmptyCluster(view.nodes)
+        self._free = FreeCapacity(view.nodes)
         self.allocations = keep_running(view.jobs, self._free)
         self._jobs = [job for job in view.jobs if self._next_bundle(job) is not None]
         self._workers = _rows([job.job.worker.demand for job in self._jobs])
