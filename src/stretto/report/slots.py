@@ -111,9 +111,10 @@ class _Board:
             if until_s > now_s:
                 continue
             wanted = keeps.get(job_id, {}) if until_s == now_s else {}
-            self._taken[job_id] = {
-                node: taken[: wanted.get(node, 0)] for node, taken in self._taken[job_id].items()
-            }
+            taken = self._taken.pop(job_id)
+            kept = {node: rows[: wanted[node]] for node, rows in taken.items() if node in wanted}
+            if kept:
+                self._taken[job_id] = kept
             del self._until_s[job_id]
 
     def take(self, job: Job, piece: list[Hold]) -> list[Stay]:
