@@ -17,7 +17,7 @@ from stretto.core.events import (
     NodeLost,
     WorkerLost,
 )
-from stretto.core.job import Job
+from stretto.core.job import Job, Tier
 from stretto.models.batch import split_batch
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.gangs import held_gang
@@ -54,8 +54,14 @@ def round_is_due(last_s: float | None, now_s: float, interval_s: float) -> bool:
 
 
 def requested_batch(job: Job, workers: int) -> BatchChoice:
-    """The job's requested total batch, split over its workers."""
-    return split_batch(job.batch, job.batch.requested, workers)
+    """The job's requested total batch, split over its workers.
+
+    Where the batch may be adapted, it is raised to the least that so many workers can take.
+    """
+    total = job.batch.requested
+    if job.tier is Tier.ADAPTIVE:
+        total = max(total, min(job.batch.per_gpu_min * workers, job.batch.max))
+    return split_batch(job.batch, total, workers)
 
 
 def explain(view: ClusterView, allocations: Mapping[str, Allocation], why: Why) -> dict[str, Reason]:

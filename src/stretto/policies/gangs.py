@@ -49,10 +49,11 @@ def smallest_gang(job: Job) -> Gang:
 
 
 def largest_gang(job: Job) -> Gang:
-    """The most a job can use; never more workers than its largest batch has examples."""
+    """The most a job can use: a rigid job's request; no more workers than its batch can fill."""
     if job.tier is Tier.RIGID:
         return requested_gang(job)
-    return Gang(min(job.worker.max, job.batch.max), job.server.max if job.server else 0)
+    filled = max(job.batch.requested // job.batch.per_gpu_min, job.worker.min)
+    return Gang(min(job.worker.max, filled), job.server.max if job.server else 0)
 
 
 def held_gang(allocation: Allocation) -> Gang:
