@@ -35,6 +35,9 @@ RESTART_S = 30.0
 LARGEST = 10**9
 """Nobody has more GPUs, or takes larger batches, and arithmetic stays exact."""
 
+UNSAID = BatchLimits(initial=1, requested=1, max=LARGEST, per_gpu_min=1, per_gpu_max=1)
+"""Limits of a job whose batch sizes the snapshot does not mention."""
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 GpuCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
@@ -197,10 +200,10 @@ def _batch(entry: SnapshotJob, where: str) -> BatchLimits:
                 where=where,
                 remedy="Add the batch size it started with.",
             )
-        return BatchLimits(initial=1, requested=1, max=entry.max_replicas, per_gpu_min=1, per_gpu_max=1)
+        return UNSAID
     initial, largest = entry.init_batch_size, entry.max_batch_size or entry.init_batch_size
     smallest_atomic, largest_atomic = entry.atomic_bsz_range or (1, largest)
-    if largest < initial or largest_atomic < smallest_atomic:
+    if largest < initial or largest_atomic < smallest_atomic or largest < smallest_atomic:
         raise InputError(
             f"batch limits run backwards: init {initial}, max {largest}, atomic range {smallest_atomic} to "
             f"{largest_atomic}.",
@@ -263,7 +266,7 @@ def _line(raw: bytes, message: str) -> int:
 
 def has_batch_limits(job: Job) -> bool:
     """Whether a snapshot said anything about the job's batch sizes."""
-    return job.batch.per_gpu_max > 1 or job.batch.initial > 1
+    return job.batch != UNSAID
 
 
 def as_json(value: Any) -> Any:

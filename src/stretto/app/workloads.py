@@ -20,6 +20,8 @@ from stretto.worlds.synthetic import demo_workload, synthetic_workload
 from stretto.worlds.truth import Workload
 
 BUILTIN = "builtin:"
+LARGEST = 100_000
+"""More nodes, GPUs a node, jobs or hours than this are a slip of the finger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,10 @@ def _check(request: Request) -> None:
         ("--jobs", request.jobs),
         ("--hours", request.hours),
     ):
-        if value is not None and value <= 0:
-            raise InputError(f"{flag} {value:g} must be more than 0.")
+        if value is not None and not 0 < value <= LARGEST:
+            raise InputError(
+                f"{flag} {value:g} is out of range.", remedy=f"Give more than 0, at most {LARGEST}."
+            )
     if request.gpu_type is not None and not request.profiles:
         raise InputError(
             "--gpu-type chooses among profiles, and none are given.", remedy="Add --profiles FOLDER."
@@ -100,6 +104,8 @@ def _load(source: str, request: Request, applications: Applications) -> Loaded:
     name = source.removeprefix(BUILTIN)
     if request.log_start_s is not None:
         raise InputError(f"--log-start is for logs, and {source} is none.", remedy="Leave it out.")
+    if name != "synthetic" and request.profiles:
+        raise InputError(f"{source} has models of its own.", remedy="Leave --profiles out.")
     if name == "demo":
         if request.jobs is not None or request.hours is not None:
             raise InputError(

@@ -52,4 +52,7 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         sys.stderr.close()
+        sys.exit(141)
+    except OSError as error:
+        print(f"error: output cannot be written: {error.strerror}.", file=sys.stderr)
         sys.exit(1)

@@ -35,7 +35,8 @@ def simulate(
         str | None, typer.Option(help="Take the profiles of this GPU type.", show_default=False)
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Nodes of the cluster.", show_default="16; builtin:demo 4")
+        int | None,
+        typer.Option(help="Nodes of the cluster.", show_default="16; builtin:demo 4, builtin:servers 13"),
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", show_default="4")] = None,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between decisions.")] = "60s",
@@ -101,7 +102,7 @@ def simulate(
     _check_report(report)
     loaded = load_workloads(request)
     setup = Setup(
-        interval_s=_positive(parse_duration_s(interval, where="--interval"), "--interval"),
+        interval_s=_at_least_a_second(parse_duration_s(interval, where="--interval"), "--interval"),
         rounds=rounds,
         whole_seconds=whole_seconds,
         restart_s=parse_duration_s(restart, where="--restart"),
@@ -115,16 +116,15 @@ def simulate(
         for note in one.workload.notes:
             print(f"{one.workload.name}: {note}", file=sys.stderr)
         for name in policies:
-            with progress_bar(f"{name} on {one.workload.name}", len(one.workload.jobs)) as tick:
-                runs.append(
-                    run_simulation(
-                        one.workload,
-                        name,
-                        dataclasses.replace(setup, nodes=one.nodes),
-                        options=options.get(name),
-                        on_tick=tick,
-                    )
-                )
+            cluster = dataclasses.replace(setup, nodes=one.nodes)
+            try:
+                with progress_bar(f"{name} on {one.workload.name}", len(one.workload.jobs)) as tick:
+                    run = run_simulation(one.workload, name, cluster, options=options.get(name), on_tick=tick)
+            except InputError as error:
+                _show(runs, as_json=as_json)
+                where = f"{name} on {one.workload.name}"
+                raise InputError(error.problem, where=where, remedy=error.remedy) from error
+            runs.append(run)
     _show(runs, as_json=as_json)
     if report is not None:
         write_report(report, runs)
@@ -135,9 +135,11 @@ def simulate(
 
 def _show(runs: list[Run], *, as_json: bool) -> None:
     metrics = [run.metrics for run in runs]
+    if not metrics:
+        return
     if as_json:
         print(json.dumps({"runs": [dataclasses.asdict(one) for one in metrics]}, indent=2))
-    elif sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty():
         Console().print(metrics_table(metrics))
     else:
         print(metrics_text(metrics))
@@ -148,15 +150,13 @@ def _check_report(report: Path | None) -> None:
         raise InputError(f"--report {report} is a folder.", remedy="Name a file, such as report.html.")
 
 
-def _positive(value: float, flag: str) -> float:
-    if value <= 0:
-        raise InputError(
-            f"{flag} {value:g} must be more than 0.", remedy="Give seconds or a duration like 60s."
-        )
+def _at_least_a_second(value: float, flag: str) -> float:
+    if value < 1:
+        raise InputError(f"{flag} {value:g} must be at least a second.", remedy="Give a duration like 60s.")
     return value
 
 
 def _share(value: float, flag: str) -> float:
     if not 0.0 <= value < 1.0:
-        raise InputError(f"{flag} {value:g} is not in 0 .. 1.", remedy="Give a share, such as 0.25.")
+        raise InputError(f"{flag} {value:g} must be at least 0 and below 1.", remedy="Give a share: 0.25.")
     return value

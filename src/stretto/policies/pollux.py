@@ -91,11 +91,12 @@ class Pollux:
         )
         chosen = _allocations(view, solution)
         scores = speedups.of(solution.placements)
-        shares = dict(zip((job.id for job in view.jobs), scores / speedups.scale, strict=True))
+        plain = speedups.of(solution.placements, penalised=False) / speedups.scale
+        shares = dict(zip((job.id for job in view.jobs), plain, strict=True))
         decision = Decision(
             allocations=chosen,
             batches=self._batches(view, chosen, speedups),
-            reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, speedups.fair_gpus)),
+            reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, view.total_gpus)),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
         return decision, memory if between else view.now_s
@@ -141,7 +142,7 @@ class Speedups:
         known = self._row >= 0
         rows = self._row[known]
         self.most_workers[known] = self._table.most_workers()[rows]
-        fair = np.minimum(self.fair_gpus, self.most_workers[known])
+        fair = np.clip(self.most_workers[known], 1, self.fair_gpus)
         self._fair_goodput = np.full(len(view.jobs), np.nan)
         fair_goodput = self._table.best(rows, np.ones_like(rows), fair).goodput
         self._fair_goodput[known] = np.where(fair_goodput > 0, fair_goodput, np.inf)
@@ -158,14 +159,16 @@ class Speedups:
             speedup[known] = best.goodput / self._fair_goodput[some]
         return speedup * self.scale
 
-    def of(self, placements: list[Placement]) -> Floats:
-        """Speedup of each job with its placement, restart penalties included."""
+    def of(self, placements: list[Placement], *, penalised: bool = True) -> Floats:
+        """Speedup of each job with its placement, restart penalties included or not."""
         sizes = np.array([sum(count for _, count in placement) for placement in placements], dtype=np.int64)
         nodes = np.array([len(placement) for placement in placements], dtype=np.int64)
         speedup = np.zeros(len(placements))
         some = np.flatnonzero(sizes)
         if some.size:
             speedup[some] = self(some, nodes[some], sizes[some])
+        if not penalised:
+            return speedup
         changed = [new != held for new, held in zip(placements, self.held, strict=True)]
         return np.where(changed, speedup * self.restart, speedup)
 
@@ -289,10 +292,14 @@ def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]
     return chosen
 
 
-def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], fair_gpus: int) -> str:
+def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], gpus: int) -> str:
     """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
     new = chosen.get(job.id)
+    fair_gpus = max(math.ceil(gpus / len(shares)), 1)
     if new is None:
+        least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
+        if least > gpus:
+            return f"needs {least} GPUs, the cluster has {gpus}"
         return f"others gain more: {len(shares)} jobs share the cluster, a fair share is {fair_gpus} GPUs"
-    sizes = f"{job.allocation.worker_count} to {new.worker_count} GPUs on {len(new.nodes)} nodes"
+    sizes = f"{job.allocation.worker_count} to {new.worker_count} GPUs, on {len(new.nodes)} node(s)"
     return f"{sizes}: {shares[job.id]:.2f} times its progress on a fair share of {fair_gpus}"
