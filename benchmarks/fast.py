@@ -1,6 +1,6 @@
 """Figure 3: how long one decision takes, and how it grows.
 
-Random mixes of the built-in applications on nodes of 4 GPUs, part of the jobs running, cold tables, one core.
+Random mixes of the built-in applications on nodes of 4 GPUs, most jobs running, cold tables, one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPEATS = 5
 
 
 def random_view(rng: np.random.Generator, jobs: int, gpus: int) -> ClusterView:
-    """Jobs at random points of training; about half of them hold GPUs already."""
+    """Jobs at random points of training; most of them hold GPUs, as long as there are any."""
     nodes = gpu_nodes(gpus // NODE_GPUS, NODE_GPUS)
     free = {node.id: NODE_GPUS for node in nodes}
     catalogue = [app for app in builtin_catalogue().entries.values() if app.max_workers > 1]
@@ -44,7 +44,7 @@ def random_view(rng: np.random.Generator, jobs: int, gpus: int) -> ClusterView:
         views.append(
             JobView(
                 job=app.job(f"{app.name}-{index}", -age_s, app.tuned[0]),
-                allocation=_hold(rng, free) if rng.random() < 0.5 else NOTHING,
+                allocation=_hold(rng, free) if rng.random() < 0.9 else NOTHING,
                 batch=None,
                 age_s=age_s,
                 attained_gpu_s=age_s,

@@ -91,12 +91,13 @@ class Pollux:
         )
         chosen = _allocations(view, solution)
         scores = speedups.of(solution.placements)
+        gpus = view.total_gpus
         plain = speedups.of(solution.placements, penalised=False) / speedups.scale
         shares = dict(zip((job.id for job in view.jobs), plain, strict=True))
         decision = Decision(
             allocations=chosen,
             batches=self._batches(view, chosen, speedups),
-            reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, view.total_gpus)),
+            reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, gpus)),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
         return decision, memory if between else view.now_s
