@@ -22,6 +22,8 @@ from stretto.report.html import write_report
 from stretto.report.table import metrics_table, metrics_text
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
+TABLE_WIDTH = 90
+"""On a narrower terminal the table would lose columns; the text to paste only wraps."""
 
 
 def simulate(
@@ -139,7 +141,7 @@ def _show(runs: list[Run], *, as_json: bool) -> None:
         return
     if as_json:
         print(json.dumps({"runs": [dataclasses.asdict(one) for one in metrics]}, indent=2))
-    elif sys.stdout is not None and sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty() and Console().width >= TABLE_WIDTH:
         Console().print(metrics_table(metrics))
     else:
         print(metrics_text(metrics))
