@@ -14,7 +14,5 @@ def data_folder(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def verdict(reached: bool, *, strict: bool = True) -> str:
-    if reached:
-        return "reached"
-    return "MISSED" if strict else "not reached"
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "MISSED"

@@ -318,8 +318,8 @@ def print_verdict(results: Sequence[Sequence[Outcome]]) -> None:
     pairs = list(zip(by_name["drf"], by_name["optimus"], strict=True))
     jct = float(np.mean([theirs.jct_s / ours.jct_s for theirs, ours in pairs]))
     makespan = float(np.mean([theirs.makespan_s / ours.makespan_s for theirs, ours in pairs]))
-    print(f"  mean JCT {jct:.2f}x of drf's (1.5 wanted): {verdict(jct >= 1.5)}")
-    print(f"  makespan {makespan:.2f}x of drf's (1.2 wanted): {verdict(makespan >= 1.2)}")
+    print(f"  drf's mean JCT is {jct:.2f} times optimus' (1.5 wanted): {verdict(jct >= 1.5)}")
+    print(f"  drf's makespan is {makespan:.2f} times optimus' (1.2 wanted): {verdict(makespan >= 1.2)}")
 
 
 def main() -> None:
