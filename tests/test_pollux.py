@@ -26,7 +26,7 @@ from stretto.models.noise import PERFECTLY_SCALABLE
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.pollux import Pollux, power_mean
-from stretto.testing.policies import views
+from stretto.testing.views import views
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("STRETTO_DATA", ROOT.parent / "shared" / "data")) / "allocation"
