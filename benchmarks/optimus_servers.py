@@ -28,6 +28,7 @@ from stretto.core.events import Decided, Event, JobFinished
 from stretto.core.instructions import Action
 from stretto.core.job import Convergence, Job
 from stretto.core.seeds import child_rng
+from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.models.belief import Belief, StatedBelief
 from stretto.models.convergence import ConvergenceFit, EpochInterval
@@ -195,10 +196,10 @@ def simulate(case: Case, seed: int) -> Outcome:
     journal = MemoryJournal()
     Controller(
         policy=AtSlots(case, told),
-        substrate=SimSubstrate(workload.truths, physics=PHYSICS, seed=seed),
+        substrate=SimSubstrate(workload.truth_of, physics=PHYSICS, seed=seed),
         journal=journal,
         nodes=server_nodes(),
-        arrivals=workload.jobs,
+        arrivals=Arrivals(workload.jobs),
         settings=Settings(seed=seed, share_priors=case.priors, rounds=case.rounds),
     ).run()
     return outcome(workload, list(journal.events()))

@@ -14,6 +14,7 @@ from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Decided, JobFinished
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
+from stretto.core.source import Arrivals
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.fifo import Fifo
 from stretto.substrate.process import Command, ProcessSubstrate
@@ -59,7 +60,7 @@ def main() -> None:
             substrate=substrate,
             journal=journal,
             nodes=nodes,
-            arrivals=jobs,
+            arrivals=Arrivals(jobs),
             settings=Settings(),
         ).run()
     finally:

@@ -16,6 +16,7 @@ from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import gpu_nodes
 from stretto.core.job import Job, Tier, Work
 from stretto.core.observations import NoiseSample
+from stretto.core.source import Arrivals
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.registry import make_policy
 from stretto.substrate.process import Command, ProcessSubstrate
@@ -103,7 +104,7 @@ def run_processes(folder: Path, policy: str) -> None:
             substrate=substrate,
             journal=journal,
             nodes=nodes,
-            arrivals=jobs,
+            arrivals=Arrivals(jobs),
             settings=Settings(),
             on_turn=lambda _: print("turn", flush=True),  # noqa: T201
         ).run()

@@ -33,6 +33,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action
 from stretto.core.job import Job
 from stretto.core.resources import Resources
+from stretto.core.source import Arrivals
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.policies.base import Policy
@@ -57,7 +58,7 @@ def drive(
         substrate=substrate,
         journal=journal if journal is not None else MemoryJournal(),
         nodes=nodes,
-        arrivals=jobs,
+        arrivals=Arrivals(jobs),
         settings=how,
     )
     controller.run()
@@ -295,7 +296,7 @@ class TestJournal:
     @pytest.mark.parametrize(("rounds", "until_s"), [(False, math.inf), (True, math.inf), (False, 120.0)])
     def test_a_run_cut_anywhere_is_the_same_run_when_resumed(self, rounds: bool, until_s: float) -> None:
         jobs = [toy_job(f"j{i}", 1 + i % 3, submit_s=17.3 * i) for i in range(6)]
-        truths = toy_workload(*jobs, truth=ToyTruth(step_s=0.73)).truths
+        workload = toy_workload(*jobs, truth=ToyTruth(step_s=0.73))
         physics = Physics(report_s=60.0 if rounds else 30.0)
         how = Settings(rounds=rounds, until_s=until_s)
 
@@ -303,25 +304,25 @@ class TestJournal:
             return Tiresias(threshold_gpu_h=0.02)
 
         whole = MemoryJournal()
-        drive(policy(), SimSubstrate(truths, physics=physics), *jobs, how=how, journal=whole)
+        drive(policy(), SimSubstrate(workload.truth_of, physics=physics), *jobs, how=how, journal=whole)
         events = list(whole.events())
         assert sum(isinstance(event, JobFinished) for event in events) == len(jobs) or until_s < math.inf
         for cut in range(len(events) + 1):
             journal = MemoryJournal()
             journal.append(events[:cut])
-            drive(policy(), SimSubstrate(truths, physics=physics), *jobs, how=how, journal=journal)
+            drive(policy(), SimSubstrate(workload.truth_of, physics=physics), *jobs, how=how, journal=journal)
             assert list(journal.events()) == events, f"cut after {cut} events"
 
     def test_a_journal_of_another_simulation_is_refused(self) -> None:
         job = toy_job("a")
         journal = MemoryJournal()
-        fast = SimSubstrate(toy_workload(job).truths, physics=Physics())
+        fast = SimSubstrate(toy_workload(job).truth_of, physics=Physics())
         drive(Watched(), fast, job, how=Settings(until_s=90.0), journal=journal)
-        slow = SimSubstrate(toy_workload(job, truth=ToyTruth(step_s=2.0)).truths, physics=Physics())
+        slow = SimSubstrate(toy_workload(job, truth=ToyTruth(step_s=2.0)).truth_of, physics=Physics())
         with pytest.raises(JournalError, match="only the simulation that wrote it"):
             drive(Watched(), slow, job, journal=journal)
         with pytest.raises(JournalError, match="not in the workload"):
-            drive(Watched(), SimSubstrate({}, physics=Physics()), job, journal=journal)
+            drive(Watched(), SimSubstrate(toy_workload().truth_of, physics=Physics()), job, journal=journal)
 
     def test_every_decision_gets_random_numbers_of_its_own(self) -> None:
         drawn: list[float] = []

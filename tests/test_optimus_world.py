@@ -12,6 +12,7 @@ from stretto.control.controller import Controller, Settings
 from stretto.core.events import Decided, JobFinished
 from stretto.core.instructions import Action
 from stretto.core.seeds import child_rng
+from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.policies.drf import Drf
 from stretto.policies.optimus import Optimus
@@ -40,10 +41,12 @@ def run(policy: Optimus | Drf | Tetris, seed: int) -> Run:
     journal = MemoryJournal()
     Controller(
         policy=policy,
-        substrate=SimSubstrate(workload.truths, physics=Physics(restart_s=RESTART_S, noise=0.03), seed=seed),
+        substrate=SimSubstrate(
+            workload.truth_of, physics=Physics(restart_s=RESTART_S, noise=0.03), seed=seed
+        ),
         journal=journal,
         nodes=server_nodes(),
-        arrivals=workload.jobs,
+        arrivals=Arrivals(workload.jobs),
         settings=Settings(seed=seed, rounds=True, share_priors=True),
     ).run()
     starts_s: dict[str, float] = {}

@@ -33,7 +33,7 @@ class TestConformance(SubstrateConformance):
             raise unittest.SkipTest("jobs of a simulation do not fail")
         truth = ToyTruth(epochs=8, units_per_epoch=10.0, example_s=3.0 / 128)
         return Stage(
-            substrate=SimSubstrate({sketch.id: truth for sketch in sketches}, physics=Physics(noise=0.1)),
+            substrate=SimSubstrate(lambda _: truth, physics=Physics(noise=0.1)),
             jobs={sketch.id: make_job(sketch.id, most=2, least=1) for sketch in sketches},
             small=ONE,
             large=TWO,
@@ -49,7 +49,7 @@ class Sim:
 
     def __init__(self, truths: Mapping[str, Truth] | Truth, physics: Physics | None = None) -> None:
         by_id = truths if isinstance(truths, Mapping) else {"a": truths}
-        self.substrate = SimSubstrate(by_id, physics=physics or Physics())
+        self.substrate = SimSubstrate(lambda job: by_id[job.id], physics=physics or Physics())
         self.events: list[Event] = []
         self._numbers = itertools.count(1)
         for job_id in by_id:

@@ -9,6 +9,7 @@ import numpy as np
 
 from builders import make_job
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
+from stretto.core.cluster import Wish
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import Event
 from stretto.core.instructions import Instruction
@@ -106,6 +107,7 @@ class Scripted:
         self._to_come = sorted(events, key=lambda event: event.t_s)
         self._now_s = 0.0
         self.admitted: list[str] = []
+        self.wishes: list[Wish] = []
         self.told: list[tuple[float, Instruction]] = []
 
     def now_s(self) -> float:
@@ -116,6 +118,9 @@ class Scripted:
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
         self.told += [(self._now_s, instruction) for instruction in instructions]
+
+    def provision(self, wish: Wish) -> None:
+        self.wishes.append(wish)
 
     def next_event(self, until_s: float) -> Event | None:
         if self._to_come and self._to_come[0].t_s <= until_s:

@@ -18,11 +18,12 @@ from stretto.core.events import (
     NodeAdded,
     NodeDraining,
     NodeLost,
+    NodeReleased,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.core.observations import LossPoint, NoiseSample
+from stretto.core.observations import LossPoint, NoiseSample, Result
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class JobHistory:
     starts: int = 0
     finished_s: float | None = None
     failed_s: float | None = None
+    stopped_s: float | None = None
+    results: list[Result] = field(default_factory=list)
 
     @property
     def jct_s(self) -> float | None:
@@ -74,8 +77,9 @@ class JobHistory:
 
     @property
     def end_s(self) -> float | None:
-        """When it finished or failed."""
-        return self.failed_s if self.finished_s is None else self.finished_s
+        """When it finished, failed or was stopped."""
+        ends = (self.finished_s, self.failed_s, self.stopped_s)
+        return next((end_s for end_s in ends if end_s is not None), None)
 
     @property
     def restarts(self) -> int:
@@ -131,7 +135,7 @@ class _Fold:
                 self._lose_node(event)
             case Decided():
                 self._decided(event)
-            case NodeAdded() | NodeDraining() | CheckpointSaved():
+            case NodeAdded() | NodeReleased() | NodeDraining() | CheckpointSaved():
                 pass
 
     def release(self, job_id: str, t_s: float) -> None:
@@ -156,6 +160,7 @@ class _Fold:
         job = self.jobs[event.job_id]
         job.progress.append(Progress(event.t_s, event.work_done, event.noise))
         job.losses.extend(event.losses)
+        job.results.extend(event.results)
         if event.resize_s is None:
             return
         held = self.holding.get(event.job_id)
@@ -171,7 +176,9 @@ class _Fold:
     def _instruct(self, t_s: float, instruction: Instruction) -> None:
         job_id = instruction.job_id
         self.release(job_id, t_s)
-        if instruction.action is Action.PARK:
+        if instruction.action is Action.STOP:
+            self.jobs[job_id].stopped_s = t_s
+        if instruction.action in {Action.PARK, Action.STOP}:
             return
         if instruction.action in {Action.START, Action.RESIZE}:
             self.jobs[job_id].starts += 1

@@ -12,6 +12,7 @@ from stretto.app.metrics import Metrics, measure
 from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node, gpu_nodes
+from stretto.core.source import Arrivals
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.policies.registry import make_policy
 from stretto.substrate.sim import Physics, SimSubstrate
@@ -103,7 +104,7 @@ def simulate(
     chosen = make_policy(
         policy, interval_s=setup.interval_s, options=options, oracle=WorldOracle(workload.truths)
     )
-    substrate = SimSubstrate(workload.truths, physics=setup.physics(), seed=setup.seed)
+    substrate = SimSubstrate(workload.truth_of, physics=setup.physics(), seed=setup.seed)
     started = time.perf_counter()
 
     def report(controller: Controller) -> None:
@@ -117,7 +118,7 @@ def simulate(
             substrate=substrate,
             journal=journal,
             nodes=setup.nodes,
-            arrivals=workload.jobs,
+            arrivals=Arrivals(workload.jobs),
             settings=Settings(
                 seed=setup.seed,
                 rounds=setup.rounds,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ from stretto.control.state import RunState
 from stretto.core.cluster import Node
 from stretto.core.errors import JournalError
 from stretto.core.events import Decided, Event, JobSubmitted, RunStarted
-from stretto.core.job import Job
 from stretto.core.seeds import child_rng
+from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
 from stretto.policies.base import Policy
@@ -49,7 +48,7 @@ class Controller:
         substrate: Substrate,
         journal: Journal,
         nodes: Sequence[Node],
-        arrivals: Sequence[Job],
+        arrivals: JobSource,
         settings: Settings,
         stopwatch: Callable[[], float] = time.perf_counter,
         on_turn: Callable[[Controller], None] | None = None,
@@ -60,6 +59,7 @@ class Controller:
         self._settings = settings
         self._stopwatch = stopwatch
         self._on_turn = on_turn
+        self._arrivals = arrivals
         self._wakes_on = frozenset[str]() if settings.rounds else policy.wakes_on
         self._due = False
         self._ticked_s = 0.0
@@ -78,16 +78,14 @@ class Controller:
             substrate.recover(history)
         else:
             self._record([RunStarted(t_s=0.0, identity=identity, nodes=tuple(nodes))])
-        waiting = (job for job in arrivals if job.id not in self.state.submitted)
-        self._arrivals = deque(sorted(waiting, key=lambda job: job.submit_s))
 
     @property
     def jobs_to_come(self) -> int:
-        return len(self._arrivals)
+        return self._arrivals.to_come
 
     def run(self) -> None:
         """Until every job is finished, nothing can happen any more, or the time is up."""
-        while self._arrivals or self.state.jobs:
+        while self._arrivals.to_come or self.state.jobs:
             if self._stalled() and not self._something_happens():
                 return
             self._turn()
@@ -112,9 +110,7 @@ class Controller:
         now_s = self._substrate.now_s()
         if self._due:
             return now_s
-        times = [self._settings.until_s]
-        if self._arrivals:
-            times.append(self._arrivals[0].submit_s)
+        times = [self._settings.until_s, self._arrivals.next_s()]
         if self.state.jobs:
             times.append(self._next_tick_s(now_s))
             if self.state.wake_at_s is not None and not self._settings.rounds:
@@ -134,8 +130,7 @@ class Controller:
         return self._due or woken or now_s >= self._next_tick_s(now_s) - EPS
 
     def _admit_arrivals(self, now_s: float) -> None:
-        while self._arrivals and self._arrivals[0].submit_s <= now_s:
-            job = self._arrivals.popleft()
+        for job in self._arrivals.due(now_s):
             self._record([JobSubmitted(t_s=job.submit_s, job=job)])
             self._substrate.admit(job)
 
@@ -152,6 +147,7 @@ class Controller:
             self.state.instructions + 1,
             batch_in_place=self._substrate.changes_batch_in_place,
         )
+        wish = decision.wish if decision.wish != self.state.wish else None
         changed = {instruction.job_id for instruction in instructions}
         reasons = {
             job_id: reason
@@ -167,10 +163,13 @@ class Controller:
                     reasons=reasons,
                     memory=memory,
                     wake_at_s=decision.wake_at_s,
+                    wish=wish,
                 )
             ]
         )
         self._substrate.apply(instructions)
+        if wish is not None:
+            self._substrate.provision(wish)
 
     def _record(self, events: Sequence[Event]) -> None:
         self._journal.append(events)
@@ -180,6 +179,7 @@ class Controller:
     def _fold(self, event: Event) -> None:
         """All that the loop remembers; a resumed run folds its journal, so what was due is still due."""
         self.state.apply(event)
+        self._arrivals.observe(event)
         if isinstance(event, Decided):
             self._due = False
             self._ticked_s = event.t_s
@@ -190,7 +190,7 @@ class Controller:
 
     def _stalled(self) -> bool:
         """Nothing runs, nothing will arrive, and the policy, asked again and again, starts nothing."""
-        return not self._arrivals and self._fruitless >= PATIENCE
+        return self._arrivals.next_s() == math.inf and self._fruitless >= PATIENCE
 
     def _something_happens(self) -> bool:
         """Wait for the substrate, which may still add a node; it says so if nothing can come."""

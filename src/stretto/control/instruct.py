@@ -23,7 +23,8 @@ def instructions_for(
     Where batches do not change in place, another batch size is a resize, with its cost.
     """
     changes = sorted(
-        _changes(view, decision, batch_in_place), key=lambda change: change[0] is not Action.PARK
+        _changes(view, decision, batch_in_place),
+        key=lambda change: change[0] not in {Action.PARK, Action.STOP},
     )
     return tuple(
         Instruction(first_number + position, action, job_id, allocation, batch)
@@ -35,6 +36,9 @@ def _changes(
     view: ClusterView, decision: Decision, batch_in_place: bool
 ) -> Iterator[tuple[Action, str, Allocation, BatchChoice]]:
     for job in view.jobs:
+        if job.id in decision.stops:
+            yield Action.STOP, job.id, NOTHING, NO_BATCH
+            continue
         new = decision.allocations.get(job.id, NOTHING)
         if not new:
             if job.allocation:
@@ -52,20 +56,39 @@ def _changes(
 def check(view: ClusterView, decision: Decision) -> None:
     """Raise PolicyError if the decision cannot be carried out or leaves something unexplained."""
     known = {job.id for job in view.jobs}
-    for job_id in decision.allocations:
+    for job_id in (*decision.allocations, *decision.stops):
         if job_id not in known:
-            raise PolicyError(f"{job_id} is allocated something but is not waiting or running")
+            raise PolicyError(f"{job_id} is decided about but is not waiting or running")
     if decision.wake_at_s is not None and decision.wake_at_s <= view.now_s:
         raise PolicyError(f"wake_at_s is {decision.wake_at_s} at {view.now_s} s; it must lie in the future")
     free = {node.id: node.capacity for node in view.nodes}
     for job in view.jobs:
         new = decision.allocations.get(job.id, NOTHING)
+        if new and job.id in decision.stops:
+            raise PolicyError(f"{job.id} is stopped and given {new}; it must be one of the two")
         _check_gang(job, new)
         for node, used in new.uses(job.job).items():
             if node in free or new != job.allocation:  # a job may stay on a node that is draining
                 free[node] = _take(job.id, node, used, free)
         if (not new or new != job.allocation) and job.id not in decision.reasons:
             raise PolicyError(f"{job.id} is changed or waits, and the decision gives no reason for it")
+    _check_wish(view, decision)
+
+
+def _check_wish(view: ClusterView, decision: Decision) -> None:
+    if decision.wish is None:
+        return
+    in_use = {node for allocation in decision.allocations.values() for node in allocation.nodes}
+    for node in decision.wish.release:
+        if node in in_use:
+            raise PolicyError(f"node {node!r} is to be released while a job is placed on it")
+    known = {node.id for node in view.nodes}
+    for node in decision.wish.release:
+        if node not in known:
+            raise PolicyError(f"node {node!r} is to be released and is not there")
+    for instance, count in decision.wish.nodes:
+        if count < 0:
+            raise PolicyError(f"{count} nodes of {instance} are wished for; it takes 0 or more")
 
 
 def _take(job_id: str, node: str, used: Resources, free: dict[str, Resources]) -> Resources:

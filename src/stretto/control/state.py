@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
-from stretto.core.cluster import Node
+from stretto.core.cluster import Node, Wish
 from stretto.core.decision import Reason
 from stretto.core.events import (
     CheckpointSaved,
@@ -18,11 +18,13 @@ from stretto.core.events import (
     NodeAdded,
     NodeDraining,
     NodeLost,
+    NodeReleased,
     RunStarted,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
+from stretto.core.observations import Result
 from stretto.models.belief import FittedBelief
 from stretto.models.observations import Observations
 from stretto.policies.base import ClusterView, JobView, Memory
@@ -41,12 +43,15 @@ class JobState:
     starts: int = 0
     attained_gpu_s: float = 0.0
     counted_until_s: float = 0.0
+    held_s: float = 0.0
     work_done: float = 0.0
     epoch: int = 0
+    results: tuple[Result, ...] = ()
 
     def hold(self, t_s: float, allocation: Allocation) -> None:
         """From now on the job holds `allocation`; what it held until now is added up."""
         self.attained_gpu_s += self.gpus * (t_s - self.counted_until_s)
+        self.held_s += (t_s - self.counted_until_s) if self.allocation else 0.0
         self.counted_until_s = t_s
         self.allocation = allocation
         self.gpus = allocation.gpus(self.job)
@@ -60,9 +65,12 @@ class JobState:
             batch=self.batch,
             age_s=now_s - self.job.submit_s,
             attained_gpu_s=self.attained_gpu_s + self.gpus * (now_s - self.counted_until_s),
+            held_s=self.held_s + (now_s - self.counted_until_s if self.allocation else 0.0),
             restarts=max(0, self.starts - 1),
             work_done=self.work_done,
             epoch=self.epoch,
+            results=self.results,
+            start_times_s=tuple(self.observed.resizes_s),
             belief=self.belief,
         )
 
@@ -76,9 +84,10 @@ class RunState:
     nodes: dict[str, Node] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     jobs: dict[str, JobState] = field(default_factory=dict)
-    submitted: set[str] = field(default_factory=set)
     memory: Memory = None
     wake_at_s: float | None = None
+    wish: Wish | None = None
+    """The cluster last asked for, without what was given back then."""
     decisions: int = 0
     instructions: int = 0
     _reasons: dict[str, Reason] = field(default_factory=dict)
@@ -99,6 +108,18 @@ class RunState:
         match event:
             case JobSubmitted():
                 self._submit(event.job)
+            case JobReported() | JobFinished() | JobFailed() | WorkerLost() | CheckpointSaved():
+                if event.job_id in self.jobs:  # else it was stopped, and this was still on its way
+                    self._heard_of(event)
+            case RunStarted():
+                self.nodes = {node.id: node for node in event.nodes}
+            case Decided():
+                self._decided(event)
+            case NodeAdded() | NodeLost() | NodeReleased() | NodeDraining():
+                self._change_nodes(event)
+
+    def _heard_of(self, event: JobReported | JobFinished | JobFailed | WorkerLost | CheckpointSaved) -> None:
+        match event:
             case JobReported():
                 self._report(event)
             case JobFinished():
@@ -109,18 +130,11 @@ class RunState:
                 self.jobs[event.job_id].hold(event.t_s, NOTHING)
             case CheckpointSaved():
                 pass
-            case RunStarted():
-                self.nodes = {node.id: node for node in event.nodes}
-            case Decided():
-                self._decided(event)
-            case NodeAdded() | NodeLost() | NodeDraining():
-                self._change_nodes(event)
 
     def _submit(self, job: Job) -> None:
         observed = Observations()
         prior = self._priors.setdefault(job.application, Observations()) if self.share_priors else None
         self.jobs[job.id] = JobState(job, FittedBelief(job, observed, prior), observed)
-        self.submitted.add(job.id)
 
     def _report(self, event: JobReported) -> None:
         state = self.jobs[event.job_id]
@@ -130,6 +144,8 @@ class RunState:
         if event.noise is not None:
             state.observed.set_noise(event.noise)
         state.observed.losses.extend(event.losses)
+        if event.results:
+            state.results += event.results
         if event.resize_s is not None:
             state.observed.resizes_s.append(event.resize_s)
 
@@ -146,20 +162,31 @@ class RunState:
     def _decided(self, event: Decided) -> None:
         self.memory = event.memory
         self.wake_at_s = event.wake_at_s
+        if event.wish is not None:
+            self._wished(event.wish)
         self._reasons.update(event.reasons)
         self.decisions += 1
         for instruction in event.instructions:
             self._instructed(event.t_s, instruction)
 
     def _instructed(self, t_s: float, instruction: Instruction) -> None:
-        state = self.jobs[instruction.job_id]
         self.instructions = instruction.number
+        if instruction.action is Action.STOP:
+            del self.jobs[instruction.job_id]
+            return
+        state = self.jobs[instruction.job_id]
         state.batch = instruction.batch
         if instruction.action is not Action.SET_BATCH:
             state.hold(t_s, instruction.allocation)
             state.starts += instruction.action is not Action.PARK
 
-    def _change_nodes(self, event: NodeAdded | NodeLost | NodeDraining) -> None:
+    def _wished(self, wish: Wish) -> None:
+        """Nodes that are given back are out of reach at once, though they may take a while to go."""
+        self.wish = Wish(wish.nodes)
+        for node_id in wish.release:
+            self.nodes.pop(node_id, None)
+
+    def _change_nodes(self, event: NodeAdded | NodeLost | NodeReleased | NodeDraining) -> None:
         if isinstance(event, NodeDraining):
             self.draining.add(event.node_id)
             return

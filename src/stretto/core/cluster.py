@@ -13,10 +13,25 @@ class Node:
 
     id: str
     capacity: Resources
+    instance: str = ""
+    """The type it was rented as; empty for a node that is simply there."""
 
     @property
     def gpus(self) -> int:
         return int(self.capacity.gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The cluster a policy wants: so many nodes of each instance type, once some are given back.
+
+    Wishing the same twice changes nothing.
+    """
+
+    nodes: tuple[tuple[str, int], ...]
+    """How many of which instance type, those that are still to come included."""
+    release: tuple[str, ...] = ()
+    """Nodes to give back; nothing runs on them any more."""
 
 
 def gpu_nodes(count: int, gpus_per_node: int) -> tuple[Node, ...]:

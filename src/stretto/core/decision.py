@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stretto.core.allocation import Allocation, BatchChoice
+from stretto.core.cluster import Wish
 
 
 class ReasonCode(StrEnum):
@@ -19,6 +20,7 @@ class ReasonCode(StrEnum):
     PREEMPTED = "preempted"
     WAITS = "waits"
     KEPT = "kept"
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,11 @@ class Decision:
     allocations: Mapping[str, Allocation]
     batches: Mapping[str, BatchChoice] = field(default_factory=dict)
     reasons: Mapping[str, Reason] = field(default_factory=dict)
-    """For every job whose allocation changes, and for every job that waits."""
+    """For every job whose allocation changes or that is stopped, and for every job that waits."""
+    stops: frozenset[str] = frozenset()
+    """Jobs that are over before their end: nothing more is expected of them."""
+    wish: Wish | None = None
+    """The cluster that is wanted; None: as it is."""
     wake_at_s: float | None = None
     """Ask again at this time, whatever else happens."""
     objective: float | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stretto.core.cluster import Node
+from stretto.core.cluster import Node, Wish
 from stretto.core.decision import Reason
 from stretto.core.instructions import Instruction
 from stretto.core.job import Job
-from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,8 @@ class JobReported(_AboutJob):
     speeds: tuple[SpeedSample, ...] = ()
     noise: NoiseSample | None = None
     losses: tuple[LossPoint, ...] = ()
+    results: tuple[Result, ...] = ()
+    """Of a trial: one for every epoch completed since the last report."""
     resize_s: float | None = None
     """How long the last start or resize took, reported once."""
 
@@ -93,6 +95,10 @@ class NodeAdded:
     kind: ClassVar[str] = "node-added"
     t_s: float
     node: Node
+    queue_s: float = 0.0
+    """How long its request waited; nothing is paid for that."""
+    init_s: float = 0.0
+    """How long it then took to be of use, which is paid for."""
 
     @property
     def subject(self) -> str:
@@ -117,6 +123,13 @@ class NodeLost(_AboutNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReleased(_AboutNode):
+    """The node was given back as wished, and costs nothing from now on."""
+
+    kind: ClassVar[str] = "node-released"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDraining(_AboutNode):
     """The node will be lost soon: nothing new is placed there."""
 
@@ -134,6 +147,8 @@ class Decided:
     reasons: dict[str, Reason]
     memory: Any
     wake_at_s: float | None = None
+    wish: Wish | None = None
+    """The cluster that was asked for, where that was news."""
 
     @property
     def subject(self) -> str:
@@ -150,6 +165,7 @@ Event = (
     | WorkerLost
     | NodeAdded
     | NodeLost
+    | NodeReleased
     | NodeDraining
     | Decided
 )
@@ -164,6 +180,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     WorkerLost,
     NodeAdded,
     NodeLost,
+    NodeReleased,
     NodeDraining,
     Decided,
 )

@@ -19,6 +19,8 @@ class Action(StrEnum):
     """Go from the present allocation to this one; one step with a cost of its own, not a stop and a start."""
     PARK = "park"
     """Save the state and give everything back; the job will be started again."""
+    STOP = "stop"
+    """Give everything back for good."""
     SET_BATCH = "set-batch"
     """Change the batch size in place."""
 

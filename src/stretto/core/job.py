@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from stretto.core.resources import Resources
 
+Value = float | int | str | bool
+"""A hyperparameter's value."""
+
 
 class Tier(StrEnum):
     """What a scheduler may change about a job."""
@@ -93,3 +96,7 @@ class Job:
     work: Work
     preemptible: bool = True
     """Once started, a job that is not preemptible keeps exactly what it has."""
+    study: str | None = None
+    """The study this job is a trial of."""
+    config: tuple[tuple[str, Value], ...] = ()
+    """A trial's hyperparameters by name."""

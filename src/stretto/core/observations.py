@@ -34,3 +34,16 @@ class LossPoint:
 
     epoch: int
     loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a trial showed at the end of an epoch."""
+
+    epoch: int
+    value: float | None
+    """The study's metric; None if it was not a number."""
+    epoch_s: float | None
+    """How long the epoch took; None if it was interrupted or its allocation changed on the way."""
+    workers: int
+    nodes: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from stretto.core.cluster import Wish
 from stretto.core.events import Event
 from stretto.core.instructions import Instruction
 from stretto.core.job import Job
@@ -25,6 +26,12 @@ class Substrate(Protocol):
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
         """Carry out instructions in order. Those with a number seen before are passed over."""
+
+    def provision(self, wish: Wish) -> None:
+        """Set about making the cluster what is wished for; events tell what comes of it.
+
+        A substrate whose nodes are simply there has nothing to do.
+        """
 
     def next_event(self, until_s: float) -> Event | None:
         """The next event at or before `until_s`, waiting for it; None once `until_s` has come."""

@@ -11,6 +11,7 @@ from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.cluster import Node
 from stretto.core.decision import Decision
 from stretto.core.job import Job
+from stretto.core.observations import Result
 from stretto.core.resources import Resources, total_of
 from stretto.models.belief import Belief
 
@@ -31,12 +32,18 @@ class JobView:
     """Time since submission."""
     attained_gpu_s: float
     """GPU seconds held so far, starting and resizing included."""
+    held_s: float = 0.0
+    """Time it held GPUs so far, starting and resizing included."""
     restarts: int
     """Starts and resizes so far, the first start excluded."""
     work_done: float
     """Statistical units done, as last reported."""
     epoch: int
     """Epochs completed, as last reported."""
+    results: tuple[Result, ...] = ()
+    """Of a trial: what it showed at the end of each epoch."""
+    start_times_s: tuple[float, ...] = ()
+    """How long each start and resize took, as far as reported."""
     belief: Belief
 
     @property

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from stretto.core.errors import InputError
+from stretto.planning.tuning import Tuning
 from stretto.policies.base import Oracle, Policy
 
 GROUP = "stretto.policies"
@@ -31,7 +32,7 @@ BUILT_IN = {
 Options = Mapping[str, Mapping[str, str]]
 """Option texts by policy and option name."""
 
-_NOT_OPTIONS = {"oracle", "interval_s"}
+_NOT_OPTIONS = {"oracle", "tuning", "interval_s"}
 
 
 def policy_names() -> list[str]:
@@ -59,8 +60,12 @@ def make_policy(
     interval_s: float | None = None,
     options: Mapping[str, str] | None = None,
     oracle: Oracle | None = None,
+    tuning: Tuning | None = None,
 ) -> Policy:
-    """The policy of this name with these options; `oracle` goes to the policies that are told the truth."""
+    """The policy of this name with these options.
+
+    `oracle` goes to the policies that are told the truth, `tuning` to those that tune a study.
+    """
     kind = _load(name)
     hints = typing.get_type_hints(kind)
     allowed = {
@@ -80,6 +85,12 @@ def make_policy(
                 remedy="Use it with simulate, or take another policy.",
             )
         values["oracle"] = oracle
+    if "tuning" in hints:
+        if tuning is None:
+            raise InputError(
+                f"policy {name} tunes a study, and there is none.", remedy="Name one: --study STUDY.toml."
+            )
+        values["tuning"] = tuning
     if interval_s is not None:
         values["interval_s"] = interval_s
     policy: Policy = kind(**values)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stretto.core.allocation import Allocation, BatchChoice
-from stretto.core.cluster import Node
+from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished
 from stretto.core.instructions import Action, Instruction
@@ -137,6 +137,9 @@ class ProcessSubstrate:
                 continue  # on its own, before it could be told; the event that says so is on its way
             self._carry_out(instruction, run, asked_s, was_running=run.job.id in was_running)
 
+    def provision(self, wish: Wish) -> None:
+        """The slots of this machine are all there is."""
+
     def next_event(self, until_s: float) -> Event | None:
         """The next event; None at `until_s`, or, if that is never, once nothing runs any more."""
         with self._changed:
@@ -173,6 +176,8 @@ class ProcessSubstrate:
         if instruction.action is Action.SET_BATCH:
             if was_running and run.setup is not None:
                 self._start(run, run.setup.allocation, instruction.batch, asked_s)
+        elif instruction.action is Action.STOP:
+            run.ended = True
         elif instruction.action is not Action.PARK:
             self._start(run, instruction.allocation, instruction.batch, asked_s)
 

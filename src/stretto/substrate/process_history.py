@@ -25,8 +25,9 @@ class PastJob:
     ended: bool = False
 
     def follow(self, instruction: Instruction) -> None:
-        if instruction.action is Action.PARK:
+        if instruction.action in {Action.PARK, Action.STOP}:
             self.allocation = NOTHING
+            self.ended |= instruction.action is Action.STOP
             return
         if instruction.action is Action.SET_BATCH:
             if not self.allocation:

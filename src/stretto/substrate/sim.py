@@ -2,7 +2,8 @@
 
 Between two events a job's progress is linear. Events come from a heap of epoch ends and a regular tick at
 which every running job reports; a job's rate changes only at an epoch's end, when it is told something new,
-or when a neighbour begins or ceases to disturb it.
+or when a neighbour begins or ceases to disturb it. A trial reports at the end of each of its epochs instead.
+Nodes that are wished for come from a cloud, if there is one.
 """
 
 from __future__ import annotations
@@ -10,15 +11,26 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from stretto.core.cluster import Wish
 from stretto.core.errors import JournalError
-from stretto.core.events import Decided, Event, JobFinished, JobReported, JobSubmitted
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFinished,
+    JobReported,
+    JobSubmitted,
+    NodeAdded,
+    NodeReleased,
+)
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.substrate.sim_job import Instruments, SimJob
-from stretto.worlds.truth import Truth
+from stretto.substrate.sim_cloud import SimCloud
+from stretto.substrate.sim_job import Instruments, SimJob, SimTrial
+from stretto.worlds.cloud import Cloud
+from stretto.worlds.truth import TrialTruth, Truth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +63,16 @@ class SimSubstrate:
 
     changes_batch_in_place = True
 
-    def __init__(self, truths: Mapping[str, Truth], *, physics: Physics, seed: int = 0) -> None:
-        self._truths = truths
+    def __init__(
+        self,
+        truth_of: Callable[[Job], Truth],
+        *,
+        physics: Physics,
+        seed: int = 0,
+        cloud: Cloud | None = None,
+    ) -> None:
+        self._truth_of = truth_of
+        self._cloud = None if cloud is None else SimCloud(cloud)
         self._physics = physics
         self._seed = seed
         self._now_s = 0.0
@@ -68,7 +88,12 @@ class SimSubstrate:
 
     def admit(self, job: Job) -> None:
         instruments = Instruments(job, self._physics.noise, self._seed)
-        self._jobs[job.id] = SimJob(job, self._truths[job.id], instruments)
+        truth = self._truth_of(job)
+        self._jobs[job.id] = (
+            SimTrial(job, truth, instruments)
+            if isinstance(truth, TrialTruth)
+            else SimJob(job, truth, instruments)
+        )
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
         fresh = [one for one in instructions if one.number > self._last_instruction]
@@ -78,18 +103,25 @@ class SimSubstrate:
         if fresh:
             self._disturb()
 
+    def provision(self, wish: Wish) -> None:
+        if self._cloud is not None:
+            self._ready.extend(self._cloud.provision(self._now_s, wish))
+
     def next_event(self, until_s: float) -> Event | None:
         while True:
             if self._ready:
                 return self._ready.popleft()
-            time_s = min(self._next_milestone_s(), self._next_report_s())
+            node_s = math.inf if self._cloud is None else self._cloud.next_s()
+            time_s = min(self._next_milestone_s(), self._next_report_s(), node_s)
             if time_s == math.inf == until_s:
                 return None
             if time_s > until_s:
                 self._now_s = max(self._now_s, until_s)
                 return None
             self._now_s = time_s
-            if self._next_milestone_s() <= time_s:
+            if self._cloud is not None and node_s <= time_s:
+                self._ready.append(self._cloud.deliver())
+            elif self._next_milestone_s() <= time_s:
                 _, _, job_id = heapq.heappop(self._milestones)
                 self._end_epoch(self._active[job_id])
             else:
@@ -98,19 +130,25 @@ class SimSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Live through the same history again: what happened follows from what was instructed."""
         for event in history:
-            if isinstance(event, JobReported | JobFinished):
+            if isinstance(event, JobReported | JobFinished | NodeAdded | NodeReleased):
                 self._repeat(event.t_s, event)
             elif isinstance(event, JobSubmitted):
                 self._repeat(event.t_s, None)
-                if event.job.id not in self._truths:
-                    raise JournalError(f"job {event.job.id} is not in the workload. {_NOT_THIS_RUN}")
-                self.admit(event.job)
+                self._readmit(event.job)
             elif isinstance(event, Decided):
                 self._repeat(event.t_s, None)
                 self.apply(event.instructions)
+                if event.wish is not None:
+                    self.provision(event.wish)
 
     def close(self) -> None:
         self._active.clear()
+
+    def _readmit(self, job: Job) -> None:
+        try:
+            self.admit(job)
+        except KeyError as error:
+            raise JournalError(f"job {job.id} is not in the workload. {_NOT_THIS_RUN}") from error
 
     def _repeat(self, t_s: float, recorded: Event | None) -> None:
         again = self.next_event(t_s)
@@ -120,7 +158,7 @@ class SimSubstrate:
     def _carry_out(self, instruction: Instruction) -> None:
         job = self._jobs[instruction.job_id]
         job.advance(self._now_s)
-        if instruction.action is Action.PARK:
+        if instruction.action in {Action.PARK, Action.STOP}:
             job.park()
             self._active.pop(instruction.job_id, None)
             return
@@ -154,7 +192,7 @@ class SimSubstrate:
         job.version += 1
         left_s = job.epoch_left_s()
         start_s = max(self._now_s, job.ready_s)
-        if start_s + left_s <= self._next_report_s():
+        if job.reports_epochs or start_s + left_s <= self._next_report_s():
             end_s = start_s + (round(left_s) if self._physics.whole_seconds else left_s)
             heapq.heappush(self._milestones, (end_s, job.version, job.job.id))
 
@@ -170,7 +208,7 @@ class SimSubstrate:
 
     def _next_report_s(self) -> float:
         """The first multiple of the report interval that is not past and was not reported at."""
-        if not self._active:
+        if all(job.reports_epochs for job in self._active.values()):
             return math.inf
         report_s = self._physics.report_s
         unreported = math.floor(self._reported_s / report_s + EPS) + 1
@@ -181,6 +219,8 @@ class SimSubstrate:
         job.end_epoch(self._now_s)
         if job.epoch < job.truth.epochs:
             self._plan(job)
+            if job.reports_epochs:
+                self._ready.append(job.report(self._now_s))
             return
         del self._active[job.job.id]
         self._ready.append(job.report(self._now_s))
@@ -191,6 +231,8 @@ class SimSubstrate:
     def _report_all(self) -> None:
         self._reported_s = self._now_s
         for job in self._active.values():
+            if job.reports_epochs:
+                continue
             job.advance(self._now_s)
             if self._now_s > job.ready_s:
                 self._ready.append(job.report(self._now_s))

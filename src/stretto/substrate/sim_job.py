@@ -7,10 +7,10 @@ import numpy as np
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.events import JobReported
 from stretto.core.job import Job
-from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
 from stretto.core.seeds import child_rng
 from stretto.models.noise import step_gain
-from stretto.worlds.truth import StepTime, Truth
+from stretto.worlds.truth import StepTime, TrialTruth, Truth
 
 NO_TIME = StepTime(0.0, 0.0)
 
@@ -35,6 +35,9 @@ class Instruments:
 
 class SimJob:
     """Progress is linear from `_since_s` on, at `_rate` statistical units a second."""
+
+    reports_epochs = False
+    """Whether it reports at the end of each epoch, rather than at regular times."""
 
     def __init__(self, job: Job, truth: Truth, instruments: Instruments) -> None:
         self.job = job
@@ -121,8 +124,12 @@ class SimJob:
             ),
             noise=None if noise is None else NoiseSample(read(noise.sqr), read(noise.var)),
             losses=losses,
+            results=self._take_results(),
             resize_s=resize_s,
         )
+
+    def _take_results(self) -> tuple[Result, ...]:
+        return ()
 
     def _set_rate(self) -> None:
         self._step = self.truth.step_time(self.allocation, self._batch.atomic)
@@ -131,3 +138,43 @@ class SimJob:
         gain = step_gain(self._noise, self.job.batch.initial, total_batch)
         step_s = self._step.total_s(self._batch.accumulation)
         self._rate = gain / step_s * (1.0 - self.slowdown)
+
+
+class SimTrial(SimJob):
+    """A trial: it shows its metric after every epoch, and no two epochs take equally long."""
+
+    reports_epochs = True
+    truth: TrialTruth
+
+    def __init__(self, job: Job, truth: TrialTruth, instruments: Instruments) -> None:
+        super().__init__(job, truth, instruments)
+        self._results: list[Result] = []
+        self._epoch_began_s: float | None = None
+        """When the present epoch began; None once it was interrupted."""
+
+    def start(self, now_s: float, allocation: Allocation, batch: BatchChoice, restart_s: float) -> None:
+        super().start(now_s, allocation, batch, restart_s)
+        untouched = self._units == self.truth.units_at(self.epoch)
+        self._epoch_began_s = self.ready_s if untouched else None
+
+    def end_epoch(self, now_s: float) -> None:
+        super().end_epoch(now_s)
+        began_s, self._epoch_began_s = self._epoch_began_s, now_s
+        result = Result(
+            epoch=self.epoch,
+            value=self.truth.result_at(self.epoch),
+            epoch_s=None if began_s is None else now_s - began_s,
+            workers=self.allocation.worker_count,
+            nodes=len(self.allocation.workers),
+        )
+        self._results.append(result)
+
+    def _take_results(self) -> tuple[Result, ...]:
+        results, self._results = tuple(self._results), []
+        return results
+
+    def _set_rate(self) -> None:
+        super()._set_rate()
+        slowness = self.truth.slowness_at(self.epoch, self.allocation)
+        self._step = StepTime(self._step.step_s * slowness, self._step.sync_s * slowness)
+        self._rate /= slowness

@@ -32,6 +32,7 @@ from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.observations import NoiseSample
 from stretto.core.resources import Resources
 from stretto.core.seeds import child_rng
+from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.journal.codec import decode, encode
 from stretto.policies.base import ClusterView, Memory, Oracle, Policy
@@ -256,10 +257,12 @@ class PolicyConformance(ABC):
         workload, journal = odd_workload(), MemoryJournal()
         Controller(
             policy=self.policy(WorldOracle(workload.truths)),
-            substrate=SimSubstrate(workload.truths, physics=Physics(noise=0.02, interference=0.2), seed=seed),
+            substrate=SimSubstrate(
+                workload.truth_of, physics=Physics(noise=0.02, interference=0.2), seed=seed
+            ),
             journal=journal,
             nodes=[Node("large", Resources(gpu=4)), *gpu_nodes(2, 2)],
-            arrivals=workload.jobs,
+            arrivals=Arrivals(workload.jobs),
             settings=Settings(seed=seed, until_s=LIMIT_S),
         ).run()
         return list(journal.events())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
@@ -42,6 +42,17 @@ class Truth(Protocol):
         """What the job reports at the end of its `epoch`-th epoch (the first is 1), if that is known."""
 
 
+@runtime_checkable
+class TrialTruth(Truth, Protocol):
+    """What is really so about a trial. One unit of its work is an epoch, and a step is one, too."""
+
+    def result_at(self, epoch: int) -> float | None:
+        """The study's metric at the end of its `epoch`-th epoch (the first is 1); None: not a number."""
+
+    def slowness_at(self, epoch: int, allocation: Allocation) -> float:
+        """How much longer than usual the epoch with index `epoch` takes on these nodes; 1: as usual."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Jobs in order of submission, and the truth about each of them by job id."""
@@ -51,6 +62,9 @@ class Workload:
     truths: Mapping[str, Truth]
     notes: tuple[str, ...] = ()
     """What a reader left out or made up, in sentences for people."""
+
+    def truth_of(self, job: Job) -> Truth:
+        return self.truths[job.id]
 
 
 def make_workload(name: str, known: Iterable[tuple[Job, Truth]], notes: tuple[str, ...] = ()) -> Workload:

@@ -1,0 +1,36 @@
+"""What a tuning policy is told beforehand: the study, its limits, what can be rented, what is believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stretto.planning.profile import Profile
+from stretto.pricing.billing import Billing
+from stretto.pricing.instances import Instance
+from stretto.search.study import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a study may take."""
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    q: float = 0.9
+    """The probability with which a plan must keep them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """A study and the conditions under which it runs."""
+
+    study: Study
+    profile: Profile
+    instances: tuple[Instance, ...]
+    max_nodes: int
+    """Nodes held at any one time."""
+    billing: Billing = field(default_factory=Billing)
+    limits: Limits = field(default_factory=Limits)
+
+    def instance(self, name: str) -> Instance:
+        return next(instance for instance in self.instances if instance.name == name)

@@ -1,0 +1,65 @@
+"""A study: many trials of one training script, compared at rungs, of which the best model is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Direction(StrEnum):
+    """Which way a metric is better."""
+
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is tuned, and at which epochs trials are compared."""
+
+    name: str
+    metric: str
+    direction: Direction
+    trials: int
+    """At most this many are drawn."""
+    rungs: tuple[int, ...]
+    """Cumulative epochs at which trials are compared: ascending, all below `max_epochs`."""
+    eta: int
+    """One in `eta` goes on past a rung."""
+    max_epochs: int
+    """A trial is fully trained after this many."""
+
+    def score(self, value: float | None) -> float:
+        """The metric turned so that more is better; a value that is not a number is worst."""
+        if value is None:
+            return float("-inf")
+        return value if self.direction is Direction.MAX else -value
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of epochs between two comparisons, and how many trials live through it."""
+
+    first_epoch: int
+    last_epoch: int
+    trials: int
+
+    @property
+    def epochs(self) -> int:
+        return self.last_epoch - self.first_epoch + 1
+
+
+def halving_stages(study: Study, trials: int | None = None) -> tuple[Stage, ...]:
+    """Successive halving: one in eta of the trials of a stage lives through the next.
+
+    Once a single trial is left there is nothing to compare, so its stage runs to the end.
+    """
+    left = study.trials if trials is None else trials
+    stages: list[Stage] = []
+    begin = 0
+    for rung in study.rungs:
+        if left == 1:
+            break
+        stages.append(Stage(begin + 1, rung, left))
+        begin, left = rung, max(left // study.eta, 1)
+    return (*stages, Stage(begin + 1, study.max_epochs, left))
