@@ -7,6 +7,7 @@ from typing import Any
 from stretto.policies.base import Oracle, Policy
 from stretto.policies.registry import BUILT_IN, make_policy
 from stretto.testing.policies import PolicyConformance
+from tuning_world import TUNING_POLICIES
 
 GPU_ONLY = {"pollux", "tiresias", "optimus-oracle"}
 OPTIONS: dict[str, dict[str, str]] = {
@@ -29,6 +30,8 @@ def suite(policy_name: str, options: dict[str, str]) -> type[PolicyConformance]:
 
 def add_suites(module: dict[str, Any]) -> None:
     for name in BUILT_IN:
+        if name in TUNING_POLICIES:
+            continue  # they start nothing but trials; their own tests have what applies
         variants = {
             name: {},
             **{word: given for word, given in OPTIONS.items() if word.startswith(f"{name}-")},

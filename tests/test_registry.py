@@ -11,6 +11,9 @@ from stretto.policies.optimus_oracle import OptimusOracle
 from stretto.policies.pollux import Pollux
 from stretto.policies.registry import BUILT_IN, check_targets, make_policy, parse_options, policy_names
 from stretto.testing.policies import FormulaOracle
+from tuning_world import TUNING_POLICIES, tuning
+
+STUDY = tuning(trials=4, rungs=(1,), max_epochs=2)
 
 
 def refusal(name: str, **options: str) -> InputError:
@@ -22,10 +25,15 @@ def refusal(name: str, **options: str) -> InputError:
 def test_every_built_in_policy_has_the_name_it_is_found_by() -> None:
     assert set(BUILT_IN) <= set(policy_names())
     for name in BUILT_IN:
-        policy = make_policy(name, oracle=FormulaOracle(), interval_s=17.0)
+        policy = make_policy(name, oracle=FormulaOracle(), tuning=STUDY, interval_s=17.0)
         assert policy.name == name
         assert policy.interval_s == 17.0
-        assert make_policy(name, oracle=FormulaOracle()).interval_s == 60.0
+        assert make_policy(name, oracle=FormulaOracle(), tuning=STUDY).interval_s >= 60.0
+
+
+@pytest.mark.parametrize("name", sorted(TUNING_POLICIES))
+def test_a_policy_that_tunes_must_be_given_a_study(name: str) -> None:
+    assert "study" in refusal(name).problem
 
 
 def test_options_are_written_as_policy_dot_option() -> None:

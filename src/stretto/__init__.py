@@ -1,6 +1,7 @@
 """Stretto decides how many GPUs each training run gets, minute by minute.
 
-`simulate` replays a workload under a policy, `decide` asks a policy once; both are imported when first used.
+`simulate` replays a workload under a policy, `decide` asks a policy once; `read_study` reads a study's file,
+`plan` says what it will take, `simulate_study` runs it under a policy. All are imported when first used.
 """
 
 from __future__ import annotations
@@ -10,19 +11,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stretto.app.decide import Answer, decide
+    from stretto.app.plan import Planned, plan
     from stretto.app.simulate import Run, Setup, simulate
     from stretto.app.snapshot import read_snapshot
+    from stretto.app.study_file import StudyFile, read_study
+    from stretto.app.study_run import StudyResult, StudyRun, simulate_study
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Run", "Setup", "__version__", "decide", "read_snapshot", "simulate"]
+__all__ = [
+    "Answer",
+    "Planned",
+    "Run",
+    "Setup",
+    "StudyFile",
+    "StudyResult",
+    "StudyRun",
+    "__version__",
+    "decide",
+    "plan",
+    "read_snapshot",
+    "read_study",
+    "simulate",
+    "simulate_study",
+]
 
 _HOME = {
     "Answer": "stretto.app.decide",
     "decide": "stretto.app.decide",
+    "Planned": "stretto.app.plan",
+    "plan": "stretto.app.plan",
     "Run": "stretto.app.simulate",
     "Setup": "stretto.app.simulate",
     "simulate": "stretto.app.simulate",
     "read_snapshot": "stretto.app.snapshot",
+    "StudyFile": "stretto.app.study_file",
+    "read_study": "stretto.app.study_file",
+    "StudyResult": "stretto.app.study_run",
+    "StudyRun": "stretto.app.study_run",
+    "simulate_study": "stretto.app.study_run",
 }
 
 

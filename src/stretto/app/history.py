@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stretto.core.allocation import Allocation, BatchChoice
@@ -69,6 +69,8 @@ class JobHistory:
     failed_s: float | None = None
     stopped_s: float | None = None
     results: list[Result] = field(default_factory=list)
+    result_s: list[float] = field(default_factory=list)
+    """When each result was reported."""
 
     @property
     def jct_s(self) -> float | None:
@@ -84,6 +86,10 @@ class JobHistory:
     @property
     def restarts(self) -> int:
         return max(0, self.starts - 1)
+
+    def result_times(self) -> Iterator[tuple[float, float | None]]:
+        """When a trial showed which value."""
+        return ((t_s, result.value) for t_s, result in zip(self.result_s, self.results, strict=True))
 
     @property
     def gpu_s(self) -> float:
@@ -103,13 +109,13 @@ class History:
     end_s: float
 
 
-def history_of(events: Iterable[Event]) -> History:
-    """Fold a journal; jobs still running at its end hold what they have until then."""
+def history_of(events: Iterable[Event], until_s: float = 0.0) -> History:
+    """Fold a journal; jobs still running at its end hold what they have until then, or until `until_s`."""
     fold = _Fold()
     for event in events:
         fold.apply(event)
     for job_id in list(fold.holding):
-        fold.release(job_id, fold.end_s)
+        fold.release(job_id, max(fold.end_s, until_s))
     return History(fold.jobs, fold.decisions, fold.end_s)
 
 
@@ -161,6 +167,7 @@ class _Fold:
         job.progress.append(Progress(event.t_s, event.work_done, event.noise))
         job.losses.extend(event.losses)
         job.results.extend(event.results)
+        job.result_s.extend(event.t_s for _ in event.results)
         if event.resize_s is None:
             return
         held = self.holding.get(event.job_id)

@@ -9,6 +9,8 @@ import typer
 
 from stretto import __version__
 from stretto.cli.decide import decide
+from stretto.cli.init import init
+from stretto.cli.plan import plan
 from stretto.cli.simulate import simulate
 from stretto.core.errors import InputError, StrettoError
 
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.command()(simulate)
 app.command()(decide)
+app.command()(plan)
+app.command()(init)
 
 
 def _version(asked: bool) -> None:

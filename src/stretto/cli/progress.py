@@ -13,6 +13,16 @@ from stretto.core.units import format_duration
 
 
 @contextmanager
+def step_bar(title: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Shows how many steps are done, on standard error, while the block runs."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=steps)
+        yield lambda: progress.advance(task)
+
+
+@contextmanager
 def progress_bar(title: str, jobs: int) -> Iterator[Callable[[Tick], None]]:
     """Shows finished jobs and simulated time on standard error while the block runs."""
     console = Console(stderr=True)

@@ -14,7 +14,9 @@ from rich.console import Console
 from stretto.app.simulate import Run, Setup
 from stretto.app.simulate import simulate as run_simulation
 from stretto.app.workloads import Request, check_policies, load_workloads
+from stretto.cli.output import check_report
 from stretto.cli.progress import progress_bar
+from stretto.cli.study import StudyRequest, compare
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
 from stretto.policies.registry import check_targets, parse_options
@@ -22,13 +24,30 @@ from stretto.report.html import write_report
 from stretto.report.table import metrics_table, metrics_text
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
+TUNING_POLICIES = "hypersched,asha,sha,hyperband,rubberband"
 TABLE_WIDTH = 90
 """On a narrower terminal the table would lose columns; the text to paste only wraps."""
 
 
+STUDY_FLAGS = {"study", "policy", "deadline", "seeds", "option", "seed", "as_json", "report"}
+"""What `--study` goes with."""
+
+
 def simulate(
+    context: typer.Context,
     workload: Annotated[list[str] | None, typer.Argument(help="Workload files.", show_default=False)] = None,
-    policy: Annotated[str, typer.Option(help="Policies, separated by commas.")] = DEFAULT_POLICIES,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Policies, separated by commas.", show_default=DEFAULT_POLICIES),
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="Simulate this study instead.", show_default=False)
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="End it then.", show_default="the study's"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Simulations of it, in a world each.")] = 1,
     profiles: Annotated[
         list[Path] | None,
         typer.Option(help="Folder of measured profiles; repeat to add more.", show_default="built-in models"),
@@ -84,12 +103,32 @@ def simulate(
     A workload is a CSV file (name,time,application,num_replicas,batch_size), a condensed Philly log
     (timestamp,duration,num_gpus,gpu_time,cluster), or [bold]builtin:demo[/bold],
     [bold]builtin:synthetic[/bold], [bold]builtin:servers[/bold]; without any it is builtin:demo.
+    A study runs under hypersched, asha, sha, hyperband and rubberband unless others are named.
 
     Example: [bold]stretto simulate jobs.csv --policy pollux,tiresias --report report.html[/bold]
+    Example: [bold]stretto simulate --study study.toml --deadline 30m --seeds 20[/bold]
     """
-    policies = check_policies(policy)
+    usual = DEFAULT_POLICIES if study is None else TUNING_POLICIES
+    policies = check_policies(usual if policy is None else policy)
     options = parse_options(option or [])
     check_targets(options, policies)
+    check_report(report)
+    if study is not None:
+        _check_study_flags(context)
+        compare(
+            StudyRequest(
+                study=study,
+                policies=policies,
+                deadline=deadline,
+                seeds=seeds,
+                seed=seed,
+                options=options,
+                as_json=as_json,
+                report=report,
+            )
+        )
+        return
+    _check_workload_flags(context)
     request = Request(
         sources=tuple(workload or ["builtin:demo"]),
         profiles=tuple(profiles or ()),
@@ -101,7 +140,6 @@ def simulate(
         log_start_s=None if log_start is None else parse_duration_s(log_start, where="--log-start"),
         seed=seed,
     )
-    _check_report(report)
     loaded = load_workloads(request)
     setup = Setup(
         interval_s=_at_least_a_second(parse_duration_s(interval, where="--interval"), "--interval"),
@@ -147,9 +185,29 @@ def _show(runs: list[Run], *, as_json: bool) -> None:
         print(metrics_text(metrics))
 
 
-def _check_report(report: Path | None) -> None:
-    if report is not None and report.is_dir():
-        raise InputError(f"--report {report} is a folder.", remedy="Name a file, such as report.html.")
+def _check_study_flags(context: typer.Context) -> None:
+    for name in _given(context):
+        if name not in STUDY_FLAGS:
+            raise InputError(
+                f"{_flag(name)} is about a workload, and --study simulates a study.",
+                remedy="Leave one of them out; a study's cluster and speeds are in its file.",
+            )
+
+
+def _check_workload_flags(context: typer.Context) -> None:
+    for name in _given(context):
+        if name in {"deadline", "seeds"}:
+            raise InputError(f"{_flag(name)} is about a study.", remedy="Add --study STUDY.toml.")
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def _flag(name: str) -> str:
+    return "WORKLOAD" if name == "workload" else f"--{name.replace('_', '-')}"
 
 
 def _at_least_a_second(value: float, flag: str) -> float:

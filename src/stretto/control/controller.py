@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stretto.control.instruct import check, instructions_for
@@ -36,6 +37,8 @@ EPS = 1e-9
 """Float noise in times."""
 PATIENCE = 10
 """Decisions in a row that start nothing, on a cluster where nothing runs, before a run counts as stalled."""
+PATIENCE_WITH_WAKERS = 1000
+"""The same for a policy that says when it wants to be asked again: it waits for something."""
 
 
 class Controller:
@@ -190,7 +193,8 @@ class Controller:
 
     def _stalled(self) -> bool:
         """Nothing runs, nothing will arrive, and the policy, asked again and again, starts nothing."""
-        return self._arrivals.next_s() == math.inf and self._fruitless >= PATIENCE
+        patience = PATIENCE if self.state.wake_at_s is None else PATIENCE_WITH_WAKERS
+        return self._arrivals.next_s() == math.inf and self._fruitless >= patience
 
     def _something_happens(self) -> bool:
         """Wait for the substrate, which may still add a node; it says so if nothing can come."""
@@ -203,16 +207,26 @@ class Controller:
 
 def _identity(policy: Policy, settings: Settings, nodes: Sequence[Node]) -> dict[str, str]:
     """What must be the same for a run to be continued."""
-    options: dict[str, object] = dict(vars(policy)) if hasattr(policy, "__dict__") else {}
-    options.pop("oracle", None)
     return {
         "policy": policy.name,
-        **{f"{policy.name}.{option}": str(value) for option, value in options.items()},
+        **dict(_options(policy.name, policy)),
         "seed": str(settings.seed),
         "rounds": str(settings.rounds),
         "priors": str(settings.share_priors),
         "nodes": ", ".join(f"{node.id}: {node.capacity}" for node in nodes),
     }
+
+
+def _options(name: str, holder: object) -> Iterator[tuple[str, str]]:
+    """Every option by its full name, also those within what a policy is told beforehand."""
+    if not dataclasses.is_dataclass(holder):
+        return
+    for field in dataclasses.fields(holder):
+        value = getattr(holder, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _options(f"{name}.{field.name}", value)
+        elif field.name != "oracle":
+            yield f"{name}.{field.name}", str(value)
 
 
 def _check_identity(begun: Mapping[str, str], now: Mapping[str, str]) -> None:

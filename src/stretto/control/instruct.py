@@ -36,12 +36,11 @@ def _changes(
     view: ClusterView, decision: Decision, batch_in_place: bool
 ) -> Iterator[tuple[Action, str, Allocation, BatchChoice]]:
     for job in view.jobs:
-        if job.id in decision.stops:
-            yield Action.STOP, job.id, NOTHING, NO_BATCH
-            continue
-        new = decision.allocations.get(job.id, NOTHING)
+        new = decision.allocations.get(job.job.id)
         if not new:
-            if job.allocation:
+            if job.job.id in decision.stops:
+                yield Action.STOP, job.id, NOTHING, NO_BATCH
+            elif job.allocation:
                 yield Action.PARK, job.id, NOTHING, NO_BATCH
             continue
         batch = decision.batches.get(job.id) or job.batch
@@ -59,20 +58,30 @@ def check(view: ClusterView, decision: Decision) -> None:
     for job_id in (*decision.allocations, *decision.stops):
         if job_id not in known:
             raise PolicyError(f"{job_id} is decided about but is not waiting or running")
+    for job_id in decision.stops:
+        if decision.allocations.get(job_id):
+            raise PolicyError(f"{job_id} is stopped and given GPUs; it must be one of the two")
     if decision.wake_at_s is not None and decision.wake_at_s <= view.now_s:
         raise PolicyError(f"wake_at_s is {decision.wake_at_s} at {view.now_s} s; it must lie in the future")
+    for job in view.jobs:
+        if not job.allocation.workers and job.job.id not in decision.reasons:
+            raise PolicyError(f"{job.id} waits or starts, and the decision gives no reason for it")
+    if any(decision.allocations.get(job.job.id, NOTHING) != job.allocation for job in view.jobs):
+        _check_changes(view, decision)
+    _check_wish(view, decision)
+
+
+def _check_changes(view: ClusterView, decision: Decision) -> None:
+    """What stays as it is was checked when it was decided; together with what changes it must still fit."""
     free = {node.id: node.capacity for node in view.nodes}
     for job in view.jobs:
         new = decision.allocations.get(job.id, NOTHING)
-        if new and job.id in decision.stops:
-            raise PolicyError(f"{job.id} is stopped and given {new}; it must be one of the two")
         _check_gang(job, new)
         for node, used in new.uses(job.job).items():
             if node in free or new != job.allocation:  # a job may stay on a node that is draining
                 free[node] = _take(job.id, node, used, free)
-        if (not new or new != job.allocation) and job.id not in decision.reasons:
-            raise PolicyError(f"{job.id} is changed or waits, and the decision gives no reason for it")
-    _check_wish(view, decision)
+        if new != job.allocation and job.id not in decision.reasons:
+            raise PolicyError(f"{job.id} is changed, and the decision gives no reason for it")
 
 
 def _check_wish(view: ClusterView, decision: Decision) -> None:

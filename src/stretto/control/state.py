@@ -47,6 +47,7 @@ class JobState:
     work_done: float = 0.0
     epoch: int = 0
     results: tuple[Result, ...] = ()
+    start_times_s: tuple[float, ...] = ()
 
     def hold(self, t_s: float, allocation: Allocation) -> None:
         """From now on the job holds `allocation`; what it held until now is added up."""
@@ -59,18 +60,19 @@ class JobState:
             self.batch = None
 
     def view(self, now_s: float) -> JobView:
+        since_s = now_s - self.counted_until_s
         return JobView(
             job=self.job,
             allocation=self.allocation,
             batch=self.batch,
             age_s=now_s - self.job.submit_s,
-            attained_gpu_s=self.attained_gpu_s + self.gpus * (now_s - self.counted_until_s),
-            held_s=self.held_s + (now_s - self.counted_until_s if self.allocation else 0.0),
+            attained_gpu_s=self.attained_gpu_s + self.gpus * since_s,
+            held_s=self.held_s + since_s if self.allocation.workers else self.held_s,
             restarts=max(0, self.starts - 1),
             work_done=self.work_done,
             epoch=self.epoch,
             results=self.results,
-            start_times_s=tuple(self.observed.resizes_s),
+            start_times_s=self.start_times_s,
             belief=self.belief,
         )
 
@@ -148,6 +150,7 @@ class RunState:
             state.results += event.results
         if event.resize_s is not None:
             state.observed.resizes_s.append(event.resize_s)
+            state.start_times_s += (event.resize_s,)
 
     def _remember(self, state: JobState) -> None:
         """A finished job's observations become the prior of its application."""

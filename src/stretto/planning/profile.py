@@ -4,14 +4,45 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadDraws:
+    """Possible values of a mean and a standard deviation, one of each per sample."""
+
+    mean: Floats
+    sd: Floats
+
+
+class SpreadBelief(Protocol):
+    """What is believed about a quantity that varies: stated values, or learned ones with their doubt."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def sd(self) -> float: ...
+
+    def draw(self, rng: np.random.Generator, samples: int) -> SpreadDraws:
+        """Values it may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity that varies: its mean and standard deviation."""
+    """A quantity that varies, by a log-normal law: its mean and standard deviation."""
 
     mean: float
     sd: float = 0.0
+
+    def draw(self, rng: np.random.Generator, samples: int) -> SpreadDraws:  # noqa: ARG002
+        """Stated values are not doubted."""
+        return SpreadDraws(np.full(samples, float(self.mean)), np.full(samples, float(self.sd)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +79,35 @@ class Scaling:
         return max(self.points, key=lambda point: (point[1], -point[0]))[0]
 
 
+@dataclass(frozen=True, slots=True)
+class LatencyDraws:
+    """Possible values of a `Latency`, one of each per sample."""
+
+    epoch_s: Floats
+    trial_sd: Floats
+    node_sd: Floats
+    epoch_sd: Floats
+
+
+class LatencyBelief(Protocol):
+    """What is believed about the time of an epoch: a stated `Latency`, or a learned one with its doubt."""
+
+    @property
+    def epoch_s(self) -> float: ...
+
+    @property
+    def trial_sd(self) -> float: ...
+
+    @property
+    def node_sd(self) -> float: ...
+
+    @property
+    def epoch_sd(self) -> float: ...
+
+    def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
+        """Values it may have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
     """Time of one epoch on one GPU: `epoch_s` times a factor of the trial, of the node and of the epoch.
@@ -61,18 +121,23 @@ class Latency:
     node_sd: float = 0.0
     epoch_sd: float = 0.0
 
+    def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:  # noqa: ARG002
+        """Stated values are not doubted."""
+        values = (self.epoch_s, self.trial_sd, self.node_sd, self.epoch_sd)
+        return LatencyDraws(*(np.full(samples, float(value)) for value in values))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What `stretto plan` knows of a study's speed."""
 
-    latency: Latency
+    latency: LatencyBelief
     scaling: Scaling
     start_s: float = 0.0
     """Every start and resize of a trial takes this long."""
     sync_s: float = 0.0
     """Comparing the trials at the end of a stage takes this long."""
-    queue_s: Spread = Spread(0.0)
+    queue_s: SpreadBelief = Spread(0.0)
     """How long a request for nodes waits."""
-    init_s: Spread = Spread(0.0)
+    init_s: SpreadBelief = Spread(0.0)
     """How long a new node then takes to be of use."""

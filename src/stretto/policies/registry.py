@@ -27,6 +27,12 @@ BUILT_IN = {
     "tetris": "stretto.policies.tetris:Tetris",
     "srtf": "stretto.policies.srtf:Srtf",
     "fifo": "stretto.policies.fifo:Fifo",
+    "random": "stretto.policies.random_search:RandomSearch",
+    "sha": "stretto.policies.sha:Sha",
+    "asha": "stretto.policies.asha:Asha",
+    "hyperband": "stretto.policies.hyperband:Hyperband",
+    "hypersched": "stretto.policies.hypersched:HyperSched",
+    "rubberband": "stretto.policies.rubberband:RubberBand",
 }
 
 Options = Mapping[str, Mapping[str, str]]
@@ -95,6 +101,11 @@ def make_policy(
         values["interval_s"] = interval_s
     policy: Policy = kind(**values)
     return policy
+
+
+def rents_nodes(policy: Policy) -> bool:
+    """Whether a policy wishes for the nodes it needs; it has a class attribute `rents` then."""
+    return bool(getattr(policy, "rents", False))
 
 
 def check_targets(options: Options, policies: Iterable[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stretto.app.history import History
-from stretto.app.simulate import Run
+from stretto.core.cluster import Node
+from stretto.core.job import Job
 from stretto.core.units import format_duration
 from stretto.report.palette import Palette
 from stretto.report.plotting import graph_objects, safe, styled, wrapped
@@ -22,22 +24,40 @@ HOVER = (
 )
 
 
-def gpus_over_time(run: Run, palette: Palette, end_s: float) -> Any:
-    """A rectangle for every time a job held GPUs: rows are GPUs, the colour is the application.
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Jobs that are drawn in shades of one colour."""
 
-    One trace of bars per application keeps a page with thousands of rectangles quick.
+    names: Sequence[str]
+    """In the order of the legend."""
+    of: Callable[[Job], str]
+    """The group of a job."""
+    colour: Callable[[str, int], str]
+    """The colour of a group in a shade: 0, 1 or 2."""
+
+
+def by_application(history: History, palette: Palette) -> Groups:
+    names = {job.job.application for job in history.jobs.values()}
+    return Groups(sorted(names), lambda job: job.application, palette.application)
+
+
+def gpus_over_time(history: History, nodes: Sequence[Node], groups: Groups, end_s: float) -> Any:
+    """A rectangle for every time a job held GPUs: rows are GPUs, the colour is the job's group.
+
+    One trace of bars per group keeps a page with thousands of rectangles quick.
     """
     go = graph_objects()
-    rows = rows_of(run.setup.nodes, run.history)
-    reasons = _reasons(run.history)
-    shades = {job_id: index % SHADES for index, job_id in enumerate(run.history.jobs)}
-    by_application: defaultdict[str, list[Stay]] = defaultdict(list)
-    for stay in stays_of(run.history, rows):
-        by_application[stay.job.application].append(stay)
+    rows = rows_of(nodes, history)
+    reasons = _reasons(history)
+    shades = {job_id: index % SHADES for index, job_id in enumerate(history.jobs)}
+    grouped: defaultdict[str, list[Stay]] = defaultdict(list)
+    for stay in stays_of(history, rows):
+        grouped[groups.of(stay.job)].append(stay)
     figure = go.Figure()
-    for application in sorted(by_application):
-        figure.add_trace(_legend_entry(go, application, palette))
-        figure.add_trace(_bars(go, by_application[application], palette, shades, reasons))
+    for group in groups.names:
+        if grouped[group]:
+            figure.add_trace(_legend_entry(go, group, groups))
+            figure.add_trace(_bars(go, group, grouped[group], groups=groups, shades=shades, reasons=reasons))
     for first in rows.first[1:]:
         figure.add_shape(
             type="line",
@@ -65,12 +85,13 @@ def jobs_without_gpus(history: History) -> int:
 
 def _bars(
     go: Any,
+    group: str,
     stays: Sequence[Stay],
-    palette: Palette,
+    *,
+    groups: Groups,
     shades: dict[str, int],
     reasons: dict[tuple[str, float], str],
 ) -> Any:
-    application = stays[0].job.application
     return go.Bar(
         orientation="h",
         base=[round(stay.start_s / HOUR_S, 5) for stay in stays],
@@ -78,7 +99,7 @@ def _bars(
         y=[stay.first_row + stay.rows / 2 for stay in stays],
         width=[stay.rows for stay in stays],
         marker={
-            "color": [palette.application(application, shades[stay.job.id]) for stay in stays],
+            "color": [groups.colour(group, shades[stay.job.id]) for stay in stays],
             "line": {"color": "#ffffff", "width": 0.3},
         },
         customdata=[
@@ -86,20 +107,20 @@ def _bars(
             for stay in stays
         ],
         hovertemplate=HOVER,
-        legendgroup=application,
+        legendgroup=group,
         showlegend=False,
     )
 
 
-def _legend_entry(go: Any, application: str, palette: Palette) -> Any:
+def _legend_entry(go: Any, group: str, groups: Groups) -> Any:
     """A bar that is not there: the swatch shows the plain colour, not that of some job's shade."""
     return go.Bar(
         x=[None],
         y=[None],
         orientation="h",
-        name=safe(application),
-        legendgroup=application,
-        marker={"color": palette.application(application)},
+        name=safe(group),
+        legendgroup=group,
+        marker={"color": groups.colour(group, 0)},
     )
 
 

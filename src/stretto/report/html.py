@@ -11,7 +11,7 @@ import stretto
 from stretto.app.simulate import Run
 from stretto.core.errors import InputError
 from stretto.report.about import cluster_text, definitions, facts_of, policy_facts
-from stretto.report.figures_gantt import gpus_over_time, jobs_without_gpus
+from stretto.report.figures_gantt import by_application, gpus_over_time, jobs_without_gpus
 from stretto.report.figures_jobs import completion_by_application, completion_shares
 from stretto.report.figures_optimus import convergence_prediction, loss_curves, server_speed
 from stretto.report.figures_pollux import (
@@ -21,7 +21,7 @@ from stretto.report.figures_pollux import (
     throughput_by_gpus,
 )
 from stretto.report.figures_time import over_time, timelines
-from stretto.report.page import Page, facts_html, summary_html
+from stretto.report.page import Page, facts_html, summary_html, write_page
 from stretto.report.palette import Palette
 from stretto.report.plotting import graph_objects
 from stretto.report.summary import summarise
@@ -35,16 +35,7 @@ def write_report(path: Path | str, runs: Sequence[Run]) -> None:
     graph_objects()
     if not runs:
         raise InputError("there are no runs to report on.", remedy="Simulate at least one policy.")
-    page = report_html(runs)
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"the report cannot be written: {error.strerror}.",
-            where=str(path),
-            remedy="Give a file in a folder that may be written to.",
-        ) from error
+    write_page(path, report_html(runs))
 
 
 def report_html(runs: Sequence[Run]) -> str:
@@ -121,7 +112,9 @@ def _workload(
     )
     for label, run in labelled:
         page.text(label, "name")
-        page.figure(gpus_over_time(run, palette, end_s), f"GPUs held by jobs over time under {label}")
+        groups = by_application(run.history, palette)
+        figure = gpus_over_time(run.history, run.setup.nodes, groups, end_s)
+        page.figure(figure, f"GPUs held by jobs over time under {label}")
         hidden = jobs_without_gpus(run.history)
         if hidden:
             page.text(f"{hidden} jobs use no GPU and are not drawn.", "quiet")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from stretto.core.errors import InputError
 from stretto.report.plotting import FONT, INK, plotly_script, safe
 from stretto.report.summary import Block, Summary
 
@@ -128,6 +130,26 @@ class Page:
             else:
                 parts.append(f"<li>{link}</li>")
         return f"<ul>{''.join(parts)}</ul></li></ul>"
+
+
+def write_page(path: Path | str, page: str) -> None:
+    """Write the page, making its folder; InputError if that cannot be."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"the report cannot be written: {error.strerror}.",
+            where=str(path),
+            remedy="Give a file in a folder that may be written to.",
+        ) from error
+
+
+def table_html(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    heads = "".join(f"<th>{safe(text)}</th>" for text in heading)
+    body = "".join(f"<tr>{''.join(f'<td>{safe(text)}</td>' for text in row)}</tr>" for row in rows)
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="card scroll">{table}</div>'
 
 
 def summary_html(summary: Summary) -> str:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stretto.app.metrics import Metrics
-from stretto.report.summary import Block, Cell, Row, Summary, summarise
+from stretto.report.summary import Cell, Row, Summary, summarise
+from stretto.report.text_table import markdown_table
 
 BEST_MARK = "*"
 LEGEND = f"{BEST_MARK} best of its block"
@@ -41,7 +42,10 @@ def metrics_text(runs: Sequence[Metrics]) -> str:
     """The same as Markdown that reads well as it is: no colours, nothing cut off."""
     summary = summarise(runs)
     heading = ["policy", "jobs done", *(column.title for column in summary.columns)]
-    parts = [f"{block.title}\n\n{_markdown(heading, block)}" for block in summary.blocks]
+    parts = [
+        f"{block.title}\n\n{markdown_table(heading, [_texts(row) for row in block.rows])}"
+        for block in summary.blocks
+    ]
     return "\n\n".join([*parts, "\n".join(_closing(summary))]) + "\n"
 
 
@@ -59,25 +63,5 @@ def _closing(summary: Summary) -> list[str]:
     return [*summary.sentences, *([LEGEND] if marked else [])]
 
 
-def _markdown(heading: Sequence[str], block: Block) -> str:
-    rows = [_texts(row) for row in block.rows]
-    widths = [max(len(row[i]) for row in [heading, *rows]) for i in range(len(heading))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join(
-        "| " + " | ".join(_aligned(i, text, width) for i, (text, width) in pairs) + " |"
-        for line in (heading, rule, *rows)
-        for pairs in [list(enumerate(zip(line, widths, strict=True)))]
-    )
-
-
-def _aligned(index: int, text: str, width: int) -> str:
-    return text.ljust(width) if index == 0 else text.rjust(width)
-
-
 def _texts(row: Row) -> list[str]:
-    return [_in_cell(row.policy), row.completed, *(_marked(cell) for cell in row.cells)]
-
-
-def _in_cell(text: str) -> str:
-    """Without characters that end a Markdown cell."""
-    return text.replace("|", "\\|")
+    return [row.policy, row.completed, *(_marked(cell) for cell in row.cells)]

@@ -8,7 +8,7 @@ from collections import Counter
 
 from stretto.core.cluster import Node, Wish
 from stretto.core.events import NodeAdded, NodeReleased
-from stretto.worlds.cloud import Cloud
+from stretto.worlds.cloud import Cloud, node_name
 
 
 class SimCloud:
@@ -48,7 +48,7 @@ class SimCloud:
         for launch in self._cloud.launch(instance, count, self._requests):
             self._launched += 1
             ready_s = now_s + launch.queue_s + launch.init_s
-            node = Node(f"{instance}-{self._launched}", launch.capacity, instance)
+            node = Node(node_name(instance, self._launched), launch.capacity, instance)
             added = NodeAdded(t_s=ready_s, node=node, queue_s=launch.queue_s, init_s=launch.init_s)
             heapq.heappush(self._coming, (ready_s, self._launched, added))
         self._requests += 1

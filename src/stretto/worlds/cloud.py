@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from stretto.core.errors import PolicyError
 from stretto.core.resources import Resources
+from stretto.core.seeds import child_rng
+from stretto.planning.profile import SpreadBelief
+from stretto.pricing.instances import Instance
+from stretto.worlds.chance import lognormal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +28,36 @@ class Cloud(Protocol):
 
     def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
         """The nodes that the request of this number gets; asked again, it answers the same."""
+
+
+def node_name(instance: str, number: int) -> str:
+    """The id of the `number`-th node that was rented, whatever its type."""
+    return f"{instance}-{number}"
+
+
+def instance_of(node_id: str) -> str:
+    """The type of a rented node, from its id."""
+    return node_id.rpartition("-")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentalCloud:
+    """Gives every node that is asked for, after delays that vary: log-normal, so never below 0."""
+
+    instances: tuple[Instance, ...]
+    queue_s: SpreadBelief
+    """The nodes of a request wait for it together .."""
+    init_s: SpreadBelief
+    """.. and then each takes its own time to be of use."""
+    seed: int
+
+    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+        kind = next((kind for kind in self.instances if kind.name == instance), None)
+        if kind is None:
+            there = ", ".join(kind.name for kind in self.instances)
+            raise PolicyError(f"a node of type {instance!r} was wished for; there are {there}.")
+        queue_rng = child_rng(self.seed, "queue", str(request))
+        init_rng = child_rng(self.seed, "init", str(request))
+        queue_s = float(lognormal(self.queue_s.mean, self.queue_s.sd, 1, queue_rng)[0])
+        inits_s = lognormal(self.init_s.mean, self.init_s.sd, count, init_rng).tolist()
+        return [Launch(Resources(gpu=kind.gpus), queue_s, init_s) for init_s in inits_s]

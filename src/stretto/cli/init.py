@@ -1,0 +1,45 @@
+"""`stretto init`: an example file to begin with."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.app.study_file import EXAMPLE_STUDY
+from stretto.core.errors import InputError
+
+
+class What(StrEnum):
+    """Files there are examples of."""
+
+    STUDY = "study"
+
+
+EXAMPLES = {What.STUDY: EXAMPLE_STUDY}
+
+
+def init(
+    what: Annotated[What, typer.Argument(help="What to write an example of.")],
+    path: Annotated[Path | None, typer.Argument(help="Where to write it.", show_default="study.toml")] = None,
+) -> None:
+    """Write an example file in which every field is explained.
+
+    Example: [bold]stretto init study && stretto plan study.toml --deadline 2h[/bold]
+    """
+    path = path or Path(f"{what}.toml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(EXAMPLES[what])
+    except FileExistsError as error:
+        raise InputError(
+            f"{path} is there already, and is not overwritten.", remedy="Name another file."
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}.", remedy="Name another file."
+        ) from error
+    print(f"wrote {path}; next: stretto plan {shlex.quote(str(path))}")

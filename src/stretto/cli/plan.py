@@ -1,0 +1,86 @@
+"""`stretto plan`: what a study will cost and when it will be done, before a cent is spent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.app.plan import plan as plan_file
+from stretto.app.plan import plan_json
+from stretto.app.study_file import read_study
+from stretto.app.study_run import with_limits
+from stretto.cli.limits import parse_budget_usd, parse_deadline_s
+from stretto.cli.output import check_report
+from stretto.core.errors import InputError
+from stretto.policies.registry import make_policy, parse_options
+from stretto.policies.rubberband import RubberBand
+from stretto.report.plan_page import write_plan_page
+from stretto.report.plan_text import plan_text
+
+PLANNING_OPTIONS = ("rubberband.planner", "rubberband.rule")
+"""The options of rubberband that shape a plan; the others are about carrying it out."""
+
+
+def plan(
+    study: Annotated[Path, typer.Argument(help="Study file; `stretto init study` writes one.")],
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Be done by then.", show_default="the file's"),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="Spend no more.", show_default="the file's")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="rubberband.OPTION=VALUE, such as rubberband.rule=mean.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Root of all random numbers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML report here.", show_default=False)
+    ] = None,
+) -> None:
+    """Plan a study: the cheapest way to meet a deadline, or the fastest within a budget.
+
+    With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
+    keeps it. With both: the cheapest that keeps both. With neither: the trade-off. Nothing is started.
+    The exit code is 1 if no plan keeps the limits.
+
+    Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
+    """
+    options = _planning_options(option or [])
+    check_report(report)
+    file = with_limits(
+        read_study(study),
+        deadline_s=parse_deadline_s(deadline),
+        budget_usd=parse_budget_usd(budget),
+    )
+    policy = make_policy(RubberBand.name, options=options, tuning=file.tuning)
+    assert isinstance(policy, RubberBand)
+    planned = plan_file(file, planner=policy.planner, rule=policy.rule, seed=seed)
+    if as_json:
+        print(json.dumps(plan_json(planned), indent=2, allow_nan=False))
+    else:
+        print(plan_text(planned.tuning, planned.outcome), end="")
+    if report is not None:
+        write_plan_page(report, planned)
+        print(f"report: {report}", file=sys.stderr)
+    if not planned.outcome.feasible:
+        raise typer.Exit(1)
+
+
+def _planning_options(texts: Sequence[str]) -> Mapping[str, str]:
+    """What `--set` says to the planner; options of anything else would say nothing here."""
+    options = parse_options(texts)
+    for policy, values in options.items():
+        for option in values:
+            if f"{policy}.{option}" not in PLANNING_OPTIONS:
+                raise InputError(
+                    f"--set {policy}.{option} is not for planning.",
+                    remedy=f"There are {' and '.join(PLANNING_OPTIONS)}.",
+                )
+    return options.get(RubberBand.name, {})

@@ -1,0 +1,77 @@
+"""`stretto simulate --study`: one study under several policies, over several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.app.study_file import read_study
+from stretto.app.study_run import StudyResult, StudyRun, simulate_study, with_limits
+from stretto.cli.limits import parse_deadline_s
+from stretto.cli.progress import step_bar
+from stretto.core.errors import InputError
+from stretto.policies.registry import Options, make_policy
+from stretto.report.study_page import write_study_page
+from stretto.report.study_table import study_text
+from stretto.worlds.curve_files import load_curves
+
+MOST_SEEDS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRequest:
+    """What `simulate --study` was asked for."""
+
+    study: Path
+    policies: Sequence[str]
+    deadline: str | None
+    seeds: int
+    seed: int
+    options: Options
+    as_json: bool
+    report: Path | None
+
+
+def compare(request: StudyRequest) -> None:
+    """Simulate the study under every policy and seed, and print what came of it."""
+    if not 1 <= request.seeds <= MOST_SEEDS:
+        raise InputError(
+            f"--seeds {request.seeds} is out of range.", remedy=f"Give 1 to {MOST_SEEDS} simulations."
+        )
+    file = with_limits(read_study(request.study), deadline_s=parse_deadline_s(request.deadline))
+    study = file.tuning.study
+    curves = load_curves(
+        file.world.curves, folder=file.path.parent, direction=study.direction, where=str(file.path)
+    )
+    if curves.direction is not study.direction:
+        raise InputError(
+            f"direction is {study.direction}, and in {curves.name} {curves.direction} is better.",
+            where=str(file.path),
+            remedy=f'Set direction = "{curves.direction}".',
+        )
+    for note in curves.notes:
+        print(f"{curves.name}: {note}", file=sys.stderr)
+    for policy in request.policies:
+        make_policy(policy, options=request.options.get(policy), tuning=file.tuning)
+    results: list[StudyResult] = []
+    runs: list[StudyRun] = []
+    with step_bar("simulating", len(request.policies) * request.seeds) as step:
+        for policy in request.policies:
+            for seed in range(request.seed, request.seed + request.seeds):
+                run = simulate_study(file, curves, policy, seed=seed, options=request.options.get(policy))
+                results.append(run.result)
+                if request.report is not None:  # all that happened takes megabytes a run
+                    runs.append(run)
+                step()
+    if request.as_json:
+        rows = [dataclasses.asdict(result) for result in results]
+        print(json.dumps({"runs": rows}, indent=2, allow_nan=False))
+    else:
+        print(study_text(study, results), end="")
+    if request.report is not None:
+        write_study_page(request.report, runs)
+        print(f"report: {request.report}", file=sys.stderr)

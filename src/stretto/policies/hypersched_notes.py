@@ -1,0 +1,107 @@
+"""What HyperSched remembers between decisions: rungs, who is to run, what starts and epochs took."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from stretto.core.observations import Result
+from stretto.policies.base import JobView, Memory
+from stretto.policies.hypersched_rungs import Rungs
+from stretto.search.halving import finite_score
+from stretto.search.study import Study
+
+KEPT_EPOCHS = 16
+"""So many epoch times are kept for each number of GPUs, the newest."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """The memory of a study in progress, open for one decision."""
+
+    rungs: Rungs
+    heard: dict[str, list[int]]
+    """Of each trial that has shown something: how many results and start times were taken in."""
+    live: dict[str, int]
+    """Trials that are to run, and how many more results each must show before it may be resized."""
+    starts_s: list[float]
+    """What starts and resizes took, ascending."""
+    epochs_s: dict[str, list[float]]
+    """Newest epoch times by number of GPUs."""
+    longest_s: float
+    """The longest time any trial has held GPUs."""
+    admitting: bool
+    """Whether a newcomer still has enough time."""
+
+    @classmethod
+    def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> Notes:
+        """A copy of what was remembered; the memory itself stays as it is."""
+        if memory is None:
+            rungs = Rungs.load(study, retrospective=retrospective, memory=None)
+            return cls(rungs, {}, {}, [], {}, 0.0, admitting=True)
+        return cls(
+            rungs=Rungs.load(study, retrospective=retrospective, memory=memory["rungs"]),
+            heard=dict(memory["heard"]),
+            live=dict(memory["live"]),
+            starts_s=list(memory["starts_s"]),
+            epochs_s=dict(memory["epochs_s"]),
+            longest_s=memory["longest_s"],
+            admitting=memory["admitting"],
+        )
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "rungs": self.rungs.dump(),
+            "heard": self.heard,
+            "live": self.live,
+            "starts_s": self.starts_s,
+            "epochs_s": self.epochs_s,
+            "longest_s": self.longest_s,
+            "admitting": self.admitting,
+        }
+
+    def has_news(self, job: JobView) -> bool:
+        heard = self.heard.get(job.job.id)
+        return len(job.results) > (heard[0] if heard else 0)
+
+    def hear(self, job: JobView, study: Study, window: int) -> bool:
+        """Take in a trial's new results; False if it diverged."""
+        trial = job.job.id
+        results, starts = self.heard.get(trial, (0, 0))
+        for start_s in job.start_times_s[starts:]:
+            insort(self.starts_s, start_s)
+        for place in range(results, len(job.results)):
+            self._hear_epoch(job.results[place])
+            score = mean_score(study, job.results[max(0, place + 1 - window) : place + 1], window)
+            if score is None:
+                self.rungs.record_diverged(trial)
+                return False
+            self.rungs.record(trial, job.results[place].epoch, score)
+        self.heard[trial] = [len(job.results), len(job.start_times_s)]
+        self.longest_s = max(self.longest_s, job.held_s)
+        return True
+
+    def forget(self, trial: str) -> None:
+        """A trial is over; what it showed at rungs stays."""
+        self.heard.pop(trial, None)
+        self.live.pop(trial, None)
+
+    def single_epoch_s(self, believed_s: float) -> float:
+        """The median epoch on one GPU; what is believed, if none was seen."""
+        seen = self.epochs_s.get("1")
+        return median(seen) if seen else believed_s
+
+    def _hear_epoch(self, result: Result) -> None:
+        if result.epoch_s is not None:
+            key = str(result.workers)
+            self.epochs_s[key] = [*self.epochs_s.get(key, ())[1 - KEPT_EPOCHS :], result.epoch_s]
+
+
+def mean_score(study: Study, results: Sequence[Result], window: int) -> float | None:
+    """The mean score of the last `window` results; None if there are none or one is not a number."""
+    scores = [finite_score(study, result.value) for result in results[-window:]]
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known and len(known) == len(scores) else None

@@ -1,0 +1,242 @@
+"""One decision of HyperSched in the making: who is cut, who is let in, who is resized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stretto.core.decision import Decision, Reason, ReasonCode
+from stretto.planning.profile import Scaling
+from stretto.planning.tuning import Tuning
+from stretto.policies.base import ClusterView, JobView
+from stretto.policies.hypersched_notes import Notes, mean_score
+from stretto.policies.hypersched_rules import GAIN, on_grid, resize_gain, time_needed_s
+from stretto.policies.hypersched_speed import ScalingBelief, believed_scaling, most_useful, startup_s
+from stretto.policies.trials import Share, decide_counts, metric_text, share_out
+from stretto.search.halving import order
+
+NEW_WAITS: Final = Reason(ReasonCode.WAITS, "No GPU is free for a new trial, or too little time is left.")
+PAUSED_WAITS: Final = Reason(
+    ReasonCode.WAITS, "Paused until it is at or above its cut-offs and a GPU is free."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How HyperSched is set; the policy's options say what each means."""
+
+    share: Share
+    scaling: ScalingBelief
+    recharge: int
+    grid: int
+    score_window: int
+    overhead: bool
+    admission: bool
+    stops_waiting: bool
+    """Whether new trials, too, are stopped when admission closes."""
+
+
+class Turn:
+    """Its steps, in order: hear, cut, admit, fill, resize, decision."""
+
+    def __init__(self, tuning: Tuning, rules: Rules, view: ClusterView, notes: Notes) -> None:
+        self._tuning = tuning
+        self._study = tuning.study
+        self._rules = rules
+        self._view = view
+        self._notes = notes
+        self._trials = {job.job.id: job for job in view.jobs if job.job.study == self._study.name}
+        for trial in [trial for trial in notes.live if trial not in self._trials]:
+            notes.forget(trial)
+        self._total = sum(node.gpus for node in view.nodes)
+        self._counts = {
+            trial: self._trials[trial].allocation.worker_count
+            for trial in notes.live
+            if self._trials[trial].allocation
+        }
+        deadline_s = tuning.limits.deadline_s
+        self._left_s = math.inf if deadline_s is None else deadline_s - view.now_s
+        self._why: dict[str, str] = {}
+        self._stops: dict[str, str] = {}
+        self._believed: Scaling | None = None
+
+    def hear(self) -> list[JobView]:
+        """Take in new results and stop what diverged; the trials that go on."""
+        news = []
+        for job in self._trials.values():
+            if not self._notes.has_news(job):
+                continue
+            if self._notes.hear(job, self._study, self._rules.score_window):
+                news.append(job)
+            else:
+                self._stop(job.id, f"It diverged: {metric_text(self._study, None)} at epoch {job.epoch}.")
+        return news
+
+    def cut(self, news: Iterable[JobView]) -> None:
+        """Pause trials that fall below a cut-off."""
+        for job in news:
+            trial = job.job.id
+            place = self._notes.rungs.fallen_at(trial) if trial in self._notes.live else None
+            if place is not None:
+                self._why[trial] = self._why_cut(trial, place)
+                del self._notes.live[trial]
+                self._counts.pop(trial, None)
+
+    def admit(self) -> None:
+        """Close the door once a newcomer would have too little time."""
+        notes = self._notes
+        if self._rules.admission and notes.admitting:
+            epoch_s = notes.single_epoch_s(self._tuning.profile.latency.epoch_s)
+            full_s = self._study.max_epochs * epoch_s
+            needed_s = time_needed_s(self._study.eta, notes.longest_s, self._startup_s, full_s)
+            notes.admitting = self._left_s >= needed_s
+        if notes.admitting:
+            return
+        text = f"In the {self._left_s:.0f} s left it could not be trained long enough."
+        for trial, job in self._trials.items():
+            waits = trial not in notes.live and trial not in self._stops
+            if waits and (job.results or self._rules.stops_waiting):
+                self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
+
+    def fill(self) -> None:
+        """Give free GPUs to trials that lost theirs, that hold their own again, or that are new."""
+        if self._free < 0:
+            self._make_do()
+        free = self._free
+        if not free:
+            return
+        lost = [trial for trial in self._notes.live if trial not in self._counts][:free]
+        for trial in (*lost, *self._admitted(free - len(lost))):
+            self._notes.live[trial] = self._rules.recharge
+            self._counts[trial] = 1
+            self._why[trial] = self._why_started(trial)
+
+    def resize(self, news: Iterable[JobView]) -> None:
+        """Let trials that have just shown a result take their share."""
+        live = self._notes.live
+        due = []
+        for job in news:
+            if job.job.id in self._counts:
+                live[job.job.id] -= 1
+                if live[job.job.id] < 0:
+                    due.append(job.job.id)
+        if not due or self._rules.share == "none" or len(self._counts) >= self._total:
+            return
+        proposal = self._proposal()
+        for trial in due:
+            if proposal.get(trial, 0) not in {0, self._counts[trial]}:
+                self._take_share(trial, proposal[trial])
+
+    def decision(self) -> Decision:
+        jobs, counts = self._view.jobs, self._counts
+        if not self._why and not self._stops:
+            return Decision(
+                allocations={job.job.id: job.allocation for job in jobs if job.job.id in counts},
+                reasons={job.job.id: self._waits(job) for job in jobs if job.job.id not in counts},
+            )
+        for job in jobs:
+            if job.job.id not in counts:
+                self._why.setdefault(job.job.id, self._waits(job).text)
+        return decide_counts(self._view, counts, self._why, stops=self._stops)
+
+    def _admitted(self, free: int) -> list[str]:
+        """Who is let in: after closing, only on GPUs that the pool could not use."""
+        live = self._notes.live
+        if not self._notes.admitting:
+            most = 1 if self._rules.share == "none" or not live else self._most
+            free = min(free, self._total - len(live) * most)
+        return self._candidates()[:free] if free > 0 else []
+
+    def _candidates(self) -> list[str]:
+        """Paused trials that hold their own, the farthest and best first; then new ones."""
+        waiting = {
+            trial: bool(job.results)
+            for trial, job in self._trials.items()
+            if trial not in self._notes.live and trial not in self._stops
+        }
+        if not waiting:
+            return []
+        new = [trial for trial, begun in waiting.items() if not begun]
+        return [trial for trial in self._notes.rungs.holding() if waiting.get(trial)] + new
+
+    def _take_share(self, trial: str, share: int) -> None:
+        held = self._counts[trial]
+        if not on_grid(share, self._rules.grid) or share - held > self._free:
+            return
+        if share > held:
+            speed, new_speed = self._scaling.speedup(held), self._scaling.speedup(share)
+            gain = resize_gain(speed, new_speed, self._left_s, self._startup_s)
+            if gain <= GAIN:
+                return
+            self._why[trial] = (
+                f"{share} GPUs instead of {held} make {gain:.2f} times the progress {self._in_time}."
+            )
+        else:
+            self._why[trial] = f"{share} GPUs instead of {held}: the others go to better trials."
+        self._counts[trial] = share
+        self._notes.live[trial] = self._rules.recharge
+
+    def _make_do(self) -> None:
+        """Share out anew: GPUs that trials hold are about to go."""
+        proposal = self._proposal()
+        for trial, held in self._counts.items():
+            if proposal.get(trial) != held:
+                self._why[trial] = f"Only {self._total} GPUs are left."
+        self._counts = {trial: count for trial, count in proposal.items() if trial in self._counts}
+
+    def _proposal(self) -> dict[str, int]:
+        scores = {trial: self._score(trial) for trial in self._notes.live}
+        best_first = sorted(scores, key=lambda trial: order(scores[trial], trial))
+        return share_out(best_first, self._total, self._most, self._rules.share)
+
+    def _score(self, trial: str) -> float | None:
+        return mean_score(self._study, self._trials[trial].results, self._rules.score_window)
+
+    def _stop(self, trial: str, text: str) -> None:
+        self._stops[trial] = text
+        self._counts.pop(trial, None)
+        self._notes.forget(trial)
+
+    def _why_cut(self, trial: str, place: int) -> str:
+        rungs = self._notes.rungs
+        rung, cut = rungs.rungs[place], rungs.cutoff(place)
+        shown = metric_text(self._study, rung.score(trial))
+        bar = "nobody goes on yet" if cut is None else f"the cut-off is {metric_text(self._study, cut)}"
+        return f"{shown} at epoch {rungs.epochs[place]}, where {bar} ({len(rung)} trials)."
+
+    def _why_started(self, trial: str) -> str:
+        again = "at or above its cut-offs, " if self._trials[trial].results else ""
+        spare = "" if self._notes.admitting else " that no other trial can use"
+        return f"A GPU is free{spare}: {again}it trains {self._in_time}."
+
+    def _waits(self, job: JobView) -> Reason:
+        if job.job.study != self._study.name:
+            return Reason(ReasonCode.WAITS, f"It is not a trial of the study {self._study.name}.")
+        return PAUSED_WAITS if job.results else NEW_WAITS
+
+    @property
+    def _in_time(self) -> str:
+        return "without a deadline" if math.isinf(self._left_s) else f"in the {self._left_s:.0f} s left"
+
+    @property
+    def _free(self) -> int:
+        return self._total - sum(self._counts.values())
+
+    @property
+    def _startup_s(self) -> float:
+        return startup_s(self._notes.starts_s) if self._rules.overhead else 0.0
+
+    @property
+    def _scaling(self) -> Scaling:
+        if self._believed is None:
+            given, seen = self._tuning.profile.scaling, self._notes.epochs_s
+            self._believed = believed_scaling(self._rules.scaling, given, self._total, seen)
+        return self._believed
+
+    @property
+    def _most(self) -> int:
+        """More GPUs than this do not make a trial faster, or it cannot take them, or they are not there."""
+        allowed = (self._trials[trial].job.worker.max for trial in self._notes.live)
+        return most_useful(self._scaling, max(1, min(self._total, *allowed)))

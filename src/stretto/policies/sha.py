@@ -1,0 +1,265 @@
+"""Synchronous successive halving: all trials of a stage come to its rung, then one in eta goes on.
+
+Where a stage has more trials than there are GPUs, they take turns. GPUs that a stage leaves free stay so, or
+are shared among the trials that start: `uniform`, or `top`, to the best. A trial changes size only when its
+stage begins. With `sized`, the study is cut to the most trials whose halving is believed to end in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from stretto.core.decision import Decision
+from stretto.core.errors import InputError
+from stretto.planning.tuning import Tuning
+from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.trials import (
+    TUNING_EVENTS,
+    Share,
+    as_before,
+    beside_others,
+    decide_counts,
+    is_diverged,
+    is_quiet,
+    metric_text,
+    most_useful_gpus,
+    quiet_note,
+    share_out,
+    share_with_unseen,
+    why_waits,
+    within,
+)
+from stretto.search.halving import Halving, open_halving, score_at
+from stretto.search.rungs import Bracket
+from stretto.search.study import halving_stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sha:
+    """Synchronous successive halving."""
+
+    name: ClassVar[str] = "sha"
+    wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
+    tuning: Tuning
+    interval_s: float = 60.0
+    share: Share = "none"
+    """What becomes of GPUs that a stage leaves free."""
+    sized: bool = False
+    """Whether to draw only as many trials as are believed to be through by the deadline."""
+
+    def __post_init__(self) -> None:
+        if self.sized and self.tuning.limits.deadline_s is None:
+            raise InputError(
+                "sha.sized=true needs a deadline to size the study for.", remedy="Give one: --deadline 2h."
+            )
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        del rng
+        return beside_others(view, self.tuning.study, lambda trials: self._decide(trials, memory))
+
+    def _decide(self, view: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
+        if not view.total_gpus or (memory is not None and is_quiet(view, memory["quiet"])):
+            return as_before(view), memory
+        if memory is None:
+            memory = no_halving(self._trials(view))
+        brackets = (Bracket(memory["limit"], 0),)
+        return SynchronousTurn(view, memory, self.tuning, brackets, self.share).decide()
+
+    def _trials(self, view: ClusterView) -> int:
+        if not self.sized:
+            return self.tuning.study.trials
+        return fitting_trials(self.tuning, view.total_gpus, view.now_s, self.share)
+
+
+def fitting_trials(tuning: Tuning, gpus: int, now_s: float, share: Share) -> int:
+    """The most trials whose halving is believed to end by the deadline; one if none is."""
+    deadline_s = tuning.limits.deadline_s
+    assert deadline_s is not None
+    for trials in range(tuning.study.trials, 1, -1):
+        if now_s + believed_s(tuning, trials, gpus, share) <= deadline_s:
+            return trials
+    return 1
+
+
+def believed_s(tuning: Tuning, trials: int, gpus: int, share: Share) -> float:
+    """How long the halving of so many trials should take: every trial starts anew in every stage."""
+    profile, most = tuning.profile, most_useful_gpus(tuning, gpus)
+    total_s = 0.0
+    for stage in halving_stages(tuning.study, trials):
+        waves = -(-stage.trials // gpus)
+        places = [str(place) for place in range(min(stage.trials, gpus))]
+        least = min(share_out(places, gpus, most, share).values())
+        train_s = stage.epochs * profile.latency.epoch_s / profile.scaling.speedup(least)
+        total_s += waves * (profile.start_s + train_s) + profile.sync_s
+    return total_s
+
+
+def no_halving(limit: int) -> dict[str, Any]:
+    """The memory before anything has started; at most `limit` trials will."""
+    return {"limit": limit, "begun": 0, "opened": 0, "halvings": []}
+
+
+class SynchronousTurn:
+    """One decision: results are recorded, stages that are complete give way to the next, free GPUs are used.
+
+    Brackets are opened in order, over and over, each when those before have all the trials they want.
+    """
+
+    def __init__(
+        self,
+        view: ClusterView,
+        memory: dict[str, Any],
+        tuning: Tuning,
+        brackets: Sequence[Bracket],
+        share: Share,
+    ) -> None:
+        self._view = view
+        self._tuning = tuning
+        self._study = tuning.study
+        self._brackets = brackets
+        self._share = share
+        self._limit: int = memory["limit"]
+        self._begun: int = memory["begun"]
+        self._opened: int = memory["opened"]
+        self._halvings = [Halving.from_memory(one) for one in memory["halvings"]]
+        self._trials = {job.id: job for job in view.jobs}
+        self._stops: dict[str, str] = {}
+        self._why: dict[str, str] = {}
+        self._moving_on: set[str] = set()
+        """Trials whose stage begins now: they may change size."""
+        members = {trial for halving in self._halvings for trial in halving.members}
+        self._fresh = [trial for trial in self._trials if trial not in members]
+
+    def decide(self) -> tuple[Decision, dict[str, Any]]:
+        self._turn_away()
+        self._halvings = [after for one in self._halvings if (after := self._advance(one)) is not None]
+        counts = self._counts()
+        for job in self._view.jobs:
+            self._why.setdefault(job.id, self._otherwise(job, counts))
+        watch = {
+            trial: halving.rungs[0] if halving.rungs else self._study.max_epochs
+            for halving in self._halvings
+            for trial in halving.members
+            if trial in counts
+        }
+        memory = {
+            "limit": self._limit,
+            "begun": self._begun,
+            "opened": self._opened,
+            "halvings": [halving.to_memory() for halving in self._halvings],
+            "quiet": quiet_note(self._view, self._stops, watch),
+        }
+        return decide_counts(self._view, counts, self._why, stops=self._stops), memory
+
+    def _turn_away(self) -> None:
+        """Stop the trials beyond those wanted, which ends the drawing of more."""
+        wanted = self._limit - self._begun
+        for trial in self._fresh[wanted:]:
+            self._stops[trial] = f"{self._limit} trials are wanted, and there are as many."
+        del self._fresh[wanted:]
+
+    def _advance(self, halving: Halving) -> Halving | None:
+        """The halving as of now: recorded, and moved on if its stage is complete; None once it is over."""
+        while True:
+            halving = self._record(halving)
+            complete = not halving.racing and (halving.is_full or not self._fresh)
+            if not complete:
+                self._give_up_lost(halving)
+                return halving
+            if not halving.rungs:
+                return None
+            halving = self._next_stage(halving)
+            if not halving.members:
+                return None
+
+    def _record(self, halving: Halving) -> Halving:
+        for trial in halving.racing:
+            job = self._trials.get(trial)
+            if job is None:
+                halving = halving.record(trial, None)
+            elif is_diverged(job):
+                self._stops[trial] = f"Its metric is not a number after epoch {job.epoch}."
+                halving = halving.record(trial, None)
+            elif halving.rungs and job.epoch >= halving.rungs[0]:
+                score = score_at(self._study, job.results, halving.rungs[0])
+                halving = halving.record(trial, score)
+                self._why[trial] = (
+                    f"At epoch {halving.rungs[0]} with {metric_text(self._study, score)}; "
+                    "it waits for the others of its stage."
+                )
+        return halving
+
+    def _give_up_lost(self, halving: Halving) -> None:
+        most = max(halving.size // self._study.eta, 1)
+        for trial in halving.lost(self._study.eta):
+            if trial in self._trials and trial not in self._stops:
+                self._stops[trial] = self._standing(halving, trial, most)
+
+    def _next_stage(self, halving: Halving) -> Halving:
+        after = halving.next_stage(self._study.eta)
+        for trial in halving.rung.trials:
+            if trial not in self._trials or trial in self._stops:
+                continue
+            text = self._standing(halving, trial, halving.survivors(self._study.eta))
+            if trial in after.members:
+                self._why[trial] = text
+            else:
+                self._stops[trial] = text
+        self._moving_on.difference_update(halving.members)
+        self._moving_on.update(after.members)
+        return after
+
+    def _standing(self, halving: Halving, trial: str, most: int) -> str:
+        rung = halving.rung
+        return (
+            f"Rank {rung.rank(trial)} of {len(rung)} at epoch {halving.rungs[0]} with "
+            f"{metric_text(self._study, rung.score(trial))}; {most} of {halving.size} go on."
+        )
+
+    def _counts(self) -> dict[str, int]:
+        """GPUs of each trial: those in the middle of a stage keep theirs, older brackets go first."""
+        held = {job.id: job.allocation.worker_count for job in self._view.jobs if job.allocation}
+        racing = [trial for halving in self._halvings for trial in halving.racing]
+        staying = [trial for trial in racing if trial in held and trial not in self._moving_on]
+        gpus = self._view.total_gpus
+        counts = within(gpus, {trial: held[trial] for trial in staying})
+        free = gpus - sum(counts.values())
+        starting = [trial for trial in racing if trial not in counts]
+        starting += self._join(free - len(starting))
+        unseen = self._limit - self._begun - len(self._fresh)
+        return counts | share_with_unseen(self._tuning, starting, unseen, free, self._share)
+
+    def _join(self, seats: int) -> list[str]:
+        """Take in so many new trials, opening brackets as needed."""
+        joining = self._fresh[: max(seats, 0)]
+        del self._fresh[: len(joining)]
+        for trial in joining:
+            self._begun += 1
+            place = next((i for i, halving in enumerate(self._halvings) if not halving.is_full), None)
+            if place is None:
+                self._open()
+                place = len(self._halvings) - 1
+            self._halvings[place] = self._halvings[place].join(trial)
+            self._why[trial] = f"Trial {self._begun} of {self._limit}: a GPU is free for it."
+        return joining
+
+    def _open(self) -> None:
+        bracket = self._brackets[self._opened % len(self._brackets)]
+        left = self._limit - self._begun + 1
+        self._halvings.append(
+            open_halving(self._study.rungs[bracket.first_rung :], min(bracket.trials, left))
+        )
+        self._opened += 1
+
+    def _otherwise(self, job: JobView, counts: dict[str, int]) -> str:
+        if job.id not in counts:
+            if job.allocation:
+                return "There are fewer GPUs than running trials."
+            return why_waits(job)
+        if job.allocation:
+            return "Its nodes go away."
+        return f"{counts[job.id]} GPUs are free to go on after epoch {job.epoch}."

@@ -1,0 +1,172 @@
+"""The answer of the planner in words: what it takes, what else it could take, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stretto.core.units import format_duration
+from stretto.planning.forecast import Estimate, Forecast, Outcome
+from stretto.planning.plan import Plan
+from stretto.planning.tuning import Limits, Tuning
+from stretto.report.text_table import markdown_table
+from stretto.report.tiny_plot import Mark, tiny_plot
+
+HOUR_S = 3600.0
+SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
+"""How plans are drawn in a plot of characters."""
+
+
+def plan_text(tuning: Tuning, outcome: Outcome) -> str:
+    """The whole answer, for a terminal or for pasting."""
+    parts = [verdict(tuning, outcome), _trade_off(outcome)]
+    shown = outcome.chosen or outcome.earliest
+    what = "the chosen plan" if outcome.chosen else "the earliest plan"
+    parts.append(f"Stages of {what}:\n\n{stage_table(shown.plan)}")
+    parts.append(f"Mean cost against mean finish:\n\n{frontier_plot(outcome)}")
+    parts.append("\n".join(closing(tuning, outcome)))
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(tuning: Tuning, outcome: Outcome) -> str:
+    """The answer in a sentence or two."""
+    limits, chosen = tuning.limits, outcome.chosen
+    if chosen is None:
+        earliest, cheapest = outcome.earliest, outcome.cheapest
+        return (
+            f"No plan keeps {limits_text(limits)}. The earliest deadline that can be kept is "
+            f"{format_duration(earliest.due_s)}, for {money(earliest.cost_usd.mean)}; the cheapest plan "
+            f"costs {money(cheapest.cost_usd.mean)} and takes {format_duration(cheapest.finish_s.mean)}."
+        )
+    spent = f"{money(chosen.cost_usd.mean)} in {format_duration(chosen.finish_s.mean)}"
+    if limits.deadline_s is None and limits.budget_usd is None:
+        return f"Without a limit there is a trade-off; a balanced plan takes {spent} (least cost x time)."
+    odds = [
+        f"{_percent(probability)} likely {what}"
+        for probability, what in ((chosen.p_on_time, "on time"), (chosen.p_in_budget, "within budget"))
+        if probability is not None
+    ]
+    return f"To keep {limits_text(limits)}: {spent}, {' and '.join(odds)}."
+
+
+def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
+    """What an hour more would save, what a fixed cluster would cost, what is least known."""
+    sentences = []
+    chosen, deadline_s = outcome.chosen, tuning.limits.deadline_s
+    if chosen is not None and deadline_s is not None:
+        later = outcome.cheapest_by(deadline_s + HOUR_S)
+        saved = chosen.cost_usd.mean - later.cost_usd.mean if later is not None else 0.0
+        sentences.append(
+            f"An hour more would save {money(saved)}."
+            if saved >= 0.005
+            else "An hour more would save nothing."
+        )
+    if chosen is not None and outcome.static is not None and chosen.cost_usd.mean > 0:
+        ratio = outcome.static.cost_usd.mean / chosen.cost_usd.mean
+        sentences.append(f"The best fixed cluster costs {ratio:.2f} times as much.")
+    if outcome.doubts:
+        first = outcome.doubts[0]
+        sentences.append(
+            f"Largest source of doubt: {first.name} ({_percent(first.share)} of the variance of the finish)."
+        )
+    return sentences
+
+
+def stage_table(plan: Plan) -> str:
+    return markdown_table(*stage_rows(plan))
+
+
+def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows of a plan's stages."""
+    heading = ["stage", "epochs", "trials", "at once", "GPUs each", "nodes", "instance"]
+    rows = [
+        [
+            str(index),
+            f"{stage.first_epoch}-{stage.last_epoch}",
+            str(stage.trials),
+            str(stage.at_once),
+            str(stage.gpus_per_trial),
+            str(stage.nodes),
+            stage.instance,
+        ]
+        for index, stage in enumerate(plan.stages, start=1)
+    ]
+    return heading, rows
+
+
+def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
+    """The plans worth comparing, by name."""
+    named = [
+        ("cheapest", outcome.cheapest),
+        ("chosen", outcome.chosen),
+        ("fastest", outcome.fastest),
+        ("best fixed cluster", outcome.static),
+    ]
+    if outcome.chosen is None:
+        named.insert(1, ("earliest", outcome.earliest))
+    return [(name, forecast) for name, forecast in named if forecast is not None]
+
+
+def comparison_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows of the comparison of plans."""
+    heading = ["plan", "GPUs per trial", "nodes", "finish (P10-P90)", "cost (P10-P90)", "on time"]
+    rows = [
+        [
+            name,
+            steps([stage.gpus_per_trial for stage in forecast.plan.stages]),
+            steps([stage.nodes for stage in forecast.plan.stages]),
+            duration_interval(forecast.finish_s),
+            money_interval(forecast.cost_usd),
+            "-" if forecast.p_on_time is None else _percent(forecast.p_on_time),
+        ]
+        for name, forecast in side_by_side(outcome)
+    ]
+    return heading, rows
+
+
+def _trade_off(outcome: Outcome) -> str:
+    heading, rows = comparison_rows(outcome)
+    return markdown_table(heading, rows, left=3)
+
+
+def frontier_plot(outcome: Outcome) -> str:
+    """Plans that no other beats, and those with a name, in characters."""
+    named = side_by_side(outcome)
+    marks = [_mark(forecast, "o") for forecast in outcome.frontier]
+    marks += [_mark(forecast, SIGNS[name]) for name, forecast in named]
+    legend = "   ".join(["o frontier", *(f"{SIGNS[name]} {name}" for name, _ in named)])
+    return f"{tiny_plot(marks, x_text=format_duration, y_text=money)}\n{legend}"
+
+
+def _mark(forecast: Forecast, sign: str) -> Mark:
+    return Mark(forecast.finish_s.mean, forecast.cost_usd.mean, sign)
+
+
+def limits_text(limits: Limits) -> str:
+    parts = []
+    if limits.deadline_s is not None:
+        parts.append(f"a deadline of {format_duration(limits.deadline_s)}")
+    if limits.budget_usd is not None:
+        parts.append(f"a budget of {money(limits.budget_usd)}")
+    return " and ".join(parts)
+
+
+def money(usd: float) -> str:
+    return f"${usd:,.2f}"
+
+
+def money_interval(estimate: Estimate) -> str:
+    return f"{money(estimate.mean)} ({estimate.p10:,.2f}-{estimate.p90:,.2f})"
+
+
+def duration_interval(estimate: Estimate) -> str:
+    low, high = format_duration(estimate.p10), format_duration(estimate.p90)
+    return f"{format_duration(estimate.mean)} ({low} - {high})"
+
+
+def steps(counts: Sequence[int]) -> str:
+    """Counts of stages, one after the other: 4>4>2."""
+    return ">".join(str(count) for count in counts)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

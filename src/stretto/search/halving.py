@@ -1,0 +1,186 @@
+"""Bookkeeping of the halving family: who came to a rung with which score, and who goes on from there.
+
+Everything here is a value: to record something is to get a new value, and each has a form in plain JSON data.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stretto.core.observations import Result
+from stretto.search.study import Study
+
+
+def finite_score(study: Study, value: float | None) -> float | None:
+    """The metric turned so that more is better; None if it is not a finite number."""
+    return study.score(value) if value is not None and math.isfinite(value) else None
+
+
+def score_at(study: Study, results: Sequence[Result], epoch: int) -> float | None:
+    """The score of the first result at or past an epoch; None if there is none or it is not a number."""
+    place = bisect_left(results, epoch, key=lambda result: result.epoch)
+    return finite_score(study, results[place].value) if place < len(results) else None
+
+
+def order(score: float | None, trial: str) -> tuple[bool, float, str]:
+    """Sorts the best first, what is not a number last, and equals by id."""
+    return (True, 0.0, trial) if score is None else (False, -score, trial)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """Who came to a rung and with which score, the best first."""
+
+    trials: Sequence[str] = ()
+    scores: Sequence[float | None] = ()
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    def add(self, trial: str, score: float | None) -> Rung:
+        """With one more record; a trial that is recorded keeps its first score."""
+        if trial in self.trials:
+            return self
+        place = bisect_left(
+            range(len(self)), order(score, trial), key=lambda i: order(self.scores[i], self.trials[i])
+        )
+        return Rung(
+            [*self.trials[:place], trial, *self.trials[place:]],
+            [*self.scores[:place], score, *self.scores[place:]],
+        )
+
+    def best(self, count: int) -> Sequence[str]:
+        """So many of the best, or as many as have a number for a score."""
+        while count and self.scores[count - 1] is None:
+            count -= 1
+        return self.trials[:count]
+
+    def going_on(self, eta: int) -> Sequence[str]:
+        """The best floor(n / eta) of the n that came so far."""
+        return self.best(len(self) // eta)
+
+    def cutoff(self, eta: int) -> float | None:
+        """The (1 - 1/eta) quantile of the scores, between neighbours in proportion; None of fewer than two.
+
+        Where the lower neighbour is not a number, the upper one alone counts.
+        """
+        if len(self) < 2:
+            return None
+        place = (len(self) - 1) / eta  # counted from the best
+        above, part = int(place), place - int(place)
+        high, low = self.scores[above], self.scores[min(above + 1, len(self) - 1)]
+        if high is None or low is None or part == 0.0:
+            return high
+        return high * (1.0 - part) + low * part
+
+    def rank(self, trial: str) -> int:
+        """A trial's place, 1 being the best."""
+        return list(self.trials).index(trial) + 1
+
+    def score(self, trial: str) -> float | None:
+        return self.scores[self.rank(trial) - 1]
+
+    def to_memory(self) -> dict[str, Any]:
+        return {"trials": list(self.trials), "scores": list(self.scores)}
+
+    @classmethod
+    def from_memory(cls, memory: Mapping[str, Any]) -> Rung:
+        return cls(memory["trials"], memory["scores"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halving:
+    """Synchronous halving of some trials: all of a stage come to its rung before the best go on."""
+
+    rungs: Sequence[int]
+    """Cumulative epochs of the comparisons still to come; without any, members train to the end."""
+    size: int
+    """How many trials the present stage has once all have joined."""
+    members: Sequence[str] = ()
+    """The trials of the present stage, those that come first first."""
+    rung: Rung = Rung()
+    """Those that have ended the stage."""
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.members) >= self.size
+
+    @property
+    def racing(self) -> list[str]:
+        """Members that have not ended the stage."""
+        ended = set(self.rung.trials)
+        return [trial for trial in self.members if trial not in ended]
+
+    def join(self, trial: str) -> Halving:
+        return replace(self, members=[*self.members, trial])
+
+    def record(self, trial: str, score: float | None) -> Halving:
+        return replace(self, rung=self.rung.add(trial, score))
+
+    def survivors(self, eta: int) -> int:
+        """How many of the stage go on: one in eta, at least one."""
+        return max(len(self.rung) // eta, 1)
+
+    def lost(self, eta: int) -> Sequence[str]:
+        """Those that will not go on, whatever the rest of the stage brings."""
+        return self.rung.trials[max(self.size // eta, 1) :]
+
+    def next_stage(self, eta: int) -> Halving:
+        """The best go on, to the next rung, or to the end if there is nobody left to compare."""
+        kept = self.rung.best(self.survivors(eta))
+        return Halving(rungs=self.rungs[1:] if len(kept) > 1 else (), size=len(kept), members=kept)
+
+    def to_memory(self) -> dict[str, Any]:
+        return {
+            "rungs": list(self.rungs),
+            "size": self.size,
+            "members": list(self.members),
+            "rung": self.rung.to_memory(),
+        }
+
+    @classmethod
+    def from_memory(cls, memory: Mapping[str, Any]) -> Halving:
+        return cls(
+            rungs=memory["rungs"],
+            size=memory["size"],
+            members=memory["members"],
+            rung=Rung.from_memory(memory["rung"]),
+        )
+
+
+def open_halving(rungs: Sequence[int], size: int) -> Halving:
+    """Halving of so many trials that have yet to join; one alone has nobody to be compared with."""
+    return Halving(rungs=rungs if size > 1 else (), size=size)
+
+
+def promotable(rungs: Sequence[Rung], paused: Mapping[str, int], eta: int) -> list[str]:
+    """Paused trials that are among the best floor(n / eta) of their rung by now, the highest rung first.
+
+    `paused` has the index of the rung each is paused at.
+    """
+    return [
+        trial
+        for at in range(len(rungs) - 1, -1, -1)
+        for trial in rungs[at].going_on(eta)
+        if paused.get(trial) == at
+    ]
+
+
+def hopeless(
+    rungs: Sequence[Rung], paused: Mapping[str, int], passed: Mapping[str, int], to_come: int, eta: int
+) -> dict[str, int]:
+    """Paused trials that would not be promoted even if all that may still come to their rung were worse.
+
+    `passed` has how many rungs each trial that is alive was recorded at, and `to_come` more trials may be
+    drawn. The answer has the most that can be promoted from the rung of each.
+    """
+    lost: dict[str, int] = {}
+    for at, rung in enumerate(rungs):
+        below = sum(count <= at for trial, count in passed.items() if trial not in lost)
+        most = (len(rung) + below + to_come) // eta
+        lost.update((trial, most) for trial in rung.trials[most:] if paused.get(trial) == at)
+    return lost

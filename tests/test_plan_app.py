@@ -1,0 +1,187 @@
+"""The answer of `plan` for programs: its shape, and that its numbers hang together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import stretto
+from stretto.app.plan import Planned, plan, plan_json
+from stretto.app.study_run import with_limits
+from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
+
+KEYS = {
+    "feasible", "deadline_s", "budget_usd", "q", "cost_usd", "jct_s", "p_on_time", "p_in_budget", "stages",
+    "static", "cheapest", "fastest", "frontier", "earliest", "doubts", "planning_s",
+}  # fmt: skip
+STAGE_KEYS = {
+    "stage", "first_epoch", "last_epoch", "trials", "gpus_per_trial", "at_once", "nodes", "instance",
+}  # fmt: skip
+
+
+def planned(text: str = SMALL_STUDY, **options: Any) -> Planned:
+    return plan(study_file(text), **options)
+
+
+def answer(text: str = SMALL_STUDY, **options: Any) -> dict[str, Any]:
+    """As it arrives at a program that reads it."""
+    found: dict[str, Any] = json.loads(json.dumps(plan_json(planned(text, **options)), allow_nan=False))
+    return found
+
+
+def limited(deadline: object = None, budget_usd: object = None) -> str:
+    lines = [f"deadline = {deadline}"] if deadline else []
+    lines += [f"budget_usd = {budget_usd}"] if budget_usd else []
+    return edited(NO_LIMITS, ("q = 0.9", "\n".join([*lines, "q = 0.9"])))
+
+
+def test_every_documented_field_is_there() -> None:
+    found = answer()
+    assert set(found) == KEYS
+    assert found["feasible"] is True
+    assert (found["deadline_s"], found["budget_usd"], found["q"]) == (2400.0, 30.0, 0.9)
+    assert set(found["cost_usd"]) == set(found["jct_s"]) == {"mean", "p10", "p90"}
+    assert all(set(stage) == STAGE_KEYS for stage in found["stages"])
+    assert set(found["static"]) == {"nodes", "instance", "cost_usd", "jct_s"}
+    points = [*found["frontier"], found["earliest"], found["cheapest"], found["fastest"]]
+    assert all(set(point) == {"jct_s", "cost_usd"} for point in points)
+    assert found["planning_s"] > 0
+
+
+def test_an_infeasible_study_has_no_chosen_plan() -> None:
+    found = answer(limited(deadline=60))
+    assert set(found) == KEYS
+    assert found["feasible"] is False
+    nothing = ("cost_usd", "jct_s", "p_on_time", "p_in_budget", "static")
+    assert all(found[key] is None for key in nothing)
+    assert found["stages"] == []
+    assert found["earliest"]["jct_s"] > 60
+    assert found["cheapest"]["cost_usd"] <= found["earliest"]["cost_usd"]
+    assert found["frontier"]
+
+
+def test_stages_follow_the_rungs() -> None:
+    stages = answer()["stages"]
+    assert [stage["stage"] for stage in stages] == [1, 2, 3]
+    assert [(stage["first_epoch"], stage["last_epoch"]) for stage in stages] == [(1, 4), (5, 12), (13, 28)]
+    assert [stage["trials"] for stage in stages] == [8, 4, 2]
+    for stage in stages:
+        assert stage["instance"] == "p3.8xlarge"
+        assert 1 <= stage["nodes"] <= 4
+        assert 1 <= stage["at_once"] <= stage["trials"]
+        assert stage["at_once"] * stage["gpus_per_trial"] <= 4 * stage["nodes"]
+
+
+def test_numbers_hang_together() -> None:
+    found = answer(limited(deadline=900))
+    assert found["p_on_time"] >= found["q"]
+    for key in ("cost_usd", "jct_s"):
+        assert found[key]["p10"] < found[key]["mean"] < found[key]["p90"]
+    assert found["jct_s"]["p90"] <= 900
+    assert found["cheapest"]["cost_usd"] <= found["cost_usd"]["mean"] <= found["static"]["cost_usd"]
+    assert found["fastest"]["jct_s"] <= found["jct_s"]["mean"] <= found["cheapest"]["jct_s"]
+    costs = [point["cost_usd"] for point in found["frontier"]]
+    assert costs == sorted(costs, reverse=True)
+    shares = [doubt["share"] for doubt in found["doubts"]]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_more_time_is_never_dearer() -> None:
+    costs = [answer(limited(deadline=seconds))["cost_usd"]["mean"] for seconds in (700, 900, 1200, 2400)]
+    assert all(later <= sooner * 1.005 for sooner, later in zip(costs, costs[1:], strict=False))
+    assert costs[-1] < costs[0]
+
+
+def test_a_budget_alone_asks_for_the_fastest() -> None:
+    cheapest_usd = answer(NO_LIMITS)["cheapest"]["cost_usd"]
+    found = [answer(limited(budget_usd=factor * cheapest_usd)) for factor in (1.1, 1.5, 10.0)]
+    times_s = [one["jct_s"]["mean"] for one in found]
+    assert times_s == sorted(times_s, reverse=True)
+    assert times_s[-1] == pytest.approx(found[-1]["fastest"]["jct_s"], rel=0.01)
+    assert all(one["p_in_budget"] >= 0.9 and one["p_on_time"] is None for one in found)
+
+
+def test_both_limits_are_kept() -> None:
+    found = answer(limited(deadline=900, budget_usd=10))
+    assert found["p_on_time"] >= 0.9
+    assert found["p_in_budget"] >= 0.9
+
+
+def test_each_limit_can_be_the_one_that_is_too_tight() -> None:
+    assert not answer(limited(deadline=900, budget_usd=1))["feasible"]
+    assert not answer(limited(deadline=300, budget_usd=1000))["feasible"]
+
+
+def test_without_limits_there_is_a_trade_off() -> None:
+    found = answer(NO_LIMITS)
+    assert found["feasible"] is True
+    assert found["deadline_s"] is found["budget_usd"] is found["p_on_time"] is found["p_in_budget"] is None
+    assert len(found["frontier"]) >= 3
+    assert found["stages"]
+
+
+def test_the_earliest_deadline_can_be_kept_and_none_before_it() -> None:
+    file = study_file(SMALL_STUDY)
+    due_s = plan_json(plan(with_limits(file, deadline_s=60.0)))["earliest"]["jct_s"]
+    assert plan(with_limits(file, deadline_s=1.01 * due_s)).outcome.feasible
+    assert not plan(with_limits(file, deadline_s=0.97 * due_s)).outcome.feasible
+
+
+def test_the_rule_of_the_mean_takes_more_risk() -> None:
+    text = limited(deadline=900)
+    by_mean, by_quantile = answer(text, rule="mean"), answer(text)
+    assert by_mean["jct_s"]["mean"] <= 900
+    assert by_mean["cost_usd"]["mean"] <= by_quantile["cost_usd"]["mean"] * 1.005
+    assert by_mean["earliest"]["jct_s"] < by_quantile["earliest"]["jct_s"]
+
+
+def test_the_published_planner_is_not_better() -> None:
+    published, thorough = answer(planner="published"), answer()
+    assert published["feasible"]
+    assert thorough["cost_usd"]["mean"] <= published["cost_usd"]["mean"] * 1.005
+
+
+def test_the_seed_decides_the_answer() -> None:
+    def without_time(seed: int) -> dict[str, Any]:
+        return {**answer(seed=seed), "planning_s": 0.0}
+
+    assert without_time(1) == without_time(1)
+    assert without_time(1)["jct_s"] != without_time(2)["jct_s"]
+
+
+def test_a_study_without_any_doubt_is_certain() -> None:
+    text = edited(
+        SMALL_STUDY,
+        ("epoch_s = { mean = 35, sd = 3 }", "epoch_s = 35"),
+        ("queue_s = { mean = 40, sd = 10 }", "queue_s = 40"),
+        ("init_s = { mean = 30, sd = 8 }", "init_s = 30"),
+    )
+    found = answer(text)
+    assert found["doubts"] == []
+    assert found["p_on_time"] == 1.0
+    assert found["jct_s"]["p10"] == pytest.approx(found["jct_s"]["p90"])
+
+
+def test_a_free_cluster_costs_nothing() -> None:
+    free = 'instance = [{ name = "ours", gpus = 4, usd_per_hour = 0 }]'
+    found = answer(edited(SMALL_STUDY, ('instances = ["p3.8xlarge"]', free)))
+    assert found["cost_usd"] == {"mean": 0.0, "p10": 0.0, "p90": 0.0}
+    assert found["stages"][0]["instance"] == "ours"
+
+
+def test_the_package_offers_what_users_need() -> None:
+    assert set(stretto.__all__) >= {"plan", "read_study", "simulate_study"}
+    for name in stretto.__all__:
+        assert getattr(stretto, name) is not None
+    with pytest.raises(AttributeError, match="'plans'"):
+        _ = stretto.plans
+
+
+def test_importing_the_package_imports_little() -> None:
+    code = "import sys, stretto; print(*sorted(m for m in sys.modules if m.startswith(('stretto', 'numpy'))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["stretto"]
