@@ -111,9 +111,8 @@ def against_asha(lab: Lab) -> int:
                 gain = ours - theirs
                 above += bool(gain.mean() > 0.0)
                 again = "*" if gain.size > SEEDS else " "
-                texts.append(
-                    f"{theirs.mean():.3f} {ours.mean():.3f} {gain.mean():+.3f}±{standard_error(gain):.3f}{again}"
-                )
+                means = f"{theirs.mean():.3f} {ours.mean():.3f} {gain.mean():+.3f}"
+                texts.append(f"{means}±{standard_error(gain):.3f}{again}")
             print(f"  {scaling:7} {gpus:3d}  " + "".join(f"{text:>30}" for text in texts), flush=True)
     print(f"  * undecided after {SEEDS} seeds: {MORE_SEEDS}")
     return above
@@ -125,9 +124,8 @@ def standard_error(sample: Floats) -> float:
 
 def one_at_a_time(lab: Lab) -> None:
     """What each mechanism brings: the accuracy that is lost without it."""
-    print(
-        f"\n  accuracy lost without one mechanism (published rules, 8 GPUs, 20 s, {ABLATION_SEEDS} seeds, paired)"
-    )
+    print("\n  accuracy lost without one mechanism, paired:")
+    print(f"  published rules, 8 GPUs, 20 s, {ABLATION_SEEDS} seeds")
     print(f"  {'':24}" + "".join(f"{scaling:>16}" for scaling in SCALINGS))
     seeds = range(ABLATION_SEEDS)
     whole = {cell: lab.best(cell, "hypersched", PUBLISHED, seeds) for cell in ABLATION_CELLS}

@@ -47,7 +47,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, str]]] = {
     "asha": ("asha", {}),
     "asha+sharing": ("asha", {"share": "uniform"}),
     "sha": ("sha", {}),
-    "sha sized": ("sha", {"sized": "true"}),
+    "sha sized": ("sha", {"sized": "true", "share": "uniform"}),
     "hyperband": ("hyperband", {}),
     "random": ("random", {}),
 }

@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import time
 
+import calibration
 import faithful
 import fast
+import hypersched_published
+import hypersched_toy
 import light
 import optimal
 import optimus_servers
+import planner_grid
+import planner_quality
+import planner_speed
+import real_curves
 import regimes
+
+
+FIGURES = (
+    faithful,
+    regimes,
+    optimal,
+    fast,
+    light,
+    optimus_servers,
+    hypersched_published,
+    hypersched_toy,
+    real_curves,
+    planner_quality,
+    planner_grid,
+    planner_speed,
+    calibration,
+)
+"""Shared clusters first, then studies."""
 
 
 def main() -> None:
     started = time.perf_counter()
-    for figure in (faithful, regimes, optimal, fast, light, optimus_servers):
+    for figure in FIGURES:
         begun = time.perf_counter()
         figure.main()
         print(f"  ({time.perf_counter() - begun:.0f} s)\n", flush=True)

@@ -489,7 +489,7 @@ class TestContract:
         assert counts(decision) == {trial_id(0): 1}
         assert decision.reasons[trial_id(1)].text == "It is not a trial of the study toy."
 
-    @pytest.mark.parametrize("option", ["recharge=-1", "grid=-1", "score_window=0", "share=some"])
+    @pytest.mark.parametrize("option", ["recharge=-2", "grid=-1", "score_window=0", "share=some"])
     def test_options_are_checked(self, option: str) -> None:
         name, _, value = option.partition("=")
         with pytest.raises(InputError, match=f"hypersched.{name}={value} is not valid"):

@@ -156,6 +156,13 @@ def test_corners_of_a_plot_carry_the_extremes() -> None:
     assert tiny_plot([], x_text=str, y_text=str) == ""
 
 
+@pytest.mark.parametrize("value", [0.0, 3.0, 1e300])
+def test_points_that_are_all_alike_can_be_drawn(value: float) -> None:
+    text = tiny_plot([Mark(value, value, "o")] * 2, x_text="{:g}".format, y_text="{:g}".format)
+    assert text.count("o") == 1
+    assert f"{value:g} |o" in text
+
+
 def test_the_last_of_several_points_in_one_place_is_seen() -> None:
     text = tiny_plot([Mark(1, 1, "o"), Mark(2, 2, "o"), Mark(1, 1, "C")], x_text=str, y_text=str)
     assert text.count("C") == 1

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from stretto.app.study_file import EXAMPLE_STUDY
 from stretto.app.study_run import StudyRun, fixed_cluster, with_limits
 from stretto.core.errors import InputError, JournalError
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
 from study_inputs import (
-    EXAMPLE_STUDY,
     MUCH_FASTER,
     NO_LIMITS,
     SMALL_STUDY,

@@ -27,6 +27,10 @@ from stretto.policies.hypersched_turn import Rules, Turn
 from stretto.policies.trials import TUNING_EVENTS, Share
 
 
+AUTO = -1
+"""Leave it to `published`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HyperSched:
     """Tunes a study for the best model at its deadline."""
@@ -44,8 +48,12 @@ class HyperSched:
 
     auto: learned, or, as published, given.
     """
-    recharge: int = 5
-    """A trial shows more results than this between two resizes."""
+    recharge: int = AUTO
+    """A trial shows more results than this between two resizes; -1: 1, or, as published, 5.
+
+    What a resize must bring to be worth its restart already keeps trials from being resized for nothing;
+    waiting for results costs most where a deadline leaves few of them.
+    """
     grid: int = 0
     """Trials are resized to at most this many GPUs or to multiples of it; 0: to any number."""
     score_window: int = 1
@@ -59,7 +67,7 @@ class HyperSched:
 
     def __post_init__(self) -> None:
         for option, value, least in (
-            ("recharge", self.recharge, 0),
+            ("recharge", self.recharge, AUTO),
             ("grid", self.grid, 0),
             ("score_window", self.score_window, 1),
         ):
@@ -82,10 +90,11 @@ class HyperSched:
         scaling: ScalingBelief = (
             ("given" if self.published else "learned") if self.scaling == "auto" else self.scaling
         )
+        recharge = (5 if self.published else 1) if self.recharge == AUTO else self.recharge
         return Rules(
             share=share,
             scaling=scaling,
-            recharge=self.recharge,
+            recharge=recharge,
             grid=self.grid,
             score_window=self.score_window,
             overhead=self.overhead,
