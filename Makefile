@@ -15,6 +15,9 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	$(BIN)/stretto simulate --policy pollux,optimus,tiresias --report runs/demo.html
+	test -f runs/study.toml || $(BIN)/stretto init study runs/study.toml
+	$(BIN)/stretto plan runs/study.toml --report runs/plan.html
+	$(BIN)/stretto simulate --study runs/study.toml --policy hypersched,asha,rubberband --report runs/study.html
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -18,7 +18,6 @@ import planner_speed
 import real_curves
 import regimes
 
-
 FIGURES = (
     faithful,
     regimes,

@@ -168,8 +168,16 @@ class TestRungs:
         rungs.record("a", 8, 0.6)
         assert rungs.fallen_at("a") == 1
 
+    def test_the_last_trial_goes_on_and_those_that_fell_return_to_idle_gpus(self) -> None:
+        study = tuning(trials=2, rungs=(1, 2), eta=2, max_epochs=4, deadline_s=100.0)
+        crossing = [[0.9, 0.1, 0.2, 0.3], [0.1, 0.9, 0.9, 0.9]]
+        ours = run(HyperSched(tuning=study, share="none"), study, crossing, gpus=2)
+        assert ours.epochs == {"trial-000": 4, "trial-001": 4}
+        literal = run(HyperSched(tuning=study, share="none", published=True), study, crossing, gpus=2)
+        assert sum(literal.epochs.values()) < 8
+
     def test_paused_in_the_course_of_a_study_and_resumed(self) -> None:
-        policy = HyperSched(tuning=STUDY)
+        policy = HyperSched(tuning=STUDY, recharge=5)
         memory = begun(policy, 2)
         first = [shown(STUDY, 0, [0.5, 0.5], gpus=1), shown(STUDY, 1, [0.4], gpus=1)]
         decision, memory = ask(policy, *first, memory=memory)
@@ -196,7 +204,7 @@ class TestRungs:
 
     def test_less_may_be_better(self) -> None:
         study = tuning(trials=2, rungs=(1,), eta=2, max_epochs=3, direction=Direction.MIN)
-        outcome = run(HyperSched(tuning=study), study, steady(3.0, 1.0, epochs=3), gpus=2)
+        outcome = run(HyperSched(tuning=study, published=True), study, steady(3.0, 1.0, epochs=3), gpus=2)
         assert outcome.epochs == {"trial-000": 1, "trial-001": 3}
 
 

@@ -12,7 +12,7 @@ from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
 
 LARGEST = 10**9
-"""Nobody writes larger counts, and arithmetic stays exact."""
+"""Nobody means a larger number, and arithmetic stays exact."""
 
 
 class _Required:
@@ -106,10 +106,9 @@ class Fields:
         above: float | None = None,
         below: float = math.inf,
     ) -> float:
-        """A finite number, 0 or more; or above and below something."""
+        """A number, 0 or more; or above and below something."""
         rule = "a finite number, 0 or more" if above is None else f"a finite number above {above:g}"
-        if below < math.inf:
-            rule += f" and below {below:g}"
+        rule += f" and below {below:g}" if below < math.inf else f", at most {LARGEST:g}"
         value = _finite(self.raw(key, default, rule=rule))
         if value is None or not (value >= 0 if above is None else value > above) or not value < below:
             raise self.wrong(key, rule)
@@ -133,4 +132,4 @@ class Fields:
 def _finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) <= 1e300 else None
+    return float(value) if abs(value) <= LARGEST else None

@@ -60,8 +60,9 @@ class StudyFile:
     path: Path
 
 
-def read_study(path: Path) -> StudyFile:
+def read_study(path: Path | str) -> StudyFile:
     """The study of a TOML file; InputError with place, value, rule and remedy for anything wrong in it."""
+    path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -26,7 +26,6 @@ from stretto.policies.hypersched_speed import ScalingBelief
 from stretto.policies.hypersched_turn import Rules, Turn
 from stretto.policies.trials import TUNING_EVENTS, Share
 
-
 AUTO = -1
 """Leave it to `published`."""
 
@@ -78,8 +77,9 @@ class HyperSched:
         notes = Notes.load(self.tuning.study, retrospective=self.retrospective, memory=memory)
         turn = Turn(self.tuning, self._rules, view, notes)
         news = turn.hear()
+        turn.close()
         turn.cut(news)
-        turn.admit()
+        turn.turn_away()
         turn.fill()
         turn.resize(news)
         return turn.decision(), notes.dump()
@@ -99,5 +99,5 @@ class HyperSched:
             score_window=self.score_window,
             overhead=self.overhead,
             admission=self.admission,
-            stops_waiting=self.published,
+            published=self.published,
         )

@@ -75,13 +75,15 @@ class Rungs:
         """Trials that hold their own at every rung they came to, the farthest first, then the best."""
         seen: set[str] = set()
         fallen: set[str] = set()
-        best_first: list[str] = []
         for place in range(len(self.rungs) - 1, -1, -1):
-            rung, below = self.rungs[place], self._below(place)
+            below = self._below(place)
             fallen.update(below if self.retrospective else (one for one in below if one not in seen))
-            best_first += [trial for trial in rung.trials if trial not in seen]
-            seen.update(rung.trials)
-        return [trial for trial in best_first if trial not in fallen]
+            seen.update(self.rungs[place].trials)
+        return [trial for trial in self.best_first() if trial not in fallen]
+
+    def best_first(self) -> list[str]:
+        """All trials that came to a rung, the farthest first, then the best there."""
+        return list(dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials))
 
     def cutoff(self, place: int) -> float | None:
         """What a trial must have shown at a rung; None: nobody is cut, or, looking ahead only, all are."""

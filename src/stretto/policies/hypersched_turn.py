@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,12 +34,12 @@ class Rules:
     score_window: int
     overhead: bool
     admission: bool
-    stops_waiting: bool
-    """Whether new trials, too, are stopped when admission closes."""
+    published: bool
+    """When admission closes stop new trials as well, and cut the last trial like any other."""
 
 
 class Turn:
-    """Its steps, in order: hear, cut, admit, fill, resize, decision."""
+    """Its steps, in order: hear, close, cut, turn_away, fill, resize, decision."""
 
     def __init__(self, tuning: Tuning, rules: Rules, view: ClusterView, notes: Notes) -> None:
         self._tuning = tuning
@@ -74,17 +74,7 @@ class Turn:
                 self._stop(job.id, f"It diverged: {metric_text(self._study, None)} at epoch {job.epoch}.")
         return news
 
-    def cut(self, news: Iterable[JobView]) -> None:
-        """Pause trials that fall below a cut-off."""
-        for job in news:
-            trial = job.job.id
-            place = self._notes.rungs.fallen_at(trial) if trial in self._notes.live else None
-            if place is not None:
-                self._why[trial] = self._why_cut(trial, place)
-                del self._notes.live[trial]
-                self._counts.pop(trial, None)
-
-    def admit(self) -> None:
+    def close(self) -> None:
         """Close the door once a newcomer would have too little time."""
         notes = self._notes
         if self._rules.admission and notes.admitting:
@@ -92,12 +82,28 @@ class Turn:
             full_s = self._study.max_epochs * epoch_s
             needed_s = time_needed_s(self._study.eta, notes.longest_s, self._startup_s, full_s)
             notes.admitting = self._left_s >= needed_s
+
+    def cut(self, news: Sequence[JobView]) -> None:
+        """Pause trials that fall below a cut-off."""
+        live, rungs = self._notes.live, self._notes.rungs
+        for job in news:
+            trial = job.job.id
+            place = rungs.fallen_at(trial) if trial in live else None
+            if place is None or self._is_last():
+                continue
+            self._why[trial] = self._why_cut(trial, place)
+            del live[trial]
+            self._counts.pop(trial, None)
+
+    def turn_away(self) -> None:
+        """Once the door is closed, stop those outside."""
+        notes = self._notes
         if notes.admitting:
             return
         text = f"In the {self._left_s:.0f} s left it could not be trained long enough."
         for trial, job in self._trials.items():
             waits = trial not in notes.live and trial not in self._stops
-            if waits and (job.results or self._rules.stops_waiting):
+            if waits and (job.results or self._rules.published):
                 self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
     def fill(self) -> None:
@@ -149,8 +155,17 @@ class Turn:
             free = min(free, self._total - len(live) * most)
         return self._candidates()[:free] if free > 0 else []
 
+    def _is_last(self) -> bool:
+        """Whether the pool would be empty, and its GPUs idle, without one more trial."""
+        if self._rules.published or len(self._notes.live) > 1:
+            return False
+        return not (self._notes.admitting and self._candidates())
+
     def _candidates(self) -> list[str]:
-        """Paused trials that hold their own, the farthest and best first; then new ones."""
+        """Paused trials that hold their own, the farthest and best first; then new ones.
+
+        If there is nobody at all, trials that fell go on: idle, the GPUs would serve nobody.
+        """
         waiting = {
             trial: bool(job.results)
             for trial, job in self._trials.items()
@@ -159,7 +174,10 @@ class Turn:
         if not waiting:
             return []
         new = [trial for trial, begun in waiting.items() if not begun]
-        return [trial for trial in self._notes.rungs.holding() if waiting.get(trial)] + new
+        able = [trial for trial in self._notes.rungs.holding() if waiting.get(trial)] + new
+        if able or self._notes.live or self._rules.published:
+            return able
+        return [trial for trial in self._notes.rungs.best_first() if trial in waiting]
 
     def _take_share(self, trial: str, share: int) -> None:
         held = self._counts[trial]
@@ -239,4 +257,4 @@ class Turn:
     def _most(self) -> int:
         """More GPUs than this do not make a trial faster, or it cannot take them, or they are not there."""
         allowed = (self._trials[trial].job.worker.max for trial in self._notes.live)
-        return most_useful(self._scaling, max(1, min(self._total, *allowed)))
+        return most_useful(self._scaling, max(1, min((self._total, *allowed))))

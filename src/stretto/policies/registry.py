@@ -88,7 +88,7 @@ def make_policy(
         if oracle is None:
             raise InputError(
                 f"policy {name} must be told the truth about jobs, which only a simulation knows.",
-                remedy="Use it with simulate, or take another policy.",
+                remedy="Simulate a workload with it, or take another policy.",
             )
         values["oracle"] = oracle
     if "tuning" in hints:

@@ -55,12 +55,13 @@ def make_plan(
 ) -> tuple[list[StagePlan], Footing]:
     """The plan to follow from `start` on, if epochs take `slowness` times what the profile says.
 
-    Where no plan keeps the limits it is the one that ends first.
+    Where no plan keeps the limits it is the one that ends first, or, without a deadline, costs least.
     """
     latency = Slowed(tuning.profile.latency, slowness)
     as_seen = replace(tuning, profile=replace(tuning.profile, latency=latency))
     outcome = plan_study(as_seen, rng, planner=planner, rule=rule, start=start)
-    forecast = outcome.chosen or outcome.earliest
+    instead = outcome.cheapest if tuning.limits.deadline_s is None else outcome.earliest
+    forecast = outcome.chosen or instead
     stages = list(forecast.plan.stages)
     begun_s = start.elapsed_s if start else 0.0
     held = dict(start.nodes) if start else {}
@@ -87,6 +88,7 @@ def _describe(limits: Limits, forecast: Forecast, *, kept: bool) -> str:
         return f"No limit is set; the best use of time and money takes {expected}."
     promise = f"{' and '.join(bounds)} with probability {limits.q:g}"
     if not kept:
-        return f"No plan {promise}; the earliest takes {expected}."
+        instead = "cheapest" if limits.deadline_s is None else "earliest"
+        return f"No plan {promise}; the {instead} takes {expected}."
     aim = "cheapest" if limits.deadline_s is not None else "fastest"
     return f"The {aim} plan that {promise} takes {expected}."

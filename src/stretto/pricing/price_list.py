@@ -21,6 +21,8 @@ KEYS = ("name", "gpus", "usd_per_hour", *OPTIONAL_COLUMNS)
 MOST_GPUS = 1024
 """No machine has more."""
 
+LARGEST = 1e9
+"""Nobody means a larger number."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -76,8 +78,8 @@ def make_instance(values: Mapping[str, Any], *, where: str) -> Instance:
 
 
 def _number(value: Any) -> float:
-    """A finite number, or NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+    """A number people mean, or NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
         return math.nan
     return float(value)
 
