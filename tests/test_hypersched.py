@@ -255,7 +255,7 @@ class TestAdmission:
         endless = tuning(trials=4, rungs=(1, 2), max_epochs=4)
         assert run(HyperSched(tuning=endless), endless, steady(1, 2, 3, 4, epochs=4), gpus=2).finished
 
-    def test_gpus_that_the_pool_cannot_use_go_on_trying_new_trials(self) -> None:
+    def test_gpus_that_the_pool_cannot_use_go_on_with_others(self) -> None:
         narrow = replace(STUDY, profile=replace(STUDY.profile, scaling=Scaling(((1, 1.0), (2, 1.5)))))
         policy = HyperSched(tuning=narrow)
         jobs = [
@@ -263,10 +263,14 @@ class TestAdmission:
             shown(narrow, 1, [0.1] * 2, gpus=1, held_s=90.0),
             *(shown(narrow, number) for number in range(2, 8)),
         ]
-        decision, _ = ask(policy, *jobs, now_s=9_000.0, memory=begun(policy, 2), gpus=4)
-        assert set(counts(decision)) == {"trial-000", "trial-002", "trial-003"}
-        assert decision.stops == {"trial-001"}
+        decision, _ = ask(policy, *jobs, now_s=9_000.0, memory=begun(policy, 2), gpus=6)
+        assert set(counts(decision)) == {f"trial-00{number}" for number in range(4)}
+        assert not decision.stops
         assert "that no other trial can use" in decision.reasons["trial-002"].text
+        literal = HyperSched(tuning=narrow, published=True)
+        decision, _ = ask(literal, *jobs, now_s=9_000.0, memory=begun(literal, 2), gpus=6)
+        assert set(counts(decision)) == {"trial-000"}
+        assert len(decision.stops) == 7
 
 
 class TestReallocation:

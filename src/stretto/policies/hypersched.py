@@ -6,8 +6,9 @@ newcomer could still be trained eta times as long as the longest-running one; fr
 shrinks. Reallocation: every running trial has one GPU; those left over are shared out, and a trial takes
 its share, at one of its results, when the speed it gains until the deadline is worth the restart.
 
-As published, everything that does not run when admission closes is stopped. Here new trials wait: GPUs that
-the pool could not use even at its largest go on trying them, since idle they would serve nobody.
+As published, everything that does not run when admission closes is stopped. Here it waits: GPUs that the
+pool could not use even at its largest go on with new trials and then with paused ones, the best first; and
+no trial is cut whose GPUs would then be idle.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class HyperSched:
     tuning: Tuning
     interval_s: float = 60.0
     published: bool = False
-    """When admission closes, stop new trials as well as paused ones, even if GPUs stay idle."""
+    """When admission closes, stop everything that does not run, and cut trials even if GPUs stay idle."""
     share: Literal["auto", "none", "uniform", "top"] = "auto"
     """Who gets GPUs that are left over; auto: the best trial, or, as published, everybody in turn."""
     scaling: Literal["auto", "given", "learned", "linear"] = "auto"

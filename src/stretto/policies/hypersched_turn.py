@@ -89,22 +89,25 @@ class Turn:
         for job in news:
             trial = job.job.id
             place = rungs.fallen_at(trial) if trial in live else None
-            if place is None or self._is_last():
+            if place is None or self._would_idle(trial):
                 continue
             self._why[trial] = self._why_cut(trial, place)
             del live[trial]
             self._counts.pop(trial, None)
 
     def turn_away(self) -> None:
-        """Once the door is closed, stop those outside."""
-        notes = self._notes
-        if notes.admitting:
+        """Once the door is closed, stop those outside for whom no GPU can become free."""
+        if self._notes.admitting:
             return
+        outside = self._waiting()
+        kept: Sequence[str] = ()
+        if not self._rules.published:
+            paused = [trial for trial in self._notes.rungs.best_first() if trial in outside]
+            new = [trial for trial, job in outside.items() if not job.results]
+            kept = (*new, *paused)[: max(self._total, len(new))]
         text = f"In the {self._left_s:.0f} s left it could not be trained long enough."
-        for trial, job in self._trials.items():
-            waits = trial not in notes.live and trial not in self._stops
-            if waits and (job.results or self._rules.published):
-                self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
+        for trial in [trial for trial in outside if trial not in kept]:
+            self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
     def fill(self) -> None:
         """Give free GPUs to trials that lost theirs, that hold their own again, or that are new."""
@@ -155,29 +158,35 @@ class Turn:
             free = min(free, self._total - len(live) * most)
         return self._candidates()[:free] if free > 0 else []
 
-    def _is_last(self) -> bool:
-        """Whether the pool would be empty, and its GPUs idle, without one more trial."""
-        if self._rules.published or len(self._notes.live) > 1:
+    def _would_idle(self, trial: str) -> bool:
+        """Whether GPUs of a trial would serve nobody else: nobody may have them, or can use more."""
+        notes = self._notes
+        if self._rules.published or (notes.admitting and self._candidates()):
             return False
-        return not (self._notes.admitting and self._candidates())
+        most = 1 if self._rules.share == "none" else self._most
+        return self._total - (len(notes.live) - 1) * most >= self._counts.get(trial, 1)
 
     def _candidates(self) -> list[str]:
         """Paused trials that hold their own, the farthest and best first; then new ones.
 
-        If there is nobody at all, trials that fell go on: idle, the GPUs would serve nobody.
+        If the door is closed or there is nobody else, those that fell come last.
         """
-        waiting = {
-            trial: bool(job.results)
-            for trial, job in self._trials.items()
-            if trial not in self._notes.live and trial not in self._stops
-        }
+        waiting = self._waiting()
         if not waiting:
             return []
-        new = [trial for trial, begun in waiting.items() if not begun]
-        able = [trial for trial in self._notes.rungs.holding() if waiting.get(trial)] + new
-        if able or self._notes.live or self._rules.published:
-            return able
-        return [trial for trial in self._notes.rungs.best_first() if trial in waiting]
+        rungs = self._notes.rungs
+        new = [trial for trial, job in waiting.items() if not job.results]
+        able = [trial for trial in rungs.holding() if trial in waiting]
+        open_door = self._notes.admitting and (able or new or self._notes.live)
+        if open_door or self._rules.published:
+            return able + new
+        paused = [trial for trial in rungs.best_first() if trial in waiting]
+        return list(dict.fromkeys((*able, *new, *paused)))
+
+    def _waiting(self) -> dict[str, JobView]:
+        """Trials that are not to run."""
+        live, stops = self._notes.live, self._stops
+        return {trial: job for trial, job in self._trials.items() if trial not in live and trial not in stops}
 
     def _take_share(self, trial: str, share: int) -> None:
         held = self._counts[trial]
