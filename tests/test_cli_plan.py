@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from stretto.app.study_file import EXAMPLE_STUDY
+from stretto.cli.limits import parse_deadline_s
 from study_command import StudyCommand, without_libraries, write
 from study_inputs import NO_LIMITS, SMALL_STUDY
 
@@ -215,3 +217,11 @@ def test_an_infeasible_plan_has_a_report_too(stretto: StudyCommand, study: Path,
     code, _, _ = stretto("plan", study, "--deadline", "1m", "--report", tmp_path / "plan.html")
     assert code == 1
     assert "No plan keeps a deadline of 1m 00s" in without_libraries(tmp_path / "plan.html")
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("18:00", 3.5), ("14:30", 24.0), ("9:05", 18 + 35 / 60), ("2h", 2.0), (None, None)]
+)
+def test_a_deadline_may_be_a_time_of_day(text: str | None, hours: float | None) -> None:
+    now = datetime(2026, 11, 15, 14, 30, tzinfo=UTC)
+    assert parse_deadline_s(text, now) == (None if hours is None else pytest.approx(3600 * hours))

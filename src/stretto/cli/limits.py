@@ -5,23 +5,32 @@ from __future__ import annotations
 import math
 import re
 import reprlib
+from datetime import datetime
 
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
+
+DAY_S = 86400.0
 
 _MONEY = re.compile(r"\$?(\d+|\d{1,3}(,\d{3})+)(\.\d*)?", re.ASCII)
 """Commas stand between thousands only: 1,5 is not 15."""
 
 
-def parse_deadline_s(text: str | None) -> float | None:
-    """Seconds from the start, or None where no deadline is given."""
+_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
+
+
+def parse_deadline_s(text: str | None, now: datetime) -> float | None:
+    """Seconds from now of a duration or of a time of day, which is the next of its kind; None of None."""
     if text is None:
         return None
+    if match := _TIME_OF_DAY.fullmatch(text.strip()):
+        then = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+        return (then - now).total_seconds() % DAY_S or DAY_S
     deadline_s = parse_duration_s(text, where="--deadline")
     if not 0 < deadline_s < math.inf:
         raise InputError(
             f"--deadline {reprlib.repr(text)} is not later than the start, or never comes.",
-            remedy="Give one like 2h.",
+            remedy="Give one like 2h, or a time of day like 18:00.",
         )
     return deadline_s
 

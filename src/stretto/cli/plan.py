@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def plan(
     study: Annotated[Path, typer.Argument(help="Study file; `stretto init study` writes one.")],
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Be done by then.", show_default="the file's"),
+        typer.Option(metavar="WHEN", help="Be done by then: 2h, or 18:00.", show_default="the file's"),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="USD", help="Spend no more.", show_default="the file's")
@@ -56,7 +57,7 @@ def plan(
     check_report(report)
     file = with_limits(
         read_study(study),
-        deadline_s=parse_deadline_s(deadline),
+        deadline_s=parse_deadline_s(deadline, datetime.now().astimezone()),
         budget_usd=parse_budget_usd(budget),
     )
     policy = make_policy(RubberBand.name, options=options, tuning=file.tuning)

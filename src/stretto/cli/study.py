@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from stretto.app.study_file import read_study
@@ -42,7 +43,9 @@ def compare(request: StudyRequest) -> None:
         raise InputError(
             f"--seeds {request.seeds} is out of range.", remedy=f"Give 1 to {MOST_SEEDS} simulations."
         )
-    file = with_limits(read_study(request.study), deadline_s=parse_deadline_s(request.deadline))
+    file = with_limits(
+        read_study(request.study), deadline_s=parse_deadline_s(request.deadline, datetime.now().astimezone())
+    )
     study = file.tuning.study
     curves = load_curves(
         file.world.curves, folder=file.path.parent, direction=study.direction, where=str(file.path)
