@@ -20,7 +20,7 @@ from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
 from stretto.planning.forecast import stages_left
 from stretto.planning.options import menus_of, naive_elastic_plans, static_plans
-from stretto.planning.plan import Plan, StagePlan
+from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
 from stretto.planning.pool import Goal, Pool, speed
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
@@ -68,7 +68,6 @@ def grid_tuning(scaling: str, dataset: str) -> Tuning:
             latency=Latency(epoch_s=epoch_s, trial_sd=0.1, node_sd=0.03, epoch_sd=0.05),
             scaling=SCALINGS[scaling],
             start_s=10.0,
-            sync_s=5.0,
             queue_s=Spread(40.0, 10.0),
             init_s=Spread(30.0, 8.0),
         ),
@@ -96,24 +95,17 @@ def earliest_fixed_s(tuning: Tuning) -> float:
 def costs(tuning: Tuning, deadline_s: float) -> Costs:
     limited = replace(tuning, limits=Limits(deadline_s=deadline_s))
     pool = _pool(limited)
+    fixed = Pool(pool.execution, pool.goal, fixed=True)
     chosen = plan_study(limited, np.random.default_rng(SEED)).chosen
     return Costs(
-        fixed=_least(pool, fixed_plans(limited, pool.execution)),
+        fixed=_least(fixed, fixed_plans(limited, pool.execution)),
         naive=_least(pool, naive_elastic_plans(limited, stages_left(limited.study, None))),
         planned=pool.judge(chosen.plan).cost_usd if chosen else math.inf,
     )
 
 
 def fixed_plans(tuning: Tuning, execution: Execution) -> list[Plan]:
-    """Fixed clusters with fair allocations; and with as many trials at once as fit, in uneven waves."""
-    fair = list(static_plans(menus_of(tuning, stages_left(tuning.study, None), execution), tuning.instances))
-    return [*fair, *(Plan(tuple(_filled(stage) for stage in plan.stages)) for plan in fair)]
-
-
-def _filled(stage: StagePlan) -> StagePlan:
-    if stage.at_once == stage.trials:
-        return stage
-    return replace(stage, at_once=min(stage.trials, stage.nodes * A100_8.gpus))
+    return list(static_plans(menus_of(tuning, stages_left(tuning.study, None), execution), tuning))
 
 
 def _pool(tuning: Tuning) -> Pool:

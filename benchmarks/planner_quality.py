@@ -59,7 +59,6 @@ def random_tuning(rng: np.random.Generator) -> Tuning:
         ),
         scaling=(EASY, POOR)[int(rng.integers(2))],
         start_s=float(rng.uniform(0, 30)),
-        sync_s=float(rng.uniform(0, 10)),
         queue_s=Spread(float(rng.uniform(0, 60)), 10.0),
         init_s=Spread(float(rng.uniform(5, 90)), 8.0),
     )
@@ -126,7 +125,11 @@ PLANNERS: dict[str, Callable[[Search], None]] = {
 
 
 def study_gaps(study: int) -> dict[str, float] | None:
-    """By what share each planner's plan costs more than the best; None if nothing keeps the deadline."""
+    """By what share each planner's plan costs more than the best; None if nothing keeps the deadline.
+
+    It may also cost less: by keeping a node idle rather than waiting for another, or, as fixed clusters do,
+    by waves that fill their nodes.
+    """
     rng = np.random.default_rng((SEED, study))
     tuning = with_deadline(small_tuning(rng), rng)
     search = prepare(tuning, rng, Goal(tuning.limits))
@@ -139,8 +142,7 @@ def study_gaps(study: int) -> dict[str, float] | None:
         own = replace(search, pool=Pool(search.pool.execution, search.pool.goal))
         look(own)
         found = own.pool.judge(own.pool.best(tuple(own.pool.seen)))
-        # A plan may even cost less, by keeping a node idle rather than waiting for another: that is no gap.
-        gaps[name] = max(0.0, found.cost_usd / best.cost_usd - 1.0) if found.excess <= 0.0 else math.inf
+        gaps[name] = found.cost_usd / best.cost_usd - 1.0 if found.excess <= 0.0 else math.inf
     return gaps
 
 
@@ -153,9 +155,12 @@ def main() -> None:
     print(f"  {'cost above the best':24}{'found':>7}{'mean':>8}{'p90':>8}{'worst':>8}")
     for name in PLANNERS:
         every = np.array([answer[name] for answer in known])
-        found = every[np.isfinite(every)]
+        found = np.maximum(every[np.isfinite(every)], 0.0)
         print(f"  {name:24}{len(found):7}{found.mean():8.2%}{np.quantile(found, 0.9):8.2%}{found.max():8.2%}")
-    gaps = np.array([answer["search"] for answer in known])
+    differences = np.array([answer["search"] for answer in known])
+    cheaper = int((differences < -0.001).sum())
+    print(f"  search costs less than all of them {cheaper} times, up to {-differences.min():.0%} (no gap)")
+    gaps = np.maximum(differences, 0.0)
     print(f"  search, mean gap {gaps.mean():.2%}: {verdict(bool(gaps.mean() <= 0.01))} (1 %)")
     print(f"  search, worst gap {gaps.max():.2%}: {verdict(bool(gaps.max() <= 0.05))} (5 %)")
 

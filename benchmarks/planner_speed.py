@@ -36,7 +36,6 @@ PROFILE = Profile(
     latency=Latency(epoch_s=35.0, trial_sd=0.1, node_sd=0.05, epoch_sd=0.05),
     scaling=Scaling(((1, 1.0), (2, 1.87), (4, 3.3), (8, 4.8), (16, 6.0)), spanning=0.1),
     start_s=10.0,
-    sync_s=5.0,
     queue_s=Spread(40.0, 10.0),
     init_s=Spread(30.0, 8.0),
 )

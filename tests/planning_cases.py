@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
-from stretto.planning.forecast import Progress
+from stretto.planning.forecast import Outcome, Progress
 from stretto.planning.plan import Plan, StagePlan
+from stretto.planning.planner import Planner, Rule, plan_study
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.billing import Billing
@@ -24,7 +27,6 @@ CLOUD = Profile(
     latency=Latency(epoch_s=35.0, trial_sd=0.1, node_sd=0.05, epoch_sd=0.05),
     scaling=POOR,
     start_s=10.0,
-    sync_s=5.0,
     queue_s=Spread(40.0, 10.0),
     init_s=Spread(30.0, 8.0),
 )
@@ -32,7 +34,6 @@ STEADY = Profile(
     latency=Latency(epoch_s=10.0),
     scaling=POOR,
     start_s=3.0,
-    sync_s=2.0,
     queue_s=Spread(20.0),
     init_s=Spread(30.0),
 )
@@ -51,6 +52,11 @@ def sha(trials: int, min_epochs: int, eta: int) -> Study:
         eta=eta,
         max_epochs=max_epochs,
     )
+
+
+def flat(trials: int, epochs: int) -> Study:
+    """No comparisons: one stage."""
+    return replace(sha(trials, 1, 2), rungs=(), max_epochs=epochs)
 
 
 def tuned(
@@ -93,3 +99,14 @@ def rows(study: Study, *gives: tuple[int, int, int], instance: str = P3_8XLARGE.
 
 def executed(tuning: Tuning, samples: int = 1, start: Progress | None = None) -> Execution:
     return Execution(tuning, draw_study(tuning, np.random.default_rng(0), samples, start), start)
+
+
+def planned(
+    tuning: Tuning,
+    planner: Planner = "search",
+    *,
+    rule: Rule = "quantile",
+    start: Progress | None = None,
+    seed: int = 0,
+) -> Outcome:
+    return plan_study(tuning, np.random.default_rng(seed), planner=planner, rule=rule, start=start)

@@ -28,7 +28,7 @@ SMALL_STUDY = edited(
     ('deadline = "2h"', 'deadline = "40m"'),
     ("budget_usd = 120", "budget_usd = 30"),
     ("max_nodes = 16", "max_nodes = 4"),
-    ("\nnodes = 16", "\nnodes = 2"),
+    ("\nnodes = 4 ", "\nnodes = 2 "),
 )
 """8 trials, compared after 4 and 12 of 28 epochs, on 2 nodes of 4 GPUs, or up to 4 rented ones."""
 

@@ -14,6 +14,7 @@ from study_inputs import SMALL_STUDY, TUNING_POLICIES, curve_table, edited, with
 
 RUN_KEYS = {
     "policy", "deadline_s", "seed", "best_metric", "trials_started", "gpu_hours", "cost_usd", "finished_s",
+    "ended_by",
 }  # fmt: skip
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stretto.core.cluster import Node, gpu_nodes
 from stretto.core.errors import InputError
+from stretto.core.resources import Resources
 from stretto.policies.hyperband import Hyperband, brackets_of
 from stretto.policies.registry import make_policy
 from stretto.policies.sha import Sha, believed_s, fitting_trials
@@ -108,8 +112,11 @@ def test_starts_and_shared_gpus_count_in_what_fits() -> None:
     slow = tuning(trials=16, rungs=(1, 3), max_epochs=7, start_s=1.0, deadline_s=20.0)
     assert believed_s(slow, 4, 4, "none") == 2.0 + 3.0 + 5.0
     assert believed_s(slow, 4, 4, "uniform") == 2.0 + 2.0 + 2.0
-    assert fitting_trials(slow, 1, 0.0, "none") == 4
-    assert fitting_trials(slow, 1, 15.0, "none") == 1
+    assert fitting_trials(slow, gpu_nodes(1, 1), 0.0, "none") == 4
+    assert fitting_trials(slow, gpu_nodes(1, 1), 15.0, "none") == 1
+    quick = replace(slow, instances=(replace(slow.instances[0], speed=2.0),))
+    rented = [Node("a", Resources(gpu=1), slow.instances[0].name)]
+    assert fitting_trials(quick, rented, 0.0, "none") > 4
 
 
 def test_sizing_needs_a_deadline() -> None:

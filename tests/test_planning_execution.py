@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning_cases import CLOUD, P3_8XLARGE, POOR, STEADY, executed, rows, sha, tuned
+from planning_cases import CLOUD, P3_8XLARGE, POOR, STEADY, executed, flat, rows, sha, tuned
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
-from stretto.planning.forecast import Progress, stages_left
+from stretto.planning.forecast import HeldNode, Progress, stages_left
 from stretto.planning.packing import pack, roomy_nodes, tight_nodes
 from stretto.planning.plan import Plan
 from stretto.planning.profile import Latency, Profile
@@ -49,16 +49,16 @@ def test_r1_additive_rungs_give_the_slides_stages() -> None:
 
 def test_r2_without_chance_the_finish_is_the_critical_path() -> None:
     tuning = tuned(TWO_STAGES, STEADY)
-    first_s = 20 + 30 + 3 + 2 * 10 + 2
+    first_s = 20 + 30 + 3 + 2 * 10
     assert finish_s(tuning, rows(TWO_STAGES, (1, 4, 1), (4, 1, 1))) == pytest.approx(
-        first_s + 3 + 8 * 10 / 3.3 + 2
+        first_s + 3 + 8 * 10 / 3.3
     )
 
 
 def test_r2_a_stage_that_grows_waits_for_its_new_nodes() -> None:
     tuning = tuned(TWO_STAGES, STEADY)
     plan = rows(TWO_STAGES, (1, 4, 1), (8, 1, 2))
-    assert finish_s(tuning, plan) == pytest.approx(75 + 20 + 30 + 3 + 80 / 4.8 + 2)
+    assert finish_s(tuning, plan) == pytest.approx(73 + 20 + 30 + 3 + 80 / 4.8)
 
 
 def test_r2_the_mean_over_chance_is_above_the_steady_path() -> None:
@@ -72,18 +72,18 @@ def test_only_trials_on_new_nodes_wait_for_them() -> None:
     study = sha(8, 1, 4)
     tuning = tuned(study, STEADY)
     stage = rows(study, (1, 8, 2), (4, 2, 2), (4, 1, 1)).stages[1]
-    trains_s = 3 + 40 / 3.3 + 2
+    trains_s = 3 + 40 / 3.3
     even = draw_study(tuning, np.random.default_rng(0), 1)
     slow_kept = replace(even, nodes=np.array([[9.0, 1.0]]))
     assert Execution(tuning, even).stage(1, stage, 2).duration_s == pytest.approx(trains_s)
     assert Execution(tuning, even).stage(1, stage, 1).duration_s == pytest.approx(50 + trains_s)
-    assert Execution(tuning, slow_kept).stage(1, stage, 1).duration_s == pytest.approx(3 + 9 * 40 / 3.3 + 2)
+    assert Execution(tuning, slow_kept).stage(1, stage, 1).duration_s == pytest.approx(3 + 9 * 40 / 3.3)
 
 
 def test_waves_share_the_slots() -> None:
     tuning = tuned(sha(8, 1, 8), STEADY)
     plan = rows(sha(8, 1, 8), (1, 4, 1), (1, 1, 1))
-    assert finish_s(tuning, plan) == pytest.approx(20 + 30 + 2 * (3 + 10) + 2 + 3 + 80 + 2)
+    assert finish_s(tuning, plan) == pytest.approx(20 + 30 + 2 * (3 + 10) + 3 + 80)
 
 
 def test_a_trial_that_spans_nodes_is_slower() -> None:
@@ -106,8 +106,8 @@ def test_a_faster_gpu_trains_faster() -> None:
 def test_nodes_are_paid_from_their_start_up_to_their_release() -> None:
     tuning = tuned(TWO_STAGES, STEADY, billing=Billing(minimum_s=0.0, granularity_s=0.001))
     plan = rows(TWO_STAGES, (1, 4, 1), (8, 1, 2))
-    second_s = 20 + 30 + 3 + 80 / 4.8 + 2
-    held_s = (75 - 20 + second_s) + (second_s - 20)
+    second_s = 20 + 30 + 3 + 80 / 4.8
+    held_s = (73 - 20 + second_s) + (second_s - 20)
     assert cost_usd(tuning, plan) == pytest.approx(held_s * PER_S, rel=1e-4)
 
 
@@ -117,9 +117,9 @@ def test_another_instance_type_replaces_the_nodes() -> None:
     tuning = tuned(TWO_STAGES, STEADY, instances=(P3_8XLARGE, other), billing=free)
     first = rows(TWO_STAGES, (1, 4, 1), (4, 1, 1)).stages[0]
     last = rows(TWO_STAGES, (1, 4, 1), (4, 1, 1), instance="other").stages[1]
-    second_s = 50 + 3 + 80 / 3.3 + 2
-    assert finish_s(tuning, Plan((first, last))) == pytest.approx(75 + second_s)
-    expected = 55 * PER_S + (second_s - 20) * 0.001
+    second_s = 50 + 3 + 80 / 3.3
+    assert finish_s(tuning, Plan((first, last))) == pytest.approx(73 + second_s)
+    expected = 53 * PER_S + (second_s - 20) * 0.001
     assert cost_usd(tuning, Plan((first, last))) == pytest.approx(expected, rel=1e-4)
 
 
@@ -187,17 +187,64 @@ def test_a_trial_keeps_its_speed_over_stages() -> None:
 
 
 def test_planning_from_the_middle_counts_what_is_left() -> None:
-    start = Progress(
-        stage=1, trials=1, epochs_done=3, nodes=((P3_8XLARGE.name, 1),), elapsed_s=100.0, spent_usd=2.0
-    )
+    held = (HeldNode(P3_8XLARGE.name, 20.0),)
+    start = Progress(stage=1, trials=1, epochs_done=3, nodes=held, elapsed_s=100.0, spent_usd=2.0)
     tuning = tuned(TWO_STAGES, STEADY)
     (stage,) = stages_left(TWO_STAGES, start)
     assert (stage.first_epoch, stage.last_epoch) == (6, 10)
     plan = Plan((replace(rows(TWO_STAGES, (1, 4, 1), (4, 1, 1)).stages[1], first_epoch=6),))
     run = executed(tuning, start=start).run(plan)
-    left_s = 3 + 5 * 10 / 3.3 + 2
+    left_s = 3 + 5 * 10 / 3.3
     assert run.finish_s[0] == pytest.approx(100 + left_s)
-    assert run.cost_usd[0] == pytest.approx(2 + left_s * PER_S)
+    assert run.cost_usd[0] == pytest.approx(2 + math.ceil(80 + left_s) * PER_S)
+
+
+def test_a_stay_that_began_before_is_charged_once() -> None:
+    """Whole hours: what is left of the hour that has begun is free, and ends with the node."""
+    other = Instance(name="other", gpus=4, usd_per_hour=3.6)
+    by_the_hour = Billing(granularity_s=3600.0, minimum_s=3600.0)
+    tuning = tuned(TWO_STAGES, STEADY, instances=(P3_8XLARGE, other), billing=by_the_hour)
+    held = (HeldNode(P3_8XLARGE.name, 0.0), HeldNode(P3_8XLARGE.name, 500.0), HeldNode("other", 0.0))
+    start = Progress(stage=1, trials=1, nodes=held, elapsed_s=3500.0)
+    plan = Plan(rows(TWO_STAGES, (1, 4, 1), (8, 1, 2)).stages[1:])
+    assert 8 * 10 / 4.8 + 3 < 100
+    assert executed(tuning, start=start).run(plan).cost_usd[0] == pytest.approx(2 * 12.24 + 3.6)
+    late = replace(start, elapsed_s=3590.0)
+    assert executed(tuning, start=late).run(plan).cost_usd[0] == pytest.approx(3 * 12.24 + 3.6)
+
+
+def test_in_the_last_stage_a_node_is_paid_until_its_own_last_trial_ends() -> None:
+    study = flat(3, 10)
+    tuning = tuned(study, STEADY, billing=Billing(minimum_s=0.0, granularity_s=0.001))
+    even = draw_study(tuning, np.random.default_rng(0), 1)
+    execution = Execution(tuning, replace(even, trials=np.array([[1.0, 2.0, 3.0]])))
+    each = execution.run(rows(study, (4, 3, 3)))
+    alone_s = [30 + 3 + factor * 100 / 3.3 for factor in (1, 2, 3)]
+    assert each.finish_s[0] == pytest.approx(20 + alone_s[2])
+    assert each.cost_usd[0] == pytest.approx(sum(alone_s) * PER_S, rel=1e-4)
+    together = execution.run(rows(study, (4, 3, 3)), to_the_end=True)
+    assert together.cost_usd[0] == pytest.approx(3 * alone_s[2] * PER_S, rel=1e-4)
+    # In waves: the second trial ends long before the third, which follows the first.
+    waves = execution.run(rows(study, (4, 2, 2)))
+    held_s = (alone_s[0] + alone_s[2] - 30) + alone_s[1]
+    assert waves.cost_usd[0] == pytest.approx(held_s * PER_S, rel=1e-4)
+    # Nodes that lie idle go as soon as the last trial has begun.
+    idle = execution.run(rows(study, (4, 3, 5)))
+    assert idle.cost_usd[0] - each.cost_usd[0] == pytest.approx(2 * 30 * PER_S, rel=1e-4)
+
+
+def test_a_node_is_held_for_the_trial_that_spans_it() -> None:
+    """Of three trials on two nodes one lies on both: a node that was kept waits with it for the new one."""
+    study = flat(3, 10)
+    tuning = tuned(study, STEADY, billing=Billing(minimum_s=0.0, granularity_s=0.001))
+    held = HeldNode(P3_8XLARGE.name, 0.0)
+    start = Progress(stage=0, trials=3, nodes=(held,))
+    assert pack(2, 3, 2, 3).nodes_of == ((0,), (0, 1), (1,))
+    three = replace(P3_8XLARGE, gpus=3)
+    run = executed(replace(tuning, instances=(three,)), start=start).run(rows(study, (2, 3, 2)))
+    end_s = 50 + 3 + 100 / POOR.speedup(2, spans=True)
+    assert run.finish_s[0] == pytest.approx(end_s)
+    assert run.cost_usd[0] == pytest.approx((end_s + end_s - 20) * PER_S, rel=1e-4)
 
 
 def test_known_trials_are_not_guessed() -> None:
@@ -205,7 +252,7 @@ def test_known_trials_are_not_guessed() -> None:
     profile = replace(STEADY, latency=Latency(epoch_s=10.0, trial_sd=0.5))
     start = Progress(stage=0, trials=1, trial_factors=(1.5,))
     run = executed(tuned(study, profile), samples=50, start=start).run(rows(study, (1, 1, 1)))
-    assert run.finish_s == pytest.approx(np.full(50, 50 + 3 + 150 + 2))
+    assert run.finish_s == pytest.approx(np.full(50, 50 + 3 + 150))
 
 
 @given(st.integers(1, 20), st.integers(1, 12), st.integers(1, 8), st.integers(0, 3))

@@ -72,7 +72,10 @@ def limited(limits: Limits) -> Any:
 def test_an_hour_more_saves_what_the_next_plan_costs_less() -> None:
     # The cheapest plan keeps 1.1 x 3 h = 3 h 18 m, so that 2 h 20 m and an hour are enough for it.
     sentences = closing(limited(Limits(deadline_s=2 * 3600 + 20 * 60)), outcome())
-    assert sentences == ["An hour more would save $7.50.", "The best fixed cluster costs 1.25 times as much."]
+    assert sentences == [
+        "An hour more would save $7.50.",
+        "The best fixed cluster costs $5.00 more, 1.25 times as much.",
+    ]
     sentences = closing(limited(Limits(deadline_s=2 * 3600 + 15 * 60)), outcome())
     assert sentences[0] == "An hour more would save nothing."
 
@@ -108,7 +111,7 @@ def test_of_an_infeasible_study_the_earliest_is_shown() -> None:
     nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
     text = plan_text(limited(Limits(deadline_s=60)), nothing)
     assert (
-        "No plan keeps a deadline of 1m 00s. The earliest deadline that can be kept is 1h 06m, for $31.00"
+        "No plan keeps a deadline of 1m 00s. The earliest deadline that can be kept is 1h 07m, for $31.00"
         in text
     )
     assert "the cheapest plan costs $12.50 and takes 3h 00m" in text

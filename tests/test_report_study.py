@@ -32,6 +32,7 @@ def result(best: float | None, *, policy: str = "asha", seed: int = 0, **changes
         gpu_hours=3.0,
         cost_usd=1234.5,
         finished_s=1800.0,
+        ended_by="deadline",
     )
     return dataclasses.replace(plain, **changes)
 
@@ -47,7 +48,7 @@ def test_a_row_has_means_over_seeds_and_the_worst_of_them() -> None:
     lines = text.splitlines()
     assert lines[0] == "resnet-cifar: best accuracy (max) until 30m 00s, means of 2 simulations"
     assert cells(lines[2]) == list(HEADING)
-    assert cells(lines[4]) == ["asha", "0.8500", "0.8000", "10.5", "3.0", "$1,234.50", "30m 00s"]
+    assert cells(lines[4]) == ["asha", "0.8500", "0.8000", "10.5", "3.0", "$1,234.50", "30m 00s", "deadline"]
     assert cells(lines[5])[:3] == ["sha", "0.6500", "0.6000"]
 
 

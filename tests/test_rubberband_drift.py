@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import numpy as np
 import pytest
 
 from rubberband_world import (
@@ -21,6 +24,9 @@ from rubberband_world import (
     two_stages,
 )
 from stretto.core.events import Decided, Event, JobFailed, NodeDraining, NodeLost
+from stretto.planning.forecast import HeldNode
+from stretto.planning.planner import Rule
+from stretto.policies.rubberband_plan import make_plan
 from stretto.substrate.sim import SimSubstrate
 from tuning_world import steady
 
@@ -40,6 +46,17 @@ def test_where_no_plan_keeps_the_limits_it_takes_the_earliest(
     assert len(outcome.finished) == 2
 
 
+def test_it_says_which_promise_a_plan_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    conditions = study(2, (), 2, deadline_s=500.0)
+    follow(monkeypatch, Script([[stage(1, 2, 2, 2, 1)]]))
+    texts = {
+        rule: make_plan(conditions, np.random.default_rng(0), "search", rule)[1].text
+        for rule in get_args(Rule)
+    }
+    assert "that ends by 8m 20s with probability 0.9 takes" in texts["quantile"]
+    assert "that ends by 8m 20s on average takes" in texts["mean"]
+
+
 def test_it_plans_again_when_epochs_take_longer_than_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     steady_s = 50.0 + (START_S + 40.0) + (START_S + 20.0)
     script = follow(monkeypatch, Script([two_stages(), [stage(5, 8, 2, 4, 2)]], finish_s=steady_s))
@@ -48,14 +65,29 @@ def test_it_plans_again_when_epochs_take_longer_than_believed(monkeypatch: pytes
     assert first is None
     assert start is not None
     assert (start.stage, start.trials, start.epochs_done) == (1, 2, 0)
-    assert start.nodes == (("four", 1),)
+    assert start.nodes == (HeldNode("four", 50.0 - INIT_S),)
     assert start.elapsed_s == 50.0 + START_S + 80.0
-    assert start.spent_usd == pytest.approx(4.0 * (START_S + 80.0 + INIT_S) / 3600.0)
+    assert start.spent_usd == 0.0
     assert start.trial_factors == (1.0, 1.0)
     assert seen.profile.latency.epoch_s == pytest.approx(20.0)
     wishes = [event.wish for event in outcome.events if isinstance(event, Decided) and event.wish]
     assert [wish.nodes for wish in wishes[:2]] == [(("four", 1),), (("four", 2),)]
     assert outcome.results["trial-003"][-1].workers == 4
+
+
+def test_when_it_plans_again_only_nodes_that_are_gone_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner charges the whole stay of those that are here, so that no minimum is paid twice."""
+    last = stage(5, 8, 1, 4, 1)
+    later = [stage(3, 4, 2, 2, 1), last]
+    script = follow(monkeypatch, Script([[stage(1, 2, 4, 2, 2), *later], later, [last]]))
+    execute(study(4, (2, 4), 8), BEST_LAST[:4], epoch_s=[20.0] * 4, replan=0.15)
+    _, first, second = (start for _, start in script.asked)
+    assert first is not None
+    assert second is not None
+    kept = HeldNode("four", 50.0 - INIT_S)
+    assert (first.elapsed_s, first.nodes, first.spent_usd) == (75.0, (kept, kept), 0.0)
+    assert second.nodes == (kept,)
+    assert second.spent_usd == pytest.approx(4.0 * 60.0 / 3600.0)  # 45 s, of which at least 60 are charged
 
 
 def test_small_drift_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

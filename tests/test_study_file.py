@@ -47,7 +47,7 @@ class TestExample:
         assert [(one.name, one.gpus, one.usd_per_hour) for one in tuning.instances] == [
             ("p3.8xlarge", 4, 12.24)
         ]
-        assert (tuning.max_nodes, found.fixed_nodes) == (16, 16)
+        assert (tuning.max_nodes, found.fixed_nodes) == (16, 4)
         assert (tuning.limits.deadline_s, tuning.limits.budget_usd, tuning.limits.q) == (7200.0, 120.0, 0.9)
         assert tuning.billing == Billing()
         assert tuning.profile.scaling.points == ((1, 1.0), (2, 1.87), (4, 3.42), (8, 5.6))
@@ -192,7 +192,7 @@ class TestRefused:
             ("profile", {"speedup": {"1": 1.0, "2": 0}}, "profile.speedup.2", "above 0"),
             ("profile", {"speedup": [1.0]}, "profile.speedup", "a table such as"),
             ("profile", {"spanning": 1}, "profile.spanning", "below 1"),
-            ("world", {"sync_s": 3}, "world", "not known"),
+            ("profile", {"sync_s": 3}, "profile", "not known"),
             ("world", {"start_s": "1m"}, "world.start_s", "'1m' is not a finite number"),
         ],
     )
@@ -298,3 +298,12 @@ class TestFuzz:
         except InputError as error:
             refused = str(error)
         assert not refused or "study.toml" in refused or "csv" in refused
+
+
+def test_types_of_ones_own_may_be_picked_by_name() -> None:
+    own = '[[cluster.instance]]\nname = "our-box"\ngpus = 8\nusd_per_hour = 4.0\n\n[profile]'
+    text = EXAMPLE_STUDY.replace("[profile] ", own + " ", 1).replace(
+        '["p3.8xlarge"]', '["our-box", "p3.8xlarge"]'
+    )
+    found = parse_study(text, HERE).tuning.instances
+    assert [(one.name, one.gpus) for one in found] == [("our-box", 8), ("p3.8xlarge", 4)]

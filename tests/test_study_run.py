@@ -50,7 +50,8 @@ def check_contract(done: StudyRun) -> None:
         [one.epoch for one in trial.results] == [*range(1, len(trial.results) + 1)] for trial in trials
     )
     assert result.trials_started == sum(bool(trial.holds) for trial in trials) <= study.trials
-    values = [one.value for trial in trials for one in trial.results if one.value is not None]
+    sound = [trial for trial in trials if all(one.value is not None for one in trial.results)]
+    values = [one.value for trial in sound for one in trial.results if one.value is not None]
     assert result.best_metric == (max(values, key=study.score) if values else None)
     assert result.gpu_hours * HOUR_S == pytest.approx(sum(trial.gpu_s for trial in trials))
     assert result.cost_usd >= 0
@@ -164,7 +165,7 @@ def test_rubberband_holds_no_more_nodes_than_allowed() -> None:
 @pytest.mark.parametrize("policy", TUNING_POLICIES)
 def test_what_diverges_is_cut_and_never_wins(policy: str, tmp_path: Path) -> None:
     fine = {f"fine-{i}": [f"{(2 + i) / epoch:.4f}" for epoch in range(1, 29)] for i in range(5)}
-    lost = {f"lost-{i}": ["9.0"] * (2 + i) + ["nan"] * (26 - i) for i in range(3)}
+    lost = {f"lost-{i}": ["0.001"] * (2 + i) + ["nan"] * (26 - i) for i in range(3)}
     (tmp_path / "curves.csv").write_text(curve_table({**fine, **lost}))
     done = run(policy, with_table(SMALL_STUDY, "curves.csv"), folder=tmp_path)
     check_contract(done)
@@ -304,3 +305,41 @@ def test_another_study_does_not_go_on_from_a_journal(old: str, new: str) -> None
 def test_a_result_is_a_row_of_plain_values() -> None:
     row = dataclasses.asdict(cached_run("asha").result)
     assert all(value is None or isinstance(value, str | int | float) for value in row.values())
+
+
+@pytest.mark.parametrize("policy", ["hypersched", "rubberband"])
+def test_the_budget_is_a_cap(policy: str) -> None:
+    poor = edited(SMALL_STUDY, ("budget_usd = 30", "budget_usd = 2.5"))
+    done = run(policy, poor)
+    assert done.result.ended_by == "budget"
+    assert 2.3 < done.result.cost_usd <= 2.5
+    assert done.result.finished_s < 2400.0
+    assert run(policy, SMALL_STUDY).result.ended_by != "budget"
+
+
+def test_nodes_that_start_up_cost_even_if_they_never_come() -> None:
+    slow = edited(
+        SMALL_STUDY,
+        ("init_s = { mean = 30, sd = 8 }", "init_s = 3000"),
+        ("queue_s = { mean = 40, sd = 10 }", "queue_s = 100"),
+    )
+    done = run("rubberband", slow)
+    assert done.result.trials_started == 0
+    assert done.result.cost_usd > 12.24 * 2000 / 3600
+
+
+@pytest.mark.parametrize("policy", ["sha", "rubberband"])
+def test_a_short_table_makes_a_smaller_study(policy: str, tmp_path: Path) -> None:
+    curves = {str(i): [f"{(2 + i) / epoch:.4f}" for epoch in range(1, 29)] for i in range(4)}
+    (tmp_path / "curves.csv").write_text(curve_table(curves))
+    done = run(policy, with_table(SMALL_STUDY, "curves.csv"), folder=tmp_path)
+    assert done.file.tuning.study.trials == 4
+    epochs = sorted(len(trial.results) for trial in done.history.jobs.values())
+    assert epochs == [4, 4, 12, 28], "halved from 4, as if 4 had been asked for"
+
+
+def test_a_table_leaves_a_sampler_nothing_to_draw(tmp_path: Path) -> None:
+    (tmp_path / "curves.csv").write_text(curve_table({"a": ["1.0"] * 28}))
+    asked = edited(with_table(SMALL_STUDY, "curves.csv"), ('sampler = "random"', 'sampler = "tpe"'))
+    with pytest.raises(InputError, match="nothing to draw"):
+        run("asha", asked, folder=tmp_path)

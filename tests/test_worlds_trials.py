@@ -198,7 +198,8 @@ def test_rented_nodes_say_their_type() -> None:
     world = StudyWorld(table(), EXACT, instances=(SMALL,))
     substrate = SimSubstrate(world.truth_of, physics=Physics(), cloud=world.cloud)
     substrate.provision(Wish(nodes=(("p3.8-large", 1),)))
-    added = substrate.next_event(100.0)
+    launched, added = substrate.next_event(100.0), substrate.next_event(100.0)
+    assert isinstance(launched, NodeLaunched)
     assert isinstance(added, NodeAdded)
     assert instance_of(added.node.id) == added.node.instance == "p3.8-large"
     assert added.node.gpus == 4

@@ -17,6 +17,7 @@ from stretto.core.events import (
     JobSubmitted,
     NodeAdded,
     NodeDraining,
+    NodeLaunched,
     NodeLost,
     NodeReleased,
     WorkerLost,
@@ -87,6 +88,11 @@ class JobHistory:
     def restarts(self) -> int:
         return max(0, self.starts - 1)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether a trial's last result was not a number."""
+        return bool(self.results) and self.results[-1].value is None
+
     def result_times(self) -> Iterator[tuple[float, float | None]]:
         """When a trial showed which value."""
         return ((t_s, result.value) for t_s, result in zip(self.result_s, self.results, strict=True))
@@ -141,7 +147,7 @@ class _Fold:
                 self._lose_node(event)
             case Decided():
                 self._decided(event)
-            case NodeAdded() | NodeReleased() | NodeDraining() | CheckpointSaved():
+            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining() | CheckpointSaved():
                 pass
 
     def release(self, job_id: str, t_s: float) -> None:

@@ -31,7 +31,6 @@ LIMITS_KEYS = ("deadline", "budget_usd", "q")
 RENT_KEYS = ("instances", "instance", "prices", "max_nodes", "nodes", "queue_s", "init_s")
 BILLING_KEYS = ("billing", "minimum_s", "granularity_s", "usd_per_gb", "dataset_gb")
 SPEED_KEYS = ("epoch_s", "speedup", "spanning", "start_s")
-PROFILE_KEYS = (*SPEED_KEYS, "sync_s")
 WORLD_KEYS = ("curves", *SPEED_KEYS, "queue_s", "init_s")
 
 MOST_TRIALS = 10**6
@@ -95,7 +94,7 @@ def study_of(tables: dict[str, Any], path: Path) -> StudyFile:
     cluster = sections.table("cluster", (*RENT_KEYS, *BILLING_KEYS))
     study = _study(study_fields, sections.table("halving", HALVING_KEYS))
     max_nodes = cluster.whole("max_nodes", at_most=MOST_NODES)
-    profile = _profile(sections.table("profile", PROFILE_KEYS), cluster)
+    profile = _profile(sections.table("profile", SPEED_KEYS), cluster)
     world = _world(sections.table("world", WORLD_KEYS, {}), profile)
     return StudyFile(
         tuning=Tuning(
@@ -175,13 +174,15 @@ def _limits(fields: Fields) -> Limits:
 
 
 def _instances(cluster: Fields, path: Path) -> tuple[Instance, ...]:
-    """Types of one's own, and those picked by name: from the price list, or else from the catalogue."""
+    """Types of one's own, and those picked by name: from these, the price list, or else the catalogue."""
     listed = read_price_list(path.parent / cluster.text("prices")) if "prices" in cluster else ()
     names = cluster.list("instances", [], of=str, rule='a list of names, such as ["p3.8xlarge"]')
-    own = cluster.list("instance", [], of=dict, rule="written as [[cluster.instance]]")
-    found = [find_instance(name, own=listed, where=cluster.where("instances")) for name in names]
+    written = cluster.list("instance", [], of=dict, rule="written as [[cluster.instance]]")
+    own = [make_instance(one, where=f"{cluster.where('instance')}[{i}]") for i, one in enumerate(written)]
+    where = cluster.where("instances")
+    found = [find_instance(name, own=(*listed, *own), where=where) for name in names]
     found += listed if "instances" not in cluster else ()
-    found += [make_instance(one, where=f"{cluster.where('instance')}[{i}]") for i, one in enumerate(own)]
+    found += [instance for instance in own if instance.name not in names]
     if not found:
         raise InputError(
             "there is nothing to train on.",
@@ -212,7 +213,6 @@ def _profile(fields: Fields, cluster: Fields) -> Profile:
         latency=read_latency(fields),
         scaling=Scaling(read_speedup(fields), fields.number("spanning", 0.0, below=1.0)),
         start_s=fields.number("start_s", 0.0),
-        sync_s=fields.number("sync_s", 0.0),
         queue_s=read_spread(cluster, "queue_s", Spread(0.0)),
         init_s=read_spread(cluster, "init_s", Spread(0.0)),
     )
@@ -264,7 +264,7 @@ sampler = "random"           # or tpe, qmc, cmaes, gp: these need pip install 's
 
 [halving]                    # at some epochs, the rungs, trials are compared; the best go on
 rungs = "additive"           # each stage eta times as long as the last: epochs 1-4, 5-12, 13-28, ..
-                             # "geometric": rungs at 4, 8, 16, ..; or a list of your own: [4, 12, 28]
+                             # "geometric": 4, 8, 16, ..; or a list, without min_epochs: [4, 12, 28]
 min_epochs = 4               # the first rung
 eta = 2                      # one in so many goes on past a rung
 max_epochs = 508             # a trial is fully trained after this many
@@ -282,7 +282,7 @@ q = 0.9                      # the probability with which a plan must keep the l
 instances = ["p3.8xlarge"]   # names of the catalogue, here 4 V100 for 12.24 USD an hour (2024)
 # prices = "prices.csv"      # a price list of your own: instance,gpus,usd_per_hour
 max_nodes = 16               # nodes held at any one time
-nodes = 16                   # the cluster of policies that do not rent; max_nodes if left out
+nodes = 4                    # the cluster of policies that do not rent; max_nodes if left out
 billing = "instance"         # every second a node is held; "function": only the GPU time of trials
 minimum_s = 60               # the least time that is charged for a node
 granularity_s = 1            # time is charged in steps of this
@@ -303,7 +303,6 @@ epoch_s = { mean = 35, sd = 3 }    # seconds of an epoch on one GPU; or { mean, 
 speedup = { "1" = 1.0, "2" = 1.87, "4" = 3.42, "8" = 5.6 }   # by GPUs, on as few nodes as hold them
 spanning = 0                 # share of its speed a trial loses on more nodes than it needs
 start_s = 60                 # every start and resize of a trial takes this long
-sync_s = 0                   # comparing the trials at a rung takes this long
 
 [world]                      # what is really so; simulations alone read it
 curves = "builtin:resnet"    # where learning curves come from

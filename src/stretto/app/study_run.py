@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from stretto.app.history import History, JobHistory, history_of
 from stretto.app.study_file import StudyFile
 from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node
+from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.pricing.meter import CostMeter
+from stretto.pricing.purse import Purse
 from stretto.search.samplers import ListedSampler, Sampler, make_sampler
 from stretto.search.source import TrialSource, trials_ahead
+from stretto.search.study import Study
 from stretto.substrate.sim import Physics, SimSubstrate
 from stretto.worlds.cloud import node_name
 from stretto.worlds.curves import Curves
@@ -39,7 +43,9 @@ class StudyResult:
     """Held by trials, starting and resizing included."""
     cost_usd: float
     finished_s: float
-    """When the last trial ended, or the deadline if that came first."""
+    """When the last trial ended, or the deadline came, or the budget was spent."""
+    ended_by: Literal["trials", "deadline", "budget"]
+    """What ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,13 @@ def simulate_study(
     options: Mapping[str, str] | None = None,
     journal: Journal | None = None,
 ) -> StudyRun:
-    """Run the study under the named policy until its trials end or its deadline comes.
+    """Run the study under the named policy until its trials end, its deadline comes or its budget is spent.
 
     `seed` makes another world of the same kind, and other draws of trials. A policy that rents starts
     without nodes; any other has the file's fixed cluster, and pays for it, from the start.
     """
     journal = journal if journal is not None else MemoryJournal()
+    file = with_trials_of(file, curves)
     tuning = file.tuning
     chosen = make_policy(policy, options=options, tuning=tuning)
     rents = rents_nodes(chosen)
@@ -75,6 +82,8 @@ def simulate_study(
     deadline_s = tuning.limits.deadline_s
     gpus = _most_gpus(tuning) if rents else sum(node.gpus for node in nodes)
     sampler = _sampler(file, curves, seed)
+    budget_usd = tuning.limits.budget_usd
+    purse = None if budget_usd is None else Purse(tuning.instances, tuning.billing, budget_usd)
     with one_blas_thread():
         Controller(
             policy=chosen,
@@ -90,22 +99,38 @@ def simulate_study(
                 tuning.study, sampler, most_gpus=gpus, ahead=trials_ahead(tuning.study, sampler, gpus)
             ),
             settings=Settings(seed=seed, until_s=math.inf if deadline_s is None else deadline_s),
+            limit=purse,
         ).run()
-    history = history_of(journal.events(), 0.0 if deadline_s is None else deadline_s)
-    return StudyRun(_result(file, policy, seed, history, journal), history, file)
+    spent_s = math.inf if purse is None else purse.ends_s()
+    return _summarise(file, policy, seed, journal, spent_s)
 
 
 def with_limits(
     file: StudyFile, *, deadline_s: float | None = None, budget_usd: float | None = None
 ) -> StudyFile:
-    """The same study under other limits; those that are None stay as the file has them."""
+    """The same study under other limits; None leaves one as the file has it, infinity lifts it."""
     limits = file.tuning.limits
     changed = dataclasses.replace(
         limits,
-        deadline_s=limits.deadline_s if deadline_s is None else deadline_s,
-        budget_usd=limits.budget_usd if budget_usd is None else budget_usd,
+        deadline_s=_other_limit(limits.deadline_s, deadline_s),
+        budget_usd=_other_limit(limits.budget_usd, budget_usd),
     )
     return dataclasses.replace(file, tuning=dataclasses.replace(file.tuning, limits=changed))
+
+
+def _other_limit(old: float | None, new: float | None) -> float | None:
+    if new is None:
+        return old
+    return new if new < math.inf else None
+
+
+def with_trials_of(file: StudyFile, curves: Curves) -> StudyFile:
+    """The same study with no more trials than there are curves."""
+    study = file.tuning.study
+    if curves.configs is None or len(curves.configs) >= study.trials:
+        return file
+    fewer = dataclasses.replace(study, trials=len(curves.configs))
+    return dataclasses.replace(file, tuning=dataclasses.replace(file.tuning, study=fewer))
 
 
 def fixed_cluster(file: StudyFile) -> tuple[Node, ...]:
@@ -124,31 +149,48 @@ def _most_gpus(tuning: Tuning) -> int:
 def _sampler(file: StudyFile, curves: Curves, seed: int) -> Sampler:
     """Curves that were measured bring their own configurations; any other are drawn from the space."""
     if curves.configs is not None:
+        if file.sampler != "random":
+            raise InputError(
+                f"sampler {file.sampler} has nothing to draw: {curves.name} is a table of configurations.",
+                where=str(file.path),
+                remedy='Set sampler = "random", or take curves that answer to any configuration.',
+            )
         return ListedSampler(curves.configs, seed)
     return make_sampler(file.sampler, file.space, file.tuning.study, seed)
 
 
-def _result(file: StudyFile, policy: str, seed: int, history: History, journal: Journal) -> StudyResult:
+def _summarise(file: StudyFile, policy: str, seed: int, journal: Journal, spent_s: float) -> StudyRun:
     tuning = file.tuning
+    deadline_s = math.inf if tuning.limits.deadline_s is None else tuning.limits.deadline_s
+    cut_s = min(deadline_s, spent_s)
+    history = history_of(journal.events(), cut_s if cut_s < math.inf else 0.0)
+    trials = list(history.jobs.values())
+    over = all(trial.end_s is not None for trial in trials) or cut_s == math.inf
+    finished_s = history.end_s if over else cut_s
     meter = CostMeter(tuning.instances, tuning.billing)
     for event in journal.events():
         meter.observe(event)
-    trials = list(history.jobs.values())
-    deadline_s = tuning.limits.deadline_s
-    over = all(trial.end_s is not None for trial in trials)
-    finished_s = history.end_s if over or deadline_s is None else deadline_s
-    return StudyResult(
+    result = StudyResult(
         policy=policy,
-        deadline_s=deadline_s,
+        deadline_s=tuning.limits.deadline_s,
         seed=seed,
-        best_metric=_best(tuning, trials),
+        best_metric=best_metric(tuning.study, trials),
         trials_started=sum(trial.starts > 0 for trial in trials),
         gpu_hours=sum(trial.gpu_s for trial in trials) / 3600.0,
         cost_usd=meter.cost_usd(max(finished_s, history.end_s)),
         finished_s=finished_s,
+        ended_by="trials" if over else "budget" if spent_s < deadline_s else "deadline",
     )
+    return StudyRun(result, history, file)
 
 
-def _best(tuning: Tuning, trials: list[JobHistory]) -> float | None:
-    values = [result.value for trial in trials for result in trial.results if result.value is not None]
-    return max(values, key=tuning.study.score, default=None)
+def best_metric(study: Study, trials: Iterable[JobHistory]) -> float | None:
+    """The best value of all trials; a trial that diverged counts for nothing, whatever it showed before."""
+    values = [
+        result.value
+        for trial in trials
+        if not trial.diverged
+        for result in trial.results
+        if result.value is not None
+    ]
+    return max(values, key=study.score, default=None)

@@ -31,10 +31,10 @@ def plan(
     study: Annotated[Path, typer.Argument(help="Study file; `stretto init study` writes one.")],
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Be done by then: 2h, or 18:00.", show_default="the file's"),
+        typer.Option(metavar="WHEN", help="Be done by then: 2h, 18:00, none.", show_default="the file's"),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="USD", help="Spend no more.", show_default="the file's")
+        str | None, typer.Option(metavar="USD", help="Spend no more; or none.", show_default="the file's")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="rubberband.OPTION=VALUE, such as rubberband.rule=mean.")

@@ -29,7 +29,7 @@ TABLE_WIDTH = 90
 """On a narrower terminal the table would lose columns; the text to paste only wraps."""
 
 
-STUDY_FLAGS = {"study", "policy", "deadline", "seeds", "option", "seed", "as_json", "report"}
+STUDY_FLAGS = {"study", "policy", "deadline", "budget", "seeds", "option", "seed", "as_json", "report"}
 """What `--study` goes with."""
 
 
@@ -45,9 +45,13 @@ def simulate(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="End it then.", show_default="the study's"),
+        typer.Option(metavar="WHEN", help="End the study then, not as it says.", show_default=False),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Simulations of it, in a world each.")] = 1,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="USD", help="End it at this cost; none: at no cost.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Simulations of the study.")] = 1,
     profiles: Annotated[
         list[Path] | None,
         typer.Option(help="Folder of measured profiles; repeat to add more.", show_default="built-in models"),
@@ -120,6 +124,7 @@ def simulate(
                 study=study,
                 policies=policies,
                 deadline=deadline,
+                budget=budget,
                 seeds=seeds,
                 seed=seed,
                 options=options,
@@ -196,7 +201,7 @@ def _check_study_flags(context: typer.Context) -> None:
 
 def _check_workload_flags(context: typer.Context) -> None:
     for name in _given(context):
-        if name in {"deadline", "seeds"}:
+        if name in {"deadline", "budget", "seeds"}:
             raise InputError(f"{_flag(name)} is about a study.", remedy="Add --study STUDY.toml.")
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stretto.control.instruct import check, instructions_for
 from stretto.control.state import RunState
@@ -41,6 +42,16 @@ PATIENCE_WITH_WAKERS = 1000
 """The same for a policy that says when it wants to be asked again: it waits for something."""
 
 
+class Limit(Protocol):
+    """Something that may run out during a run, such as money."""
+
+    def observe(self, event: Event) -> None:
+        """Take note of what happened."""
+
+    def ends_s(self) -> float:
+        """When the run must be over, as things stand; infinite if never."""
+
+
 class Controller:
     """Drives one policy over one substrate, journaling every event before acting on it."""
 
@@ -53,6 +64,7 @@ class Controller:
         nodes: Sequence[Node],
         arrivals: JobSource,
         settings: Settings,
+        limit: Limit | None = None,
         stopwatch: Callable[[], float] = time.perf_counter,
         on_turn: Callable[[Controller], None] | None = None,
     ) -> None:
@@ -63,6 +75,7 @@ class Controller:
         self._stopwatch = stopwatch
         self._on_turn = on_turn
         self._arrivals = arrivals
+        self._limit = limit
         self._wakes_on = frozenset[str]() if settings.rounds else policy.wakes_on
         self._due = False
         self._ticked_s = 0.0
@@ -94,7 +107,7 @@ class Controller:
             self._turn()
             if self._on_turn is not None:
                 self._on_turn(self)
-            if self._substrate.now_s() >= self._settings.until_s:
+            if self._substrate.now_s() >= self._until_s():
                 return
 
     def _turn(self) -> None:
@@ -104,7 +117,7 @@ class Controller:
             if event.kind in self._wakes_on:
                 until_s = event.t_s
         self._admit_arrivals(until_s)
-        if self.state.jobs and until_s < self._settings.until_s and self._is_time(until_s):
+        if self.state.jobs and until_s < self._until_s() and self._is_time(until_s):
             self._decide(until_s)
         self._due = False
 
@@ -113,12 +126,20 @@ class Controller:
         now_s = self._substrate.now_s()
         if self._due:
             return now_s
-        times = [self._settings.until_s, self._arrivals.next_s()]
+        times = [self._until_s(), self._arrivals.next_s()]
         if self.state.jobs:
             times.append(self._next_tick_s(now_s))
             if self.state.wake_at_s is not None and not self._settings.rounds:
                 times.append(self.state.wake_at_s)
         return max(min(times), now_s)
+
+    def _until_s(self) -> float:
+        """When the run is over, whatever happens."""
+        return (
+            self._settings.until_s
+            if self._limit is None
+            else min(self._settings.until_s, self._limit.ends_s())
+        )
 
     def _next_tick_s(self, now_s: float) -> float:
         """The first multiple of the interval that is not past and was not decided at."""
@@ -183,6 +204,8 @@ class Controller:
         """All that the loop remembers; a resumed run folds its journal, so what was due is still due."""
         self.state.apply(event)
         self._arrivals.observe(event)
+        if self._limit is not None:
+            self._limit.observe(event)
         if isinstance(event, Decided):
             self._due = False
             self._ticked_s = event.t_s
@@ -198,7 +221,7 @@ class Controller:
 
     def _something_happens(self) -> bool:
         """Wait for the substrate, which may still add a node; it says so if nothing can come."""
-        event = self._substrate.next_event(self._settings.until_s)
+        event = self._substrate.next_event(self._until_s())
         if event is not None:
             self._record([event])
             self._fruitless = 0

@@ -22,10 +22,10 @@ def instructions_for(
 
     Where batches do not change in place, another batch size is a resize, with its cost.
     """
-    changes = sorted(
-        _changes(view, decision, batch_in_place),
-        key=lambda change: change[0] not in {Action.PARK, Action.STOP},
-    )
+    changes = list(_changes(view, decision, batch_in_place))
+    if len(changes) > 1:
+        held = {job.id: job.allocation.worker_count for job in view.jobs}
+        changes.sort(key=lambda change: change[2].worker_count >= max(held[change[1]], 1))
     return tuple(
         Instruction(first_number + position, action, job_id, allocation, batch)
         for position, (action, job_id, allocation, batch) in enumerate(changes)

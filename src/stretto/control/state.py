@@ -17,6 +17,7 @@ from stretto.core.events import (
     JobSubmitted,
     NodeAdded,
     NodeDraining,
+    NodeLaunched,
     NodeLost,
     NodeReleased,
     RunStarted,
@@ -119,6 +120,8 @@ class RunState:
                 self._decided(event)
             case NodeAdded() | NodeLost() | NodeReleased() | NodeDraining():
                 self._change_nodes(event)
+            case NodeLaunched():
+                pass
 
     def _heard_of(self, event: JobReported | JobFinished | JobFailed | WorkerLost | CheckpointSaved) -> None:
         match event:

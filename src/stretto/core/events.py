@@ -91,6 +91,19 @@ class WorkerLost(_AboutJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLaunched:
+    """A node that was wished for begins to start up, and to cost."""
+
+    kind: ClassVar[str] = "node-launched"
+    t_s: float
+    node: Node
+
+    @property
+    def subject(self) -> str:
+        return self.node.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAdded:
     kind: ClassVar[str] = "node-added"
     t_s: float
@@ -124,7 +137,7 @@ class NodeLost(_AboutNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReleased(_AboutNode):
-    """The node was given back as wished, and costs nothing from now on."""
+    """The node, which may still have been starting up, was given back and costs nothing from now on."""
 
     kind: ClassVar[str] = "node-released"
 
@@ -163,6 +176,7 @@ Event = (
     | JobReported
     | CheckpointSaved
     | WorkerLost
+    | NodeLaunched
     | NodeAdded
     | NodeLost
     | NodeReleased
@@ -178,6 +192,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     JobReported,
     CheckpointSaved,
     WorkerLost,
+    NodeLaunched,
     NodeAdded,
     NodeLost,
     NodeReleased,

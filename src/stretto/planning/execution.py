@@ -4,6 +4,7 @@ A stage asks for the nodes it lacks (SCALE: one queue delay), waits for each of 
 trains every trial as soon as its own nodes are there (TRAIN) and compares the trials at the end (SYNC).
 Those that live on are taken to be the first ones, and so are the nodes that are kept: given the samples, what
 a stage takes then depends on nothing but its own row of the plan and on how many nodes it is handed.
+In the last stage nobody is waited for: a node is given back when its own last trial ends.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class StageRun:
     duration_s: Floats
     gpu_s: Floats
     """GPU time of its trials, starts included."""
+    node_end_s: Floats | None = None
+    """[sample, node]: when each node is given back, where that is not when all are: in the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,23 @@ class _OneWave:
         return np.maximum(self.kept_s[:, split], queue_s[:, None] + self.new_s[:, split])
 
 
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """What became of the places of a stage."""
+
+    end_s: Floats
+    """[sample, slot]"""
+    begun_s: Floats
+    """[sample]: when the last trial began."""
+    gpu_s: Floats
+
+
 @dataclass(slots=True)
 class _Group:
     """Nodes that came together."""
 
     count: int
     since_s: Floats
-    counted_before: bool
-    """Whether they were here before the plan began, so that a minimum charge is behind them."""
 
 
 class Execution:
@@ -77,20 +89,18 @@ class Execution:
         self._tuning = tuning
         self._draws = draws
         self._start = start or Progress(stage=0, trials=tuning.study.trials)
+        self._last = len(draws.epochs) - 1
         self._instances = {instance.name: instance for instance in tuning.instances}
         self._waves: dict[tuple[int, StagePlan], _OneWave] = {}
         self._stages: dict[tuple[int, StagePlan, int], StageRun] = {}
 
-    def run(self, plan: Plan) -> PlanRun:
-        """Finish time and cost of a plan."""
-        start, billing = self._start, self._tuning.billing
-        now_s: Floats = np.full(self._draws.samples, start.elapsed_s)
-        cost: Floats = np.full(self._draws.samples, start.spent_usd)
-        held = dict(start.nodes)
+    def run(self, plan: Plan, *, to_the_end: bool = False) -> PlanRun:
+        """Finish time and cost of a plan; `to_the_end`: its last nodes are held until all is over."""
+        billing = self._tuning.billing
+        now_s: Floats = np.full(self._draws.samples, self._start.elapsed_s)
         instance = plan.stages[0].instance
-        groups = [_Group(held[instance], now_s, True)] if held.get(instance) else []
+        groups, cost = self._begin(instance)
         for index, stage in enumerate(plan.stages):
-            price = self._instances[stage.instance].usd_per_hour / HOUR_S
             if stage.instance != instance:
                 cost = cost + self._release(groups, 0, now_s, instance)
                 instance = stage.instance
@@ -98,12 +108,15 @@ class Execution:
             kept = sum(group.count for group in groups)
             run = self.stage(index, stage, kept)
             if kept < stage.nodes:
-                groups.append(_Group(stage.nodes - kept, now_s + self._draws.queue_s[index], False))
+                groups.append(_Group(stage.nodes - kept, now_s + self._draws.queue_s[index]))
                 cost = cost + (stage.nodes - kept) * billing.usd_per_new_node
             if billing.per is Per.FUNCTION:
-                cost = cost + run.gpu_s * (price / self._instances[instance].gpus)
-            now_s = now_s + run.duration_s
-        return PlanRun(now_s, cost + self._release(groups, 0, now_s, instance))
+                cost = cost + run.gpu_s * (self._usd_per_s(instance) / self._instances[instance].gpus)
+            begun_s, now_s = now_s, now_s + run.duration_s
+        if to_the_end or run.node_end_s is None or billing.per is Per.FUNCTION:
+            return PlanRun(now_s, cost + self._release(groups, 0, now_s, instance))
+        end_s = begun_s[:, None] + run.node_end_s
+        return PlanRun(now_s, cost + self._release_each(groups, end_s, instance))
 
     def first(self, samples: int) -> Execution:
         """The same over fewer samples."""
@@ -131,12 +144,32 @@ class Execution:
             return np.linspace(none, every, stage.nodes + 1)
         wave = self._one_wave(index, stage)
         durations = wave.durations(self._draws.queue_s[index], np.arange(stage.nodes + 1))
-        return np.asarray(durations.mean(axis=0) + self._tuning.profile.sync_s)
+        return np.asarray(durations.mean(axis=0))
+
+    def mean_node_s(self, index: int, stage: StagePlan) -> Floats:
+        """Mean node time of the stage by number of nodes it is handed; approximate in the last stage."""
+        unpaid_s = np.arange(stage.nodes, -1, -1) * self._draws.queue_s[index].mean()
+        if index < self._last:
+            return np.asarray(stage.nodes * self.mean_durations(index, stage) - unpaid_s)
+        ends = [self.stage(index, stage, kept).node_end_s for kept in (0, stage.nodes)]
+        none, every = (float(end_s.sum(axis=1).mean()) for end_s in ends if end_s is not None)
+        return np.asarray(np.linspace(none, every, stage.nodes + 1) - unpaid_s)
+
+    def _begin(self, instance: str) -> tuple[list[_Group], Floats]:
+        """The nodes held at the start, the oldest first; and the cost so far, with nodes of other types."""
+        start, samples = self._start, self._draws.samples
+        cost: Floats = np.full(samples, start.spent_usd)
+        groups = []
+        for node in sorted(start.nodes, key=lambda node: node.since_s):
+            if node.instance == instance:
+                groups.append(_Group(1, np.full(samples, node.since_s)))
+            else:
+                cost = cost + self._charge(np.full(samples, start.elapsed_s - node.since_s), node.instance)
+        return groups, cost
 
     def _release(self, groups: list[_Group], keep: int, now_s: Floats, instance: str) -> Floats | float:
         """Give back all but the first `keep` nodes, the newest first; what those cost."""
         surplus = sum(group.count for group in groups) - keep
-        price = self._instances[instance].usd_per_hour / HOUR_S
         cost: Floats | float = 0.0
         while surplus > 0:
             group = groups[-1]
@@ -145,20 +178,62 @@ class Execution:
             group.count -= gone
             if not group.count:
                 groups.pop()
-            if self._tuning.billing.per is Per.INSTANCE:
-                held_s = now_s - group.since_s
-                charged_s = held_s if group.counted_before else self._tuning.billing.charged_s(held_s)
-                cost = cost + charged_s * (gone * price)
+            cost = cost + gone * self._charge(now_s - group.since_s, instance)
         return cost
 
+    def _release_each(self, groups: list[_Group], end_s: Floats, instance: str) -> Floats | float:
+        """Give back every node at its own time; what they cost."""
+        cost: Floats | float = 0.0
+        first = 0
+        for group in groups:
+            held_s = end_s[:, first : first + group.count] - group.since_s[:, None]
+            cost = cost + np.sum(self._charge(held_s, instance), axis=1)
+            first += group.count
+        return cost
+
+    def _charge(self, held_s: Floats, instance: str) -> Floats | float:
+        """What nodes cost that were held so long."""
+        if self._tuning.billing.per is Per.FUNCTION:
+            return 0.0
+        return self._tuning.billing.charged_s(held_s) * self._usd_per_s(instance)
+
+    def _usd_per_s(self, instance: str) -> float:
+        return self._instances[instance].usd_per_hour / HOUR_S
+
     def _run_stage(self, index: int, stage: StagePlan, kept: int) -> StageRun:
-        sync_s = self._tuning.profile.sync_s
-        if stage.at_once < stage.trials:
-            run = self._run_waves(index, stage, kept)
-            return StageRun(run.duration_s + sync_s, run.gpu_s)
-        wave = self._one_wave(index, stage)
-        queue_s = self._draws.queue_s[index]
-        return StageRun(wave.durations(queue_s, np.array([kept]))[:, 0] + sync_s, wave.gpu_s)
+        if stage.at_once == stage.trials and index < self._last:
+            wave = self._one_wave(index, stage)
+            durations = wave.durations(self._draws.queue_s[index], np.array([kept]))
+            return StageRun(durations[:, 0], wave.gpu_s)
+        packing = pack(stage.gpus_per_trial, stage.at_once, stage.nodes, self._instances[stage.instance].gpus)
+        ready_s = self._draws.queue_s[index][:, None] + self._draws.init_s[index][:, : stage.nodes]
+        ready_s[:, :kept] = 0.0
+        slots = self._fill_slots(index, stage, packing, _largest_of_nodes(ready_s, packing))
+        end_s = slots.end_s.max(axis=1)
+        if index < self._last:
+            return StageRun(end_s, slots.gpu_s)
+        node_end_s = np.repeat(slots.begun_s[:, None], stage.nodes, axis=1)  # nobody needs it any more
+        used, by_node = _latest_by_node(slots.end_s, packing)
+        node_end_s[:, used] = by_node
+        node_end_s[:, kept:] = np.maximum(node_end_s[:, kept:], self._draws.queue_s[index][:, None])
+        return StageRun(end_s, slots.gpu_s, node_end_s)
+
+    def _fill_slots(self, index: int, stage: StagePlan, packing: Packing, ready_s: Floats) -> _Slots:
+        """Trials begin in order, wherever one ends first."""
+        if stage.at_once == stage.trials:
+            train_s = self._train_s(index, stage, packing)
+            return _Slots(ready_s + train_s, ready_s.max(axis=1), train_s.sum(axis=1) * stage.gpus_per_trial)
+        pace, work_s = self._pace(stage, packing), self._work_s(index, stage)
+        start_s = self._tuning.profile.start_s
+        free_s, rows = ready_s.copy(), np.arange(self._draws.samples)
+        busy_s, begun_s = (np.zeros(self._draws.samples) for _ in range(2))
+        for trial in range(stage.trials):
+            slot = free_s.argmin(axis=1)
+            begun_s = free_s[rows, slot]
+            train_s = start_s + work_s[:, trial] * pace[rows, slot]
+            free_s[rows, slot] += train_s
+            busy_s += train_s
+        return _Slots(free_s, begun_s, busy_s * stage.gpus_per_trial)
 
     def _one_wave(self, index: int, stage: StagePlan) -> _OneWave:
         gpus = self._instances[stage.instance].gpus
@@ -172,10 +247,7 @@ class Execution:
         instance = self._instances[stage.instance]
         packing = pack(stage.gpus_per_trial, stage.at_once, nodes, instance.gpus)
         train_s = self._train_s(index, stage, packing)
-        pairs = sorted((node, trial) for trial, mine in enumerate(packing.nodes_of) for node in mine)
-        node_of = np.array([node for node, _ in pairs])
-        used, first = np.unique(node_of, return_index=True)
-        by_node = np.maximum.reduceat(train_s[:, [trial for _, trial in pairs]], first, axis=1)
+        used, by_node = _latest_by_node(train_s, packing)
         edge = np.full((self._draws.samples, 1), -np.inf)
         new_s = by_node + self._draws.init_s[index][:, used]
         latest_new_s = np.maximum.accumulate(new_s[:, ::-1], axis=1)[:, ::-1]
@@ -206,27 +278,16 @@ class Execution:
         slowest = _largest_of_nodes(self._draws.nodes, packing)
         return np.asarray(slowest / np.array([speeds[spans] for spans in packing.spans]))
 
-    def _run_waves(self, index: int, stage: StagePlan, kept: int) -> StageRun:
-        """Trials that wait start, in order, wherever one ends first."""
-        draws, gpus = self._draws, self._instances[stage.instance].gpus
-        packing = pack(stage.gpus_per_trial, stage.at_once, stage.nodes, gpus)
-        ready_s = draws.queue_s[index][:, None] + draws.init_s[index][:, : stage.nodes]
-        ready_s[:, :kept] = 0.0
-        free_s = _largest_of_nodes(ready_s, packing)
-        pace, work_s = self._pace(stage, packing), self._work_s(index, stage)
-        start_s = self._tuning.profile.start_s
-        rows = np.arange(draws.samples)
-        busy_s = np.zeros(draws.samples)
-        for trial in range(stage.trials):
-            slot = free_s.argmin(axis=1)
-            train_s = start_s + work_s[:, trial] * pace[rows, slot]
-            free_s[rows, slot] += train_s
-            busy_s += train_s
-        return StageRun(free_s.max(axis=1), busy_s * stage.gpus_per_trial)
-
 
 def _largest_of_nodes(by_node: Floats, packing: Packing) -> Floats:
     """[sample, slot] of [sample, node]: the largest value among a slot's nodes."""
     if all(len(mine) == 1 for mine in packing.nodes_of):
         return by_node[:, [mine[0] for mine in packing.nodes_of]]
     return np.stack([by_node[:, mine].max(axis=1) for mine in packing.nodes_of], axis=1)
+
+
+def _latest_by_node(by_slot: Floats, packing: Packing) -> tuple[Ints, Floats]:
+    """The nodes in use; and [sample, such node] of [sample, slot]: the largest value among its slots."""
+    pairs = sorted((node, slot) for slot, mine in enumerate(packing.nodes_of) for node in mine)
+    used, first = np.unique(np.array([node for node, _ in pairs]), return_index=True)
+    return used, np.maximum.reduceat(by_slot[:, [slot for _, slot in pairs]], first, axis=1)

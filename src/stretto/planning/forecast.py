@@ -54,9 +54,10 @@ class Outcome:
     cheapest: Forecast
     fastest: Forecast
     static: Forecast | None
-    """The best fixed cluster that keeps the limits."""
+    """The best fixed cluster that keeps the limits, all of it held to the end."""
     frontier: tuple[Forecast, ...]
-    """Plans that no other beats in both time and money, fastest first: `due_s` rises, the mean cost falls."""
+    """Plans that no other beats in both time and money, fastest first: `due_s` rises, the mean cost falls.
+    All that were found, however many."""
     earliest: Forecast
     """The plan with the earliest deadline that can be kept, within the budget where one can be."""
     doubts: tuple[Doubt, ...]
@@ -66,6 +67,15 @@ class Outcome:
         """The cheapest plan of the frontier that keeps this deadline: what would an hour more save?"""
         on_time = [forecast for forecast in self.frontier if forecast.due_s <= deadline_s]
         return min(on_time, key=lambda forecast: forecast.cost_usd.mean, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNode:
+    """A node that is paid for."""
+
+    instance: str
+    since_s: float
+    """When it began to cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +88,18 @@ class Progress:
     """Trials that live in this stage."""
     epochs_done: int = 0
     """Epochs of this stage that its trials have behind them."""
-    nodes: tuple[tuple[str, int], ...] = ()
-    """Nodes held, by instance type."""
+    nodes: tuple[HeldNode, ...] = ()
     elapsed_s: float = 0.0
     """Time since the study's start."""
     spent_usd: float = 0.0
-    """Money spent so far."""
+    """Money spent so far on what is over: the time of `nodes` is charged when they are given back."""
     trial_factors: tuple[float, ...] = ()
     """How much longer than usual an epoch takes each of the first trials, where that is known; those that
     are most likely to live on come first."""
+
+    def held(self, instance: str) -> int:
+        """Nodes held of one instance type."""
+        return sum(node.instance == instance for node in self.nodes)
 
 
 def stages_left(study: Study, start: Progress | None) -> tuple[Stage, ...]:

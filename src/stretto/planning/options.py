@@ -1,9 +1,11 @@
-"""What a stage may be given: fair allocations, and fixed clusters made of them."""
+"""What a stage may be given: fair allocations; and the plans that others are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from stretto.planning.execution import Execution
 from stretto.planning.packing import roomy_nodes, tight_nodes
@@ -15,17 +17,20 @@ from stretto.search.study import Stage
 
 Menu = tuple[StagePlan, ...]
 """The options of one stage that may be worth taking."""
+MOST_SIZES = 128
+"""Sizes of fixed clusters that are looked at; where there may be more nodes, those sizes are spread evenly by
+their logarithm."""
 
 
 def fair_options(stage: Stage, instance: Instance, most_gpus: int, max_nodes: int) -> Iterator[StagePlan]:
-    """Equal GPUs for every trial: a multiple of the trials, or a divisor of them, in waves.
+    """Equal GPUs for every trial: all at once, or one GPU each in waves as even as can be.
 
+    For a number of waves it takes the fewest trials at once, which divide the trials where that is possible.
     A multiple is offered on the fewest nodes that have the GPUs, and on the fewest where nobody spans nodes
     without need.
     """
-    for at_once in range(1, stage.trials):
-        if stage.trials % at_once == 0:
-            yield from _on(stage, instance, 1, at_once, max_nodes)
+    for at_once in sorted({-(-stage.trials // waves) for waves in range(2, stage.trials + 1)}):
+        yield from _on(stage, instance, 1, at_once, max_nodes)
     for gpus in range(1, min(most_gpus, max_nodes * instance.gpus // stage.trials) + 1):
         yield from _on(stage, instance, gpus, stage.trials, max_nodes)
 
@@ -85,13 +90,33 @@ def _undominated(
             yield option
 
 
-def static_plans(menus: Sequence[Menu], instances: Sequence[Instance]) -> Iterator[Plan]:
-    """Every fixed cluster: in each stage the fastest fair allocation that fits on it."""
-    for instance in instances:
+def static_plans(menus: Sequence[Menu], tuning: Tuning) -> Iterator[Plan]:
+    """Every fixed cluster, but those with a node that is of no use in any stage."""
+    for instance in tuning.instances:
         own = [[option for option in menu if option.instance == instance.name] for menu in menus]
-        least = max(min((option.nodes for option in menu), default=0) for menu in own)
-        for nodes in sorted({option.nodes for menu in own for option in menu if option.nodes >= least}):
-            yield Plan(tuple(replace(_largest(menu, nodes), nodes=nodes) for menu in own))
+        last: list[StagePlan] = []
+        for nodes in _sizes(tuning.max_nodes):
+            stages = [_make_most_of(menu, nodes, instance) for menu in own]
+            if stages != last:
+                yield Plan(tuple(replace(stage, nodes=nodes) for stage in stages))
+            last = stages
+
+
+def _sizes(max_nodes: int) -> Sequence[int]:
+    if max_nodes <= MOST_SIZES:
+        return range(1, max_nodes + 1)
+    return sorted({round(size) for size in np.geomspace(1, max_nodes, MOST_SIZES).tolist()})
+
+
+def _make_most_of(menu: Sequence[StagePlan], nodes: int, instance: Instance) -> StagePlan:
+    """What a stage does with so many nodes: the fastest fair allocation, or waves as large as they fit.
+
+    Such waves need not divide the trials: that is how people use a fixed cluster.
+    """
+    gpus = nodes * instance.gpus
+    if gpus < menu[0].trials:
+        return replace(menu[0], gpus_per_trial=1, at_once=gpus, nodes=nodes)
+    return max((option for option in menu if option.nodes <= nodes), key=lambda option: option.nodes)
 
 
 def naive_elastic_plans(tuning: Tuning, stages: Sequence[Stage]) -> Iterator[Plan]:
@@ -101,8 +126,3 @@ def naive_elastic_plans(tuning: Tuning, stages: Sequence[Stage]) -> Iterator[Pla
             options = [list(_on(stage, instance, gpus, stage.trials, tuning.max_nodes)) for stage in stages]
             if all(options):
                 yield Plan(tuple(choices[-1] for choices in options))
-
-
-def _largest(menu: Sequence[StagePlan], nodes: int) -> StagePlan:
-    """The option that makes most of so many nodes: on a menu, more nodes are faster."""
-    return max((option for option in menu if option.nodes <= nodes), key=lambda option: option.nodes)

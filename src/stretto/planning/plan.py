@@ -14,7 +14,7 @@ class StagePlan:
     trials: int
     gpus_per_trial: int
     at_once: int
-    """Trials that run at the same time: all of them, or an equal share at a time, in waves."""
+    """Trials that run at the same time: all of them, or some at a time, in waves."""
     nodes: int
     instance: str
 

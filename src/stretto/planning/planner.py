@@ -16,7 +16,7 @@ from stretto.planning.plan import Plan
 from stretto.planning.pool import Goal, Pool, cost, speed
 from stretto.planning.reporting import report
 from stretto.planning.stagewise import candidate_plans, mean_steps
-from stretto.planning.tuning import Tuning
+from stretto.planning.tuning import Limits, Tuning
 
 Planner = Literal["search", "published"]
 Rule = Literal["quantile", "mean"]
@@ -26,8 +26,8 @@ COARSE = 64
 SAMPLES = 400
 """Samples on which plans are compared."""
 FRESH = 1500
-"""Samples, drawn anew, from which the numbers that are reported come: those on which a plan was chosen
-flatter it."""
+"""Samples, drawn anew, on which plans must keep the limits again and from which the numbers that are
+reported come: those on which they were compared flatter the best."""
 MARGIN = 1.05
 """Room for the rounding of stages to whole time steps."""
 POLISHED = 2
@@ -69,12 +69,17 @@ def plan_study(
     return report(search.pool, search.statics, fresh, goal)
 
 
+def kept_how(limits: Limits, rule: Rule) -> str:
+    """How surely a plan keeps the limits, in words."""
+    return "on average" if rule == "mean" else f"with probability {limits.q:g}"
+
+
 def prepare(tuning: Tuning, rng: np.random.Generator, goal: Goal, start: Progress | None = None) -> Search:
     """Draw the samples and find the options that are worth looking at."""
     coarse = Execution(tuning, draw_study(tuning, rng, COARSE, start), start)
     fine = Execution(tuning, draw_study(tuning, rng, SAMPLES, start), start)
     menus = menus_of(tuning, stages_left(tuning.study, start), coarse)
-    statics = tuple(static_plans(menus, tuning.instances))
+    statics = tuple(static_plans(menus, tuning))
     return Search(tuning, start, menus, statics, coarse, Pool(fine, goal))
 
 

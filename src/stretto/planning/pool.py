@@ -89,18 +89,25 @@ def _excess(due: float, limit: float | None) -> float:
 
 
 class Pool:
-    """Judges plans on one set of samples and remembers them."""
+    """Judges plans on one set of samples and remembers them.
 
-    def __init__(self, execution: Execution, goal: Goal) -> None:
+    `fixed`: as clusters that nobody manages, of which no node is given back before the end.
+    """
+
+    def __init__(self, execution: Execution, goal: Goal, *, fixed: bool = False) -> None:
         self.execution = execution
         self.goal = goal
+        self.fixed = fixed
         self.seen: dict[Plan, Standing] = {}
 
     def judge(self, plan: Plan) -> Standing:
         standing = self.seen.get(plan)
         if standing is None:
-            standing = self.seen[plan] = self.goal.judge(self.execution.run(plan))
+            standing = self.seen[plan] = self.goal.judge(self.run(plan))
         return standing
+
+    def run(self, plan: Plan) -> PlanRun:
+        return self.execution.run(plan, to_the_end=self.fixed)
 
     def best(self, plans: Iterable[Plan], key: Key = rank) -> Plan:
         """The best of these plans; the first among equals."""

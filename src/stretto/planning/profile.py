@@ -135,8 +135,6 @@ class Profile:
     scaling: Scaling
     start_s: float = 0.0
     """Every start and resize of a trial takes this long."""
-    sync_s: float = 0.0
-    """Comparing the trials at the end of a stage takes this long."""
     queue_s: SpreadBelief = Spread(0.0)
     """How long a request for nodes waits."""
     init_s: SpreadBelief = Spread(0.0)

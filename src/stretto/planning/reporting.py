@@ -1,4 +1,8 @@
-"""From the plans that were looked at to the answer, measured on samples that had no part in the choice."""
+"""From the plans that were looked at to the answer, measured on fresh samples.
+
+The plans were compared on other ones. The fresh samples have a small part in the choice: a plan that does not
+keep the limits on them makes way for the next, so that what is reported never contradicts what is promised.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,6 @@ from stretto.planning.pool import Goal, Pool, cost, speed
 from stretto.planning.profile import Floats
 from stretto.planning.tuning import Limits
 
-FRONTIER = 24
-"""Plans of the frontier that are reported."""
 FOR_DOUBTS = 500
 """Samples from which shares of variance are estimated."""
 INDISTINCT = 0.002
@@ -25,27 +27,24 @@ PATIENCE = 200
 
 
 def report(pool: Pool, statics: Sequence[Plan], execution: Execution, goal: Goal) -> Outcome:
-    """The trade-off among the plans of the pool.
-
-    A plan that keeps the limits on the samples it was chosen on and not on the fresh ones makes way for the
-    next.
-    """
+    """The trade-off among the plans of the pool; `execution` has the fresh samples."""
     fresh = Pool(execution, goal)
     earliest = _earliest(pool, goal.limits)
-    static = _first_that_keeps(pool.ordered(statics), fresh)
+    fixed = Pool(execution, goal, fixed=True)
+    static = _first_that_keeps(Pool(pool.execution, goal, fixed=True).ordered(statics), fixed)
     found = _first_that_keeps((*_in_order(pool)[:PATIENCE], earliest), fresh)
     keeping = [plan for plan in (found, static) if plan is not None]
     chosen = fresh.best(keeping) if keeping else None
 
     def forecast(plan: Plan) -> Forecast:
-        return _forecast(plan, execution, goal)
+        return _forecast(plan, fresh)
 
     return Outcome(
         feasible=chosen is not None,
         chosen=forecast(chosen) if chosen else None,
         cheapest=forecast(pool.best(pool.seen, cost)),
         fastest=forecast(pool.best(pool.seen, speed)),
-        static=forecast(static) if static else None,
+        static=_forecast(static, fixed) if static else None,
         frontier=tuple(forecast(plan) for plan in _frontier(pool, fresh)),
         earliest=forecast(earliest),
         doubts=_doubts(chosen or earliest, execution.first(FOR_DOUBTS)),
@@ -77,24 +76,21 @@ def _earliest(pool: Pool, limits: Limits) -> Plan:
 
 
 def _frontier(pool: Pool, fresh: Pool) -> list[Plan]:
-    front = pool.frontier()
-    picked = np.unique(np.linspace(0, len(front) - 1, FRONTIER).round().astype(int))
-    for index in picked:
-        fresh.judge(front[index])
+    for plan in pool.frontier():
+        fresh.judge(plan)
     return fresh.frontier()
 
 
-def _forecast(plan: Plan, execution: Execution, goal: Goal) -> Forecast:
-    run = execution.run(plan)
-    standing = goal.judge(run)
+def _forecast(plan: Plan, pool: Pool) -> Forecast:
+    run, standing, limits = pool.run(plan), pool.judge(plan), pool.goal.limits
     return Forecast(
         plan=plan,
         finish_s=_estimate(run.finish_s),
         cost_usd=_estimate(run.cost_usd),
         due_s=standing.due_s,
         due_usd=standing.due_usd,
-        p_on_time=_probability(run.finish_s, goal.limits.deadline_s),
-        p_in_budget=_probability(run.cost_usd, goal.limits.budget_usd),
+        p_on_time=_probability(run.finish_s, limits.deadline_s),
+        p_in_budget=_probability(run.cost_usd, limits.budget_usd),
     )
 
 

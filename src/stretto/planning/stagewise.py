@@ -37,14 +37,13 @@ def mean_steps(
     tuning: Tuning, menus: Sequence[Menu], execution: Execution, start: Progress | None
 ) -> tuple[Steps, ...]:
     """What going from option to option takes; the first has one row, for what is held at the start."""
-    held = dict(start.nodes) if start else {}
     before: Menu | None = None
     steps = []
     for index, menu in enumerate(menus):
         columns = []
         for option in menu:
             handed = (
-                [held.get(option.instance, 0)]
+                [start.held(option.instance) if start else 0]
                 if before is None
                 else [last.nodes if last.instance == option.instance else 0 for last in before]
             )
@@ -68,7 +67,7 @@ def _mean_column(
         gpu_s = float(execution.stage(index, option, option.nodes).gpu_s.mean())
         cost_usd = np.full(len(kept), gpu_s * price / instance.gpus)
     else:
-        cost_usd = price * (option.nodes * duration_s - new * tuning.profile.queue_s.mean)
+        cost_usd = price * execution.mean_node_s(index, option)[kept]
     return duration_s, cost_usd + new * tuning.billing.usd_per_new_node
 
 

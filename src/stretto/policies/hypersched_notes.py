@@ -14,8 +14,10 @@ from stretto.policies.hypersched_rungs import Rungs
 from stretto.search.halving import finite_score
 from stretto.search.study import Study
 
-KEPT_EPOCHS = 16
-"""So many epoch times are kept for each number of GPUs, the newest."""
+KEPT = 16
+"""So many epoch times on one GPU are kept, and so many speed-ups of each number of GPUs, the newest."""
+KEPT_OF_TRIAL = 5
+"""So many of a trial's own epoch times on one GPU are kept, the newest."""
 
 
 @dataclass(slots=True)
@@ -29,8 +31,15 @@ class Notes:
     """Trials that are to run, and how many more results each must show before it may be resized."""
     starts_s: list[float]
     """What starts and resizes took, ascending."""
-    epochs_s: dict[str, list[float]]
-    """Newest epoch times by number of GPUs."""
+    singles_s: list[float]
+    """Newest epoch times on one GPU."""
+    own_s: dict[str, list[float]]
+    """The same of each trial."""
+    speedups: dict[str, list[float]]
+    """Newest speed-ups by number of GPUs: of each epoch over the same trial's on one GPU.
+
+    Trials differ in speed, so that the epochs of one say nothing about the scaling of another.
+    """
     longest_s: float
     """The longest time any trial has held GPUs."""
     admitting: bool
@@ -41,13 +50,15 @@ class Notes:
         """A copy of what was remembered; the memory itself stays as it is."""
         if memory is None:
             rungs = Rungs.load(study, retrospective=retrospective, memory=None)
-            return cls(rungs, {}, {}, [], {}, 0.0, admitting=True)
+            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, admitting=True)
         return cls(
             rungs=Rungs.load(study, retrospective=retrospective, memory=memory["rungs"]),
             heard=dict(memory["heard"]),
             live=dict(memory["live"]),
             starts_s=list(memory["starts_s"]),
-            epochs_s=dict(memory["epochs_s"]),
+            singles_s=memory["singles_s"],
+            own_s=dict(memory["own_s"]),
+            speedups=dict(memory["speedups"]),
             longest_s=memory["longest_s"],
             admitting=memory["admitting"],
         )
@@ -58,7 +69,9 @@ class Notes:
             "heard": self.heard,
             "live": self.live,
             "starts_s": self.starts_s,
-            "epochs_s": self.epochs_s,
+            "singles_s": self.singles_s,
+            "own_s": self.own_s,
+            "speedups": self.speedups,
             "longest_s": self.longest_s,
             "admitting": self.admitting,
         }
@@ -74,7 +87,7 @@ class Notes:
         for start_s in job.start_times_s[starts:]:
             insort(self.starts_s, start_s)
         for place in range(results, len(job.results)):
-            self._hear_epoch(job.results[place])
+            self._hear_epoch(trial, job.results[place])
             score = mean_score(study, job.results[max(0, place + 1 - window) : place + 1], window)
             if score is None:
                 self.rungs.record_diverged(trial)
@@ -88,16 +101,22 @@ class Notes:
         """A trial is over; what it showed at rungs stays."""
         self.heard.pop(trial, None)
         self.live.pop(trial, None)
+        self.own_s.pop(trial, None)
 
     def single_epoch_s(self, believed_s: float) -> float:
         """The median epoch on one GPU; what is believed, if none was seen."""
-        seen = self.epochs_s.get("1")
-        return median(seen) if seen else believed_s
+        return median(self.singles_s) if self.singles_s else believed_s
 
-    def _hear_epoch(self, result: Result) -> None:
-        if result.epoch_s is not None:
+    def _hear_epoch(self, trial: str, result: Result) -> None:
+        if result.epoch_s is None:
+            return
+        own_s = self.own_s.get(trial, ())
+        if result.workers == 1:
+            self.singles_s = [*self.singles_s[1 - KEPT :], result.epoch_s]
+            self.own_s[trial] = [*own_s[1 - KEPT_OF_TRIAL :], result.epoch_s]
+        elif own_s:
             key = str(result.workers)
-            self.epochs_s[key] = [*self.epochs_s.get(key, ())[1 - KEPT_EPOCHS :], result.epoch_s]
+            self.speedups[key] = [*self.speedups.get(key, ())[1 - KEPT :], median(own_s) / result.epoch_s]
 
 
 def mean_score(study: Study, results: Sequence[Result], window: int) -> float | None:

@@ -15,11 +15,9 @@ from stretto.search.study import Study
 
 
 def rung_epochs(study: Study) -> tuple[int, ...]:
-    """Epochs r * eta^i, r being the study's first rung: all up to the last epoch and one beyond it."""
-    if not study.rungs:
-        return ()
-    epochs = [study.rungs[0]]
-    while epochs[-1] <= study.max_epochs:
+    """The study's rungs and, eta times as far each, further ones until one lies beyond the last epoch."""
+    epochs = list(study.rungs)
+    while epochs and epochs[-1] <= study.max_epochs:
         epochs.append(epochs[-1] * study.eta)
     return tuple(epochs)
 

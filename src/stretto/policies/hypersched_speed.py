@@ -24,16 +24,15 @@ def startup_s(ascending: Sequence[float]) -> float:
 
 
 def believed_scaling(
-    belief: ScalingBelief, given: Scaling, gpus: int, epochs_s: Mapping[str, Sequence[float]]
+    belief: ScalingBelief, given: Scaling, gpus: int, speedups: Mapping[str, Sequence[float]]
 ) -> Scaling:
-    """Speed by GPUs, of which there are `gpus`; `epochs_s` has epoch times by number of GPUs as text."""
+    """Speed by GPUs, of which there are `gpus`; `speedups` has those seen, by number of GPUs as text."""
     if belief == "linear":
         return Scaling(((1, 1.0), (gpus, float(gpus)))) if gpus > 1 else Scaling(((1, 1.0),))
-    if belief == "given" or len(epochs_s) < 2 or "1" not in epochs_s:
+    if belief == "given" or not speedups:
         return given
-    single_s = median(epochs_s["1"])
-    seen = sorted((int(count), single_s / median(times)) for count, times in epochs_s.items())
-    return _corrected(given, seen)
+    seen = sorted((int(count), median(times)) for count, times in speedups.items())
+    return _corrected(given, [(1, 1.0), *seen])
 
 
 def most_useful(scaling: Scaling, gpus: int) -> int:

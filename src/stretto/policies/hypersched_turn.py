@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
-from stretto.policies.base import ClusterView, JobView
+from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.hypersched_notes import Notes, mean_score
-from stretto.policies.hypersched_rules import GAIN, on_grid, resize_gain, time_needed_s
-from stretto.policies.hypersched_speed import ScalingBelief, believed_scaling, most_useful, startup_s
-from stretto.policies.trials import Share, decide_counts, metric_text, share_out
+from stretto.policies.hypersched_rules import GAIN, Rules, on_grid, resize_gain, time_needed_s
+from stretto.policies.hypersched_speed import believed_scaling, most_useful, startup_s
+from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
 from stretto.search.halving import order
 
 NEW_WAITS: Final = Reason(ReasonCode.WAITS, "No GPU is free for a new trial, or too little time is left.")
@@ -23,34 +22,19 @@ PAUSED_WAITS: Final = Reason(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How HyperSched is set; the policy's options say what each means."""
-
-    share: Share
-    scaling: ScalingBelief
-    recharge: int
-    grid: int
-    score_window: int
-    overhead: bool
-    admission: bool
-    published: bool
-    """When admission closes stop new trials as well, and cut the last trial like any other."""
-
-
 class Turn:
-    """Its steps, in order: hear, close, cut, turn_away, fill, resize, decision."""
+    """What HyperSched makes of one view of a study's trials."""
 
-    def __init__(self, tuning: Tuning, rules: Rules, view: ClusterView, notes: Notes) -> None:
+    def __init__(self, tuning: Tuning, rules: Rules, view: ClusterView, memory: Memory) -> None:
         self._tuning = tuning
         self._study = tuning.study
         self._rules = rules
         self._view = view
-        self._notes = notes
-        self._trials = {job.job.id: job for job in view.jobs if job.job.study == self._study.name}
+        self._notes = notes = Notes.load(self._study, retrospective=rules.retrospective, memory=memory)
+        self._trials = {job.job.id: job for job in view.jobs}
         for trial in [trial for trial in notes.live if trial not in self._trials]:
             notes.forget(trial)
-        self._total = sum(node.gpus for node in view.nodes)
+        self._total = view.total_gpus
         self._counts = {
             trial: self._trials[trial].allocation.worker_count
             for trial in notes.live
@@ -62,7 +46,19 @@ class Turn:
         self._stops: dict[str, str] = {}
         self._believed: Scaling | None = None
 
-    def hear(self) -> list[JobView]:
+    def decide(self) -> tuple[Decision, Memory]:
+        """The decision, and the memory after it; at the deadline everything stays as it is."""
+        if self._left_s <= 0.0:
+            return as_before(self._view), self._notes.dump()
+        news = self._hear()
+        self._close()
+        self._cut(news)
+        self._turn_away()
+        self._fill()
+        self._resize(news)
+        return self._decision(), self._notes.dump()
+
+    def _hear(self) -> list[JobView]:
         """Take in new results and stop what diverged; the trials that go on."""
         news = []
         for job in self._trials.values():
@@ -74,7 +70,7 @@ class Turn:
                 self._stop(job.id, f"It diverged: {metric_text(self._study, None)} at epoch {job.epoch}.")
         return news
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close the door once a newcomer would have too little time."""
         notes = self._notes
         if self._rules.admission and notes.admitting:
@@ -83,7 +79,7 @@ class Turn:
             needed_s = time_needed_s(self._study.eta, notes.longest_s, self._startup_s, full_s)
             notes.admitting = self._left_s >= needed_s
 
-    def cut(self, news: Sequence[JobView]) -> None:
+    def _cut(self, news: Sequence[JobView]) -> None:
         """Pause trials that fall below a cut-off."""
         live, rungs = self._notes.live, self._notes.rungs
         for job in news:
@@ -95,7 +91,7 @@ class Turn:
             del live[trial]
             self._counts.pop(trial, None)
 
-    def turn_away(self) -> None:
+    def _turn_away(self) -> None:
         """Once the door is closed, stop those outside for whom no GPU can become free."""
         if self._notes.admitting:
             return
@@ -109,20 +105,21 @@ class Turn:
         for trial in [trial for trial in outside if trial not in kept]:
             self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
-    def fill(self) -> None:
+    def _fill(self) -> None:
         """Give free GPUs to trials that lost theirs, that hold their own again, or that are new."""
         if self._free < 0:
             self._make_do()
         free = self._free
         if not free:
             return
+        again = "Its GPUs are gone, and another is free."
         lost = [trial for trial in self._notes.live if trial not in self._counts][:free]
-        for trial in (*lost, *self._admitted(free - len(lost))):
-            self._notes.live[trial] = self._rules.recharge
+        for trial, text in {**dict.fromkeys(lost, again), **self._admitted(free - len(lost))}.items():
+            self._notes.live[trial] = self._rules.results_between
             self._counts[trial] = 1
-            self._why[trial] = self._why_started(trial)
+            self._why[trial] = text
 
-    def resize(self, news: Iterable[JobView]) -> None:
+    def _resize(self, news: Iterable[JobView]) -> None:
         """Let trials that have just shown a result take their share."""
         live = self._notes.live
         due = []
@@ -131,57 +128,61 @@ class Turn:
                 live[job.job.id] -= 1
                 if live[job.job.id] < 0:
                     due.append(job.job.id)
-        if not due or self._rules.share == "none" or len(self._counts) >= self._total:
+        if not due or self._rules.sharing == "none" or len(self._counts) >= self._total:
             return
         proposal = self._proposal()
         for trial in due:
             if proposal.get(trial, 0) not in {0, self._counts[trial]}:
                 self._take_share(trial, proposal[trial])
 
-    def decision(self) -> Decision:
+    def _decision(self) -> Decision:
         jobs, counts = self._view.jobs, self._counts
         if not self._why and not self._stops:
             return Decision(
                 allocations={job.job.id: job.allocation for job in jobs if job.job.id in counts},
-                reasons={job.job.id: self._waits(job) for job in jobs if job.job.id not in counts},
+                reasons={job.job.id: _waits(job) for job in jobs if job.job.id not in counts},
             )
         for job in jobs:
             if job.job.id not in counts:
-                self._why.setdefault(job.job.id, self._waits(job).text)
+                self._why.setdefault(job.job.id, _waits(job).text)
         return decide_counts(self._view, counts, self._why, stops=self._stops)
 
-    def _admitted(self, free: int) -> list[str]:
-        """Who is let in: after closing, only on GPUs that the pool could not use."""
-        live = self._notes.live
-        if not self._notes.admitting:
-            most = 1 if self._rules.share == "none" or not live else self._most
-            free = min(free, self._total - len(live) * most)
-        return self._candidates()[:free] if free > 0 else []
+    def _admitted(self, free: int) -> dict[str, str]:
+        """Who is let in, and why: after closing, only on GPUs that the pool could not use.
+
+        If nobody else is there, trials that fell go on, as many as the pool can use at its largest.
+        """
+        live, trains = self._notes.live, f"it trains {self._in_time}"
+        spare = "" if self._notes.admitting else " that no other trial can use"
+        if live and not self._notes.admitting:
+            free = min(free, self._total - len(live) * self._largest)
+        let_in = self._candidates()[: max(free, 0)]
+        if let_in or self._rules.published:
+            above = "at or above its cut-offs, "
+            return {
+                trial: f"A GPU is free{spare}: {above if self._trials[trial].results else ''}{trains}."
+                for trial in let_in
+            }
+        waiting = self._waiting()
+        fallen = [trial for trial in self._notes.rungs.best_first() if trial in waiting]
+        room = max(self._total // self._largest - len(live), 0 if live else 1)
+        text = f"No other trial can use a GPU that is free: below its cut-offs, {trains}."
+        return dict.fromkeys(fallen[: min(room, max(free, 0))], text)
 
     def _would_idle(self, trial: str) -> bool:
         """Whether GPUs of a trial would serve nobody else: nobody may have them, or can use more."""
         notes = self._notes
         if self._rules.published or (notes.admitting and self._candidates()):
             return False
-        most = 1 if self._rules.share == "none" else self._most
-        return self._total - (len(notes.live) - 1) * most >= self._counts.get(trial, 1)
+        return self._total - (len(notes.live) - 1) * self._largest >= self._counts.get(trial, 1)
 
     def _candidates(self) -> list[str]:
-        """Paused trials that hold their own, the farthest and best first; then new ones.
-
-        If the door is closed or there is nobody else, those that fell come last.
-        """
+        """Paused trials that hold their own, the farthest and best first; then new ones."""
         waiting = self._waiting()
         if not waiting:
             return []
-        rungs = self._notes.rungs
         new = [trial for trial, job in waiting.items() if not job.results]
-        able = [trial for trial in rungs.holding() if trial in waiting]
-        open_door = self._notes.admitting and (able or new or self._notes.live)
-        if open_door or self._rules.published:
-            return able + new
-        paused = [trial for trial in rungs.best_first() if trial in waiting]
-        return list(dict.fromkeys((*able, *new, *paused)))
+        return [trial for trial in self._notes.rungs.holding() if trial in waiting] + new
 
     def _waiting(self) -> dict[str, JobView]:
         """Trials that are not to run."""
@@ -190,7 +191,7 @@ class Turn:
 
     def _take_share(self, trial: str, share: int) -> None:
         held = self._counts[trial]
-        if not on_grid(share, self._rules.grid) or share - held > self._free:
+        if share - held > self._free:
             return
         if share > held:
             speed, new_speed = self._scaling.speedup(held), self._scaling.speedup(share)
@@ -203,7 +204,7 @@ class Turn:
         else:
             self._why[trial] = f"{share} GPUs instead of {held}: the others go to better trials."
         self._counts[trial] = share
-        self._notes.live[trial] = self._rules.recharge
+        self._notes.live[trial] = self._rules.results_between
 
     def _make_do(self) -> None:
         """Share out anew: GPUs that trials hold are about to go."""
@@ -216,7 +217,10 @@ class Turn:
     def _proposal(self) -> dict[str, int]:
         scores = {trial: self._score(trial) for trial in self._notes.live}
         best_first = sorted(scores, key=lambda trial: order(scores[trial], trial))
-        return share_out(best_first, self._total, self._most, self._rules.share)
+        grid = self._rules.grid
+        at_most = on_grid(max(1, self._total - len(scores) + 1), grid)  # what it rounds off goes to the next
+        shares = share_out(best_first, self._total, min(self._most, at_most), self._rules.sharing)
+        return {trial: on_grid(share, grid) for trial, share in shares.items()}
 
     def _score(self, trial: str) -> float | None:
         return mean_score(self._study, self._trials[trial].results, self._rules.score_window)
@@ -233,16 +237,6 @@ class Turn:
         bar = "nobody goes on yet" if cut is None else f"the cut-off is {metric_text(self._study, cut)}"
         return f"{shown} at epoch {rungs.epochs[place]}, where {bar} ({len(rung)} trials)."
 
-    def _why_started(self, trial: str) -> str:
-        again = "at or above its cut-offs, " if self._trials[trial].results else ""
-        spare = "" if self._notes.admitting else " that no other trial can use"
-        return f"A GPU is free{spare}: {again}it trains {self._in_time}."
-
-    def _waits(self, job: JobView) -> Reason:
-        if job.job.study != self._study.name:
-            return Reason(ReasonCode.WAITS, f"It is not a trial of the study {self._study.name}.")
-        return PAUSED_WAITS if job.results else NEW_WAITS
-
     @property
     def _in_time(self) -> str:
         return "without a deadline" if math.isinf(self._left_s) else f"in the {self._left_s:.0f} s left"
@@ -258,12 +252,22 @@ class Turn:
     @property
     def _scaling(self) -> Scaling:
         if self._believed is None:
-            given, seen = self._tuning.profile.scaling, self._notes.epochs_s
-            self._believed = believed_scaling(self._rules.scaling, given, self._total, seen)
+            given, seen = self._tuning.profile.scaling, self._notes.speedups
+            self._believed = believed_scaling(self._rules.belief, given, self._total, seen)
         return self._believed
+
+    @property
+    def _largest(self) -> int:
+        """The GPUs of a trial at its largest."""
+        return 1 if self._rules.sharing == "none" else self._most
 
     @property
     def _most(self) -> int:
         """More GPUs than this do not make a trial faster, or it cannot take them, or they are not there."""
         allowed = (self._trials[trial].job.worker.max for trial in self._notes.live)
-        return most_useful(self._scaling, max(1, min((self._total, *allowed))))
+        most = most_useful(self._scaling, max(1, min((self._total, *allowed))))
+        return on_grid(most, self._rules.grid)
+
+
+def _waits(job: JobView) -> Reason:
+    return PAUSED_WAITS if job.results else NEW_WAITS

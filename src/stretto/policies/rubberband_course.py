@@ -11,6 +11,7 @@ import msgspec
 from stretto.allocate.repack import repack
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.cluster import Node
+from stretto.planning.forecast import HeldNode
 from stretto.planning.packing import roomy_nodes
 from stretto.planning.plan import StagePlan
 
@@ -70,10 +71,8 @@ class Course:
 
     spent_usd: float = 0.0
     """What nodes that are gone cost, and GPU time that is paid by use."""
-    since_s: dict[str, float] = field(default_factory=dict)
-    """When each rented node began to cost."""
-    type_of: dict[str, str] = field(default_factory=dict)
-    """The instance type of each of those."""
+    held: dict[str, HeldNode] = field(default_factory=dict)
+    """Rented nodes that are here."""
     counted_gpu_s: dict[str, float] = field(default_factory=dict)
     """GPU time of each trial that is in `spent_usd`."""
 

@@ -1,4 +1,4 @@
-"""What a study has cost so far, as far as a policy can see: nodes that came and went, GPU time used."""
+"""What is over and paid for in a study, as far as a policy can see: nodes that are gone, GPU time used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from stretto.planning.forecast import HeldNode
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.rubberband_course import Course
@@ -17,15 +18,12 @@ HOUR_S = 3600.0
 def note_nodes(tuning: Tuning, course: Course, view: ClusterView, given_back: Iterable[str] = ()) -> None:
     """Nodes begin to cost when their start-up begins, and cease when they are gone."""
     here = {node.id: node.instance for node in view.nodes if node.instance}
-    gone = set(given_back) | (course.since_s.keys() - here.keys())
-    for node in sorted(gone & course.since_s.keys()):
-        course.spent_usd += _node_usd(tuning, course, node, view.now_s)
-        del course.since_s[node]
-        del course.type_of[node]
-    for node, instance in here.items():
-        if node not in gone and node not in course.since_s:
-            course.since_s[node] = view.now_s - tuning.profile.init_s.mean
-            course.type_of[node] = instance
+    gone = set(given_back) | (course.held.keys() - here.keys())
+    for name in sorted(gone & course.held.keys()):
+        course.spent_usd += _stay_usd(tuning, course.held.pop(name), view.now_s)
+    for name, instance in here.items():
+        if name not in gone and name not in course.held:
+            course.held[name] = HeldNode(instance, view.now_s - tuning.profile.init_s.mean)
             course.spent_usd += tuning.billing.usd_per_new_node
 
 
@@ -41,13 +39,8 @@ def note_work(tuning: Tuning, course: Course, jobs: Iterable[JobView]) -> None:
         course.counted_gpu_s[job.id] = job.attained_gpu_s
 
 
-def spent_usd(tuning: Tuning, course: Course, now_s: float) -> float:
-    """Everything up to now."""
-    return course.spent_usd + sum(_node_usd(tuning, course, node, now_s) for node in course.since_s)
-
-
-def _node_usd(tuning: Tuning, course: Course, node: str, now_s: float) -> float:
+def _stay_usd(tuning: Tuning, node: HeldNode, until_s: float) -> float:
     if tuning.billing.per is not Per.INSTANCE:
         return 0.0
-    charged_s = float(tuning.billing.charged_s(np.asarray(now_s - course.since_s[node])))
-    return charged_s * tuning.instance(course.type_of[node]).usd_per_hour / HOUR_S
+    charged_s = float(tuning.billing.charged_s(np.asarray(until_s - node.since_s)))
+    return charged_s * tuning.instance(node.instance).usd_per_hour / HOUR_S

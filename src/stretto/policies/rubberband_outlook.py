@@ -46,7 +46,7 @@ def steady_s(tuning: Tuning, stages: Sequence[StagePlan], held: tuple[str, int],
         if (stage.instance != held[0]) or stage.nodes > held[1]:
             total_s += profile.queue_s.mean + profile.init_s.mean
         work_s = stage.epochs * epoch_s(tuning, stage, slowness)
-        total_s += stage.waves * (profile.start_s + work_s) + profile.sync_s
+        total_s += stage.waves * (profile.start_s + work_s)
         held = (stage.instance, stage.nodes)
     return total_s
 
@@ -87,4 +87,4 @@ def _stage_left_s(tuning: Tuning, course: Course, jobs: Mapping[str, JobView], s
         end_s = heapq.heappop(ends_s) + start_s + left_s(trial)
         heapq.heappush(ends_s, end_s)
         last_s = max(last_s, end_s)
-    return last_s + (0.0 if course.is_last else tuning.profile.sync_s)
+    return last_s

@@ -9,7 +9,7 @@ import numpy as np
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Forecast, Progress
 from stretto.planning.plan import StagePlan
-from stretto.planning.planner import Planner, Rule, plan_study
+from stretto.planning.planner import Planner, Rule, kept_how, plan_study
 from stretto.planning.profile import LatencyBelief, LatencyDraws
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.rubberband_course import Footing
@@ -64,11 +64,10 @@ def make_plan(
     forecast = outcome.chosen or instead
     stages = list(forecast.plan.stages)
     begun_s = start.elapsed_s if start else 0.0
-    held = dict(start.nodes) if start else {}
     first = stages[0].instance
-    steady = steady_s(tuning, stages, (first, held.get(first, 0)), slowness)
+    steady = steady_s(tuning, stages, (first, start.held(first) if start else 0), slowness)
     footing = Footing(
-        text=_describe(tuning.limits, forecast, kept=outcome.chosen is not None),
+        text=_describe(tuning.limits, rule, forecast, kept=outcome.chosen is not None),
         made_s=begun_s,
         finish_s=forecast.finish_s.mean,
         stretch=(forecast.finish_s.mean - begun_s) / steady if steady > 0 else 1.0,
@@ -77,7 +76,7 @@ def make_plan(
     return stages, footing
 
 
-def _describe(limits: Limits, forecast: Forecast, *, kept: bool) -> str:
+def _describe(limits: Limits, rule: Rule, forecast: Forecast, *, kept: bool) -> str:
     expected = f"about {format_duration(forecast.finish_s.mean)} and ${forecast.cost_usd.mean:.2f} in all"
     bounds = []
     if limits.deadline_s is not None:
@@ -86,7 +85,7 @@ def _describe(limits: Limits, forecast: Forecast, *, kept: bool) -> str:
         bounds.append(f"costs at most ${limits.budget_usd:.2f}")
     if not bounds:
         return f"No limit is set; the best use of time and money takes {expected}."
-    promise = f"{' and '.join(bounds)} with probability {limits.q:g}"
+    promise = f"{' and '.join(bounds)} {kept_how(limits, rule)}"
     if not kept:
         instead = "cheapest" if limits.deadline_s is None else "earliest"
         return f"No plan {promise}; the {instead} takes {expected}."

@@ -11,13 +11,13 @@ from stretto.core.allocation import Allocation
 from stretto.core.cluster import Wish
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.units import format_duration
-from stretto.planning.forecast import Progress
+from stretto.planning.forecast import HeldNode, Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.common import explain, requested_batch
 from stretto.policies.rubberband_course import Course, Footing, cut_to, usable
-from stretto.policies.rubberband_ledger import note_nodes, note_work, spent_usd
+from stretto.policies.rubberband_ledger import note_nodes, note_work
 from stretto.policies.rubberband_outlook import epoch_s, finish_s, observed, steady_s
 from stretto.policies.trials import is_diverged, metric_text
 
@@ -194,19 +194,20 @@ class Turn:
         self, stage: int, trials: Sequence[str], epochs_done: int, speeds: Mapping[str, float]
     ) -> Progress:
         """Where the study stands. Trials whose speed is not known yet come last."""
-        held: dict[str, int] = {}
-        for node in self.view.nodes:
-            instance = node.instance or self.course.plan.instance
-            held[instance] = held.get(instance, 0) + 1
+        own = [
+            HeldNode(self.course.plan.instance, self.view.now_s)
+            for node in self.view.nodes
+            if not node.instance
+        ]
         mean = fmean(speeds.values())
         still_to_enter = self.course.quota - self.course.entered if stage == 0 else 0
         return Progress(
             stage=stage,
             trials=len(trials) + still_to_enter,
             epochs_done=epochs_done,
-            nodes=tuple(sorted(held.items())),
+            nodes=(*self.course.held.values(), *own),
             elapsed_s=self.view.now_s,
-            spent_usd=spent_usd(self.tuning, self.course, self.view.now_s),
+            spent_usd=self.course.spent_usd,
             trial_factors=tuple(speeds[trial] / mean for trial in trials if trial in speeds),
         )
 

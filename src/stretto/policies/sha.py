@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from stretto.core.cluster import Node
 from stretto.core.decision import Decision
 from stretto.core.errors import InputError
 from stretto.planning.tuning import Tuning
@@ -72,17 +73,24 @@ class Sha:
     def _trials(self, view: ClusterView) -> int:
         if not self.sized:
             return self.tuning.study.trials
-        return fitting_trials(self.tuning, view.total_gpus, view.now_s, self.share)
+        return fitting_trials(self.tuning, view.nodes, view.now_s, self.share)
 
 
-def fitting_trials(tuning: Tuning, gpus: int, now_s: float, share: Share) -> int:
+def fitting_trials(tuning: Tuning, nodes: Sequence[Node], now_s: float, share: Share) -> int:
     """The most trials whose halving is believed to end by the deadline; one if none is."""
     deadline_s = tuning.limits.deadline_s
     assert deadline_s is not None
-    for trials in range(tuning.study.trials, 1, -1):
-        if now_s + believed_s(tuning, trials, gpus, share) <= deadline_s:
-            return trials
-    return 1
+    gpus = sum(node.gpus for node in nodes)
+    speeds = {instance.name: instance.speed for instance in tuning.instances}
+    left_s = (deadline_s - now_s) * min(speeds.get(node.instance, 1.0) for node in nodes)
+    fits, too_many = 1, tuning.study.trials + 1
+    while too_many - fits > 1:  # more trials never take less time
+        trials = (fits + too_many) // 2
+        if believed_s(tuning, trials, gpus, share) <= left_s:
+            fits = trials
+        else:
+            too_many = trials
+    return fits
 
 
 def believed_s(tuning: Tuning, trials: int, gpus: int, share: Share) -> float:
@@ -94,7 +102,7 @@ def believed_s(tuning: Tuning, trials: int, gpus: int, share: Share) -> float:
         places = [str(place) for place in range(min(stage.trials, gpus))]
         least = min(share_out(places, gpus, most, share).values())
         train_s = stage.epochs * profile.latency.epoch_s / profile.scaling.speedup(least)
-        total_s += waves * (profile.start_s + train_s) + profile.sync_s
+        total_s += waves * (profile.start_s + train_s)
     return total_s
 
 

@@ -11,7 +11,6 @@ from stretto.allocate.counts import place_counts
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import JobReported
-from stretto.core.observations import Result
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
@@ -82,20 +81,6 @@ def decide_counts(
         stops=frozenset(stops),
         wake_at_s=wake_at_s,
     )
-
-
-def unchanged(view: ClusterView, waits: str, *, wake_at_s: float | None = None) -> Decision:
-    """Everything stays as it is; `waits` is why the waiting wait."""
-    return Decision(
-        allocations={job.id: job.allocation for job in view.jobs if job.allocation},
-        reasons={job.id: Reason(ReasonCode.WAITS, waits) for job in view.jobs if not job.allocation},
-        wake_at_s=wake_at_s,
-    )
-
-
-def latest(job: JobView) -> Result | None:
-    """A trial's newest result."""
-    return job.results[-1] if job.results else None
 
 
 def is_diverged(job: JobView) -> bool:

@@ -17,6 +17,7 @@ from stretto.core.events import (
     JobFinished,
     JobSubmitted,
     NodeAdded,
+    NodeLaunched,
     NodeLost,
     NodeReleased,
     RunStarted,
@@ -68,6 +69,18 @@ class CostMeter:
         self._used_usd = 0.0
         self._seen_s = 0.0
 
+    @property
+    def seen_s(self) -> float:
+        """When the last event was."""
+        return self._seen_s
+
+    @property
+    def usd_per_s(self) -> float:
+        """What a second costs now; rounding and least charges aside."""
+        if self._billing.per is Per.FUNCTION:
+            return sum(use.usd_per_s for use in self._uses.values())
+        return sum(held.usd_per_s for held in self._here.values())
+
     def cost_usd(self, until_s: float) -> float:
         """Everything up to `until_s`, which is not before the last event."""
         if until_s < self._seen_s:
@@ -88,6 +101,8 @@ class CostMeter:
             case RunStarted():
                 for node in event.nodes:
                     self._take(node, event.t_s)
+            case NodeLaunched():
+                self._take(event.node, event.t_s)
             case NodeAdded():
                 self._take(event.node, event.t_s - event.init_s)
             case NodeReleased() | NodeLost():
@@ -100,7 +115,7 @@ class CostMeter:
                 self._hold(event.job_id, NOTHING, event.t_s)
 
     def _take(self, node: Node, begin_s: float) -> None:
-        if not node.instance:
+        if not node.instance or node.id in self._here:
             return
         if node.instance not in self._instances:
             raise InputError(

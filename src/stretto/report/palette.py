@@ -54,7 +54,9 @@ class Palette:
 
 
 def line_style(index: int) -> LineStyle:
-    return LineStyle(_LINES[index % len(_LINES)], _DASHES[index % len(_DASHES)])
+    # Each round of colours begins with another dash, so that no two of 32 look alike.
+    turn = index // len(_LINES)
+    return LineStyle(_LINES[index % len(_LINES)], _DASHES[(index + turn) % len(_DASHES)])
 
 
 def ramp(count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from stretto.core.units import format_duration
@@ -31,12 +32,7 @@ def verdict(tuning: Tuning, outcome: Outcome) -> str:
     """The answer in a sentence or two."""
     limits, chosen = tuning.limits, outcome.chosen
     if chosen is None:
-        earliest, cheapest = outcome.earliest, outcome.cheapest
-        return (
-            f"No plan keeps {limits_text(limits)}. The earliest deadline that can be kept is "
-            f"{format_duration(earliest.due_s)}, for {money(earliest.cost_usd.mean)}; the cheapest plan "
-            f"costs {money(cheapest.cost_usd.mean)} and takes {format_duration(cheapest.finish_s.mean)}."
-        )
+        return f"No plan keeps {limits_text(limits)}. {_what_can_be_kept(limits, outcome)}"
     spent = f"{money(chosen.cost_usd.mean)} in {format_duration(chosen.finish_s.mean)}"
     if limits.deadline_s is None and limits.budget_usd is None:
         return f"Without a limit there is a trade-off; a balanced plan takes {spent} (least cost x time)."
@@ -46,6 +42,22 @@ def verdict(tuning: Tuning, outcome: Outcome) -> str:
         if probability is not None
     ]
     return f"To keep {limits_text(limits)}: {spent}, {' and '.join(odds)}."
+
+
+def _what_can_be_kept(limits: Limits, outcome: Outcome) -> str:
+    """The nearest limits; typed back they are kept, so they are rounded up."""
+    earliest, cheapest = outcome.earliest, outcome.cheapest
+    step_s = 1.0 if earliest.due_s < HOUR_S else 60.0
+    soonest = format_duration(math.ceil(earliest.due_s / step_s) * step_s)
+    sentence = (
+        f"The earliest deadline that can be kept is {soonest}, for {money(earliest.cost_usd.mean)}; "
+        f"the cheapest plan costs {money(cheapest.cost_usd.mean)} and takes "
+        f"{format_duration(cheapest.finish_s.mean)}."
+    )
+    if limits.budget_usd is not None and cheapest.due_usd > limits.budget_usd:
+        least_usd = math.ceil(100.0 * cheapest.due_usd) / 100.0
+        return f"The least budget that can be kept is {money(least_usd)}. {sentence}"
+    return sentence
 
 
 def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
@@ -60,15 +72,26 @@ def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
             if saved >= 0.005
             else "An hour more would save nothing."
         )
-    if chosen is not None and outcome.static is not None and chosen.cost_usd.mean > 0:
-        ratio = outcome.static.cost_usd.mean / chosen.cost_usd.mean
-        sentences.append(f"The best fixed cluster costs {ratio:.2f} times as much.")
+    if chosen is not None and limits_text(tuning.limits):
+        sentences.append(_against_static(chosen, outcome.static))
     if outcome.doubts:
         first = outcome.doubts[0]
         sentences.append(
             f"Largest source of doubt: {first.name} ({_percent(first.share)} of the variance of the finish)."
         )
     return sentences
+
+
+def _against_static(chosen: Forecast, static: Forecast | None) -> str:
+    if static is None:
+        return "No fixed cluster keeps the limits."
+    extra_usd = static.cost_usd.mean - chosen.cost_usd.mean
+    if extra_usd < 0.005 * max(chosen.cost_usd.mean, 1.0):
+        return "The best fixed cluster costs no more."
+    times = (
+        f", {static.cost_usd.mean / chosen.cost_usd.mean:.2f} times as much" if chosen.cost_usd.mean else ""
+    )
+    return f"The best fixed cluster costs {money(extra_usd)} more{times}."
 
 
 def stage_table(plan: Plan) -> str:
@@ -97,12 +120,10 @@ def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
     """The plans worth comparing, by name."""
     named = [
         ("cheapest", outcome.cheapest),
-        ("chosen", outcome.chosen),
+        ("chosen", outcome.chosen) if outcome.chosen else ("earliest", outcome.earliest),
         ("fastest", outcome.fastest),
         ("best fixed cluster", outcome.static),
     ]
-    if outcome.chosen is None:
-        named.insert(1, ("earliest", outcome.earliest))
     return [(name, forecast) for name, forecast in named if forecast is not None]
 
 

@@ -92,6 +92,7 @@ def _best_at(history: History, study: Study, moments: npt.NDArray[np.float64]) -
     shown = sorted(
         (t_s, study.score(value))
         for job in history.jobs.values()
+        if not job.diverged
         for t_s, value in job.result_times()
         if value is not None
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from stretto.core.units import format_duration
 from stretto.report.text_table import markdown_table
 from stretto.search.study import Direction, Study
 
-HEADING = ("policy", "best", "worst seed", "trials", "GPU hours", "cost", "finished")
+HEADING = ("policy", "best", "worst seed", "trials", "GPU hours", "cost", "finished", "ended by")
 
 
 def study_text(study: Study, results: Sequence[StudyResult]) -> str:
@@ -37,8 +38,17 @@ def policy_row(study: Study, policy: str, results: Sequence[StudyResult]) -> lis
         policy,
         best + (f" ({silent} without)" if silent and values else ""),
         f"{worst(values):.4f}" if values else "none",
-        f"{np.mean([result.trials_started for result in results]):.1f}",
+        f"{np.mean([result.trials_started for result in results]):.4g}",
         f"{np.mean([result.gpu_hours for result in results]):.1f}",
         f"${np.mean([result.cost_usd for result in results]):,.2f}",
         format_duration(float(np.mean([result.finished_s for result in results]))),
+        _endings(results),
     ]
+
+
+def _endings(results: Sequence[StudyResult]) -> str:
+    """What ended the simulations; with numbers where they differ."""
+    counts = Counter(result.ended_by for result in results)
+    if len(counts) == 1:
+        return str(next(iter(counts)))
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))

@@ -23,6 +23,7 @@ from stretto.core.events import (
     JobReported,
     JobSubmitted,
     NodeAdded,
+    NodeLaunched,
     NodeReleased,
 )
 from stretto.core.instructions import Action, Instruction
@@ -130,7 +131,7 @@ class SimSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Live through the same history again: what happened follows from what was instructed."""
         for event in history:
-            if isinstance(event, JobReported | JobFinished | NodeAdded | NodeReleased):
+            if isinstance(event, JobReported | JobFinished | NodeLaunched | NodeAdded | NodeReleased):
                 self._repeat(event.t_s, event)
             elif isinstance(event, JobSubmitted):
                 self._repeat(event.t_s, None)

@@ -5,10 +5,24 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from dataclasses import dataclass, field
 
 from stretto.core.cluster import Node, Wish
-from stretto.core.events import NodeAdded, NodeReleased
+from stretto.core.events import NodeAdded, NodeLaunched, NodeReleased
 from stretto.worlds.cloud import Cloud, node_name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Coming:
+    """What a request brings next: a node that is launched, and later the same one ready."""
+
+    t_s: float
+    number: int
+    event: NodeLaunched | NodeAdded = field(compare=False)
+
+    @property
+    def node(self) -> Node:
+        return self.event.node
 
 
 class SimCloud:
@@ -18,43 +32,57 @@ class SimCloud:
         self._cloud = cloud
         self._here: dict[str, str] = {}
         """Instance type by node."""
-        self._coming: list[tuple[float, int, NodeAdded]] = []
+        self._starting: set[str] = set()
+        self._coming: list[_Coming] = []
         self._requests = 0
-        self._launched = 0
+        self._asked = 0
 
     def next_s(self) -> float:
-        return self._coming[0][0] if self._coming else math.inf
+        return self._coming[0].t_s if self._coming else math.inf
 
-    def deliver(self) -> NodeAdded:
-        """The node that comes next."""
-        _, _, added = heapq.heappop(self._coming)
-        self._here[added.node.id] = added.node.instance
-        return added
+    def deliver(self) -> NodeLaunched | NodeAdded:
+        """What comes next."""
+        event = heapq.heappop(self._coming).event
+        if isinstance(event, NodeLaunched):
+            self._starting.add(event.node.id)
+        else:
+            self._starting.discard(event.node.id)
+            self._here[event.node.id] = event.node.instance
+        return event
 
     def provision(self, now_s: float, wish: Wish) -> list[NodeReleased]:
-        released = [node_id for node_id in wish.release if self._here.pop(node_id, None) is not None]
+        """Ask for what is missing and give back what is too much, first what would come last."""
+        gone = [node_id for node_id in wish.release if self._here.pop(node_id, None) is not None]
         wanted = Counter(dict(wish.nodes))
-        for instance in {*wanted, *(added.node.instance for _, _, added in self._coming)}:
+        for instance in sorted({*wanted, *(coming.node.instance for coming in self._coming)}):
             here = sum(1 for kind in self._here.values() if kind == instance)
-            coming = [entry for entry in self._coming if entry[2].node.instance == instance]
-            missing = wanted[instance] - here - len(coming)
+            on_the_way = sorted(
+                coming
+                for coming in self._coming
+                if coming.node.instance == instance and isinstance(coming.event, NodeAdded)
+            )
+            missing = wanted[instance] - here - len(on_the_way)
             if missing > 0:
                 self._request(now_s, instance, missing)
-            elif missing < 0 and coming:
-                self._cancel(sorted(coming)[missing:])
-        return [NodeReleased(t_s=now_s, node_id=node_id) for node_id in released]
+            elif missing < 0:
+                gone += self._cancel({coming.node.id for coming in on_the_way[missing:]})
+        return [NodeReleased(t_s=now_s, node_id=node_id) for node_id in gone]
 
     def _request(self, now_s: float, instance: str, count: int) -> None:
         for launch in self._cloud.launch(instance, count, self._requests):
-            self._launched += 1
-            ready_s = now_s + launch.queue_s + launch.init_s
-            node = Node(node_name(instance, self._launched), launch.capacity, instance)
+            self._asked += 1
+            node = Node(node_name(instance, self._asked), launch.capacity, instance)
+            begun_s = now_s + launch.queue_s
+            ready_s = begun_s + launch.init_s
             added = NodeAdded(t_s=ready_s, node=node, queue_s=launch.queue_s, init_s=launch.init_s)
-            heapq.heappush(self._coming, (ready_s, self._launched, added))
+            for event in (NodeLaunched(t_s=begun_s, node=node), added):
+                heapq.heappush(self._coming, _Coming(event.t_s, self._asked, event))
         self._requests += 1
 
-    def _cancel(self, entries: list[tuple[float, int, NodeAdded]]) -> None:
-        """Take back requests: those that would come last go first."""
-        gone = {number for _, number, _ in entries}
-        self._coming = [entry for entry in self._coming if entry[1] not in gone]
+    def _cancel(self, nodes: set[str]) -> list[str]:
+        """Take back requests; those that are starting up are released."""
+        self._coming = [coming for coming in self._coming if coming.node.id not in nodes]
         heapq.heapify(self._coming)
+        launched = sorted(nodes & self._starting)
+        self._starting -= nodes
+        return launched
