@@ -11,7 +11,7 @@ import pytest
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import Node, Wish, gpu_nodes
 from stretto.core.errors import InputError, PolicyError
-from stretto.core.events import JobReported, NodeAdded
+from stretto.core.events import JobReported, NodeAdded, NodeLaunched
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.resources import Resources
