@@ -20,6 +20,7 @@ class Planned:
 
     tuning: Tuning
     outcome: Outcome
+    rule: Rule
     planning_s: float
 
 
@@ -28,7 +29,7 @@ def plan(file: StudyFile, *, planner: Planner = "search", rule: Rule = "quantile
     started = time.perf_counter()
     with one_blas_thread():
         outcome = plan_study(file.tuning, child_rng(seed, "plan"), planner=planner, rule=rule)
-    return Planned(file.tuning, outcome, time.perf_counter() - started)
+    return Planned(file.tuning, outcome, rule, time.perf_counter() - started)
 
 
 def plan_json(planned: Planned) -> dict[str, Any]:

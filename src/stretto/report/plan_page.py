@@ -10,6 +10,7 @@ import stretto
 from stretto.app.plan import Planned
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Forecast, Outcome
+from stretto.planning.planner import kept_how
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import line_style
@@ -143,7 +144,7 @@ def _facts(planned: Planned) -> list[tuple[str, str]]:
         ),
         (
             "limits",
-            f"{limits_text(tuning.limits) or 'none'}, to be kept with probability {tuning.limits.q:g}",
+            f"{limits_text(tuning.limits) or 'none'}, to be kept {kept_how(tuning.limits, planned.rule)}",
         ),
         ("instances", ", ".join(f"{one.name} {money(one.usd_per_hour)}/h" for one in tuning.instances)),
         ("billing", _billing_text(tuning)),
