@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,21 @@ def test_the_installed_command_starts(workload: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no policy 'nope'.")
+
+
+def test_ctrl_c_while_python_imports_leaves_no_traceback() -> None:
+    interrupted = """
+import os, signal, sys
+from stretto.cli.start import main
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "stretto.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert not done.stderr

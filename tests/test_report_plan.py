@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from report_pages import figures, without_plotly
 from stretto.app.plan import Planned, plan
 from stretto.app.study_run import with_limits
 from stretto.core.errors import InputError
@@ -21,7 +22,6 @@ from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
 from stretto.report.plan_page import plan_html, write_plan_page
 from stretto.report.plan_text import closing, comparison_rows, frontier_plot, plan_text, verdict
-from stretto.report.plotting import plotly_script
 from stretto.report.text_table import markdown_table
 from stretto.report.tiny_plot import HEIGHT, WIDTH, Mark, tiny_plot
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
@@ -180,18 +180,6 @@ def test_a_table_is_aligned_and_cells_stay_cells() -> None:
         "| a\\|b |      $1 |",
         "| c    | $100.00 |",
     ]
-
-
-def without_plotly(page: str) -> str:
-    assert page.count(plotly_script()) == 1, "plotly.js is in the page once"
-    return page.replace(plotly_script(), "")
-
-
-def figures(page: str) -> list[dict[str, Any]]:
-    found = re.findall(
-        r'<script type="application/json" id="figure-\d+-data">(.*?)</script>', page, re.DOTALL
-    )
-    return [json.loads(text) for text in found]
 
 
 @pytest.fixture(scope="module")

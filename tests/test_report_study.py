@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from report_pages import figures, without_plotly
 from stretto.app.study_run import StudyResult, StudyRun
-from stretto.report.plotting import plotly_script
 from stretto.report.study_page import best_over_time, by_rung, curves_figure, study_html, write_study_page
 from stretto.report.study_table import HEADING, policy_row, study_text
 from stretto.search.study import Direction
@@ -70,18 +70,6 @@ def test_the_title_says_one_simulation_and_no_deadline() -> None:
 @pytest.fixture(scope="module")
 def runs() -> list[StudyRun]:
     return [cached_run(policy, seed=seed) for policy in ("hypersched", "rubberband") for seed in (0, 1)]
-
-
-def without_plotly(page: str) -> str:
-    assert page.count(plotly_script()) == 1, "plotly.js is in the page once"
-    return page.replace(plotly_script(), "")
-
-
-def figures(page: str) -> list[dict[str, Any]]:
-    found = re.findall(
-        r'<script type="application/json" id="figure-\d+-data">(.*?)</script>', page, re.DOTALL
-    )
-    return [json.loads(text) for text in found]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import re
 
 from stretto.core.errors import InputError
 
+HOUR_S = 3600.0
+
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stretto.core.units import HOUR_S
 from stretto.planning.draws import Draws, first_samples, sources
 from stretto.planning.forecast import Progress
 from stretto.planning.packing import Packing, pack, roomy_nodes
@@ -23,7 +24,6 @@ from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Per
 
 Ints = npt.NDArray[np.intp]
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

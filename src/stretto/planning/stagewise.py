@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stretto.planning.execution import HOUR_S, Execution
+from stretto.core.units import HOUR_S
+from stretto.planning.execution import Execution
 from stretto.planning.forecast import Progress
 from stretto.planning.options import Menu
 from stretto.planning.plan import Plan, StagePlan

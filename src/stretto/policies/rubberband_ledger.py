@@ -6,13 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from stretto.core.units import HOUR_S
 from stretto.planning.forecast import HeldNode
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.rubberband_course import Course
 from stretto.pricing.billing import Per
-
-HOUR_S = 3600.0
 
 
 def note_nodes(tuning: Tuning, course: Course, view: ClusterView, given_back: Iterable[str] = ()) -> None:

@@ -118,7 +118,7 @@ def metric_text(study: Study, score: float | None) -> str:
     """A score as the metric that people know."""
     if score is None:
         return f"{study.metric} not a number"
-    return f"{study.metric} {study.score(score):.4g}"
+    return f"{study.metric} {study.value_of(score):.4g}"
 
 
 def why_waits(job: JobView) -> str:

@@ -25,10 +25,9 @@ from stretto.core.events import (
 )
 from stretto.core.instructions import Action
 from stretto.core.job import Job
+from stretto.core.units import HOUR_S
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
-
-HOUR_S = 3600.0
 
 
 @dataclass(slots=True)

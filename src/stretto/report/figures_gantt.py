@@ -10,12 +10,11 @@ from typing import Any
 from stretto.app.history import History
 from stretto.core.cluster import Node
 from stretto.core.job import Job
-from stretto.core.units import format_duration
+from stretto.core.units import HOUR_S, format_duration
 from stretto.report.palette import Palette
 from stretto.report.plotting import graph_objects, safe, styled, wrapped
 from stretto.report.slots import Rows, Stay, rows_of, stays_of
 
-HOUR_S = 3600.0
 SHADES = 3
 MOST_LABELS = 32
 HOVER = (

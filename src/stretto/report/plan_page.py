@@ -8,7 +8,7 @@ from typing import Any
 
 import stretto
 from stretto.app.plan import Planned
-from stretto.core.units import format_duration
+from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Forecast, Outcome
 from stretto.planning.planner import kept_how
 from stretto.planning.tuning import Limits, Tuning
@@ -28,7 +28,6 @@ from stretto.report.plan_text import (
 )
 from stretto.report.plotting import graph_objects, safe, styled
 
-HOUR_S = 3600.0
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>"
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from stretto.core.units import format_duration
+from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.text_table import markdown_table
 from stretto.report.tiny_plot import Mark, tiny_plot
 
-HOUR_S = 3600.0
 SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
 """How plans are drawn in a plot of characters."""
 

@@ -13,7 +13,7 @@ import stretto
 from stretto.app.history import History
 from stretto.app.study_run import StudyRun, fixed_cluster
 from stretto.core.job import Job
-from stretto.core.units import format_duration
+from stretto.core.units import HOUR_S, format_duration
 from stretto.report.figures_gantt import Groups, gpus_over_time
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import Palette, lighter, ramp
@@ -21,7 +21,6 @@ from stretto.report.plotting import graph_objects, safe, styled
 from stretto.report.study_table import HEADING, policy_row
 from stretto.search.study import Study
 
-HOUR_S = 3600.0
 MOMENTS = 240
 """Points of a line over time."""
 MOST_LINES = 80
@@ -98,7 +97,7 @@ def _best_at(history: History, study: Study, moments: npt.NDArray[np.float64]) -
     )
     times = np.array([t_s for t_s, _ in shown])
     best = np.maximum.accumulate(np.array([-np.inf, *(score for _, score in shown)]))
-    sign = study.score(1.0)
+    sign = study.value_of(1.0)
     found: npt.NDArray[np.float64] = best[np.searchsorted(times, moments, side="right")] * sign
     return found
 

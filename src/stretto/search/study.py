@@ -35,6 +35,10 @@ class Study:
             return float("-inf")
         return value if self.direction is Direction.MAX else -value
 
+    def value_of(self, score: float) -> float:
+        """The metric of a score, turned back."""
+        return score if self.direction is Direction.MAX else -score
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:

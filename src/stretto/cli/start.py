@@ -1,0 +1,14 @@
+"""Where the `stretto` command begins: Ctrl-C while Python still imports ends it without a traceback."""
+
+from __future__ import annotations
+
+import signal
+
+
+def main() -> None:
+    """Import the command line with nothing to clean up, then run it."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from stretto.cli.main import main as run  # noqa: PLC0415
+
+    signal.signal(signal.SIGINT, handler)
+    run()
