@@ -15,6 +15,7 @@ from stretto.app.decide import Answer
 from stretto.app.decide import decide as ask
 from stretto.app.snapshot import read_snapshot
 from stretto.app.workloads import check_policies
+from stretto.cli.flags import AsJson
 from stretto.core.errors import InputError
 from stretto.policies.registry import check_targets, parse_options
 
@@ -25,7 +26,7 @@ def decide(
     option: Annotated[
         list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask a policy once: who should get how many GPUs, where, and with which batch size.
 

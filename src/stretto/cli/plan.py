@@ -15,6 +15,7 @@ from stretto.app.plan import plan as plan_file
 from stretto.app.plan import plan_json
 from stretto.app.study_file import read_study
 from stretto.app.study_run import with_limits
+from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.output import check_report
 from stretto.core.errors import InputError
@@ -39,11 +40,9 @@ def plan(
     option: Annotated[
         list[str] | None, typer.Option("--set", help="rubberband.OPTION=VALUE, such as rubberband.rule=mean.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Root of all random numbers.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML report here.", show_default=False)
-    ] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    report: ReportFile = None,
 ) -> None:
     """Plan a study: the cheapest way to meet a deadline, or the fastest within a budget.
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from stretto.app.simulate import Run, Setup
 from stretto.app.simulate import simulate as run_simulation
 from stretto.app.workloads import Request, check_policies, load_workloads
+from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.output import check_report
 from stretto.cli.progress import progress_bar
 from stretto.cli.study import StudyRequest, compare
@@ -96,11 +97,9 @@ def simulate(
     option: Annotated[
         list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Root of all random numbers.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML report here.", show_default=False)
-    ] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    report: ReportFile = None,
 ) -> None:
     """Replay workloads under scheduling policies and compare them.
 
