@@ -13,7 +13,9 @@ from stretto.core.events import (
     Event,
     JobFailed,
     JobFinished,
+    JobNoted,
     JobReported,
+    JobRetried,
     JobSubmitted,
     NodeAdded,
     NodeDraining,
@@ -147,7 +149,9 @@ class _Fold:
                 self._lose_node(event)
             case Decided():
                 self._decided(event)
-            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining() | CheckpointSaved():
+            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining():
+                pass
+            case CheckpointSaved() | JobRetried() | JobNoted():
                 pass
 
     def release(self, job_id: str, t_s: float) -> None:

@@ -13,7 +13,9 @@ from stretto.core.events import (
     Event,
     JobFailed,
     JobFinished,
+    JobNoted,
     JobReported,
+    JobRetried,
     JobSubmitted,
     NodeAdded,
     NodeDraining,
@@ -120,7 +122,7 @@ class RunState:
                 self._decided(event)
             case NodeAdded() | NodeLost() | NodeReleased() | NodeDraining():
                 self._change_nodes(event)
-            case NodeLaunched():
+            case NodeLaunched() | JobRetried() | JobNoted():
                 pass
 
     def _heard_of(self, event: JobReported | JobFinished | JobFailed | WorkerLost | CheckpointSaved) -> None:

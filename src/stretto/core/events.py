@@ -80,6 +80,27 @@ class JobReported(_AboutJob):
 class CheckpointSaved(_AboutJob):
     kind: ClassVar[str] = "checkpoint-saved"
     work_done: float
+    path: str = ""
+    best: bool = False
+    """Of a trial: it holds the best epoch so far, and is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRetried(_AboutJob):
+    """Something went wrong in the job; the substrate starts it again where it was, from its checkpoint."""
+
+    kind: ClassVar[str] = "job-retried"
+    attempt: int
+    """1 for the first time since it last made progress."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNoted(_AboutJob):
+    """The job said something that a reader of its history should know; nothing follows from it."""
+
+    kind: ClassVar[str] = "job-noted"
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +196,8 @@ Event = (
     | JobFailed
     | JobReported
     | CheckpointSaved
+    | JobRetried
+    | JobNoted
     | WorkerLost
     | NodeLaunched
     | NodeAdded
@@ -191,6 +214,8 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     JobFailed,
     JobReported,
     CheckpointSaved,
+    JobRetried,
+    JobNoted,
     WorkerLost,
     NodeLaunched,
     NodeAdded,

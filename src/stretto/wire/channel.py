@@ -1,0 +1,154 @@
+"""A stream socket on which both ends have proved that they know the run's secret.
+
+The secret is handed to workers by their parent process, never over a socket. Each end sends a random
+number and gets back its HMAC-SHA256 under the secret, bound to the role that answers:
+
+    controller -> worker   nonce
+    worker -> controller   name, nonce, HMAC(secret, "worker" name nonce)
+    controller -> worker   HMAC(secret, "controller" nonce)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from stretto.wire.codec import WireError, decode, encode
+from stretto.wire.messages import Message
+
+_HANDSHAKE_S = 10.0
+_LONGEST_LINE = 1 << 22
+"""A longer line is not a message, so that a peer gone mad costs no memory."""
+
+
+class Channel:
+    """One end of an authenticated connection. `send` may be called from any thread."""
+
+    def __init__(self, connection: socket.socket, worker: str) -> None:
+        self.worker = worker
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def send(self, message: Message) -> bool:
+        """Whether it could be sent; False once the other end is gone."""
+        with self._sending:
+            try:
+                self._socket.sendall(encode(message))
+            except OSError:
+                return False
+            return True
+
+    def messages(self) -> Iterator[Message]:
+        """What the other end says, until it is gone. WireError if that makes no sense."""
+        while line := self._read_line():
+            yield decode(line)
+
+    def _read_line(self) -> bytes:
+        try:
+            line = self._lines.readline(_LONGEST_LINE)
+        except (OSError, ValueError):
+            return b""
+        if len(line) == _LONGEST_LINE:
+            raise WireError(f"a line of more than {_LONGEST_LINE} bytes")
+        return line if line.endswith(b"\n") else b""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Listener:
+    """Where workers connect. Every connection that knows the secret is handed to `on_channel`, in a thread
+    of its own in which the receiver may stay for as long as the connection lasts.
+    """
+
+    def __init__(self, secret: str, on_channel: Callable[[Channel], None], host: str = "127.0.0.1") -> None:
+        self._secret = secret
+        self._on_channel = on_channel
+        self._server = socket.create_server((host, 0), backlog=128)
+        self.address = f"{host}:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="accept workers", daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(connection,), name="worker", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            worker = _check_worker(connection, self._secret)
+        except (OSError, ValueError, KeyError, WireError):
+            connection.close()  # a stranger, or a worker that died on the way
+            return
+        self._on_channel(Channel(connection, worker))
+
+
+def connect(address: str, secret: str, worker: str) -> Channel:
+    """A worker's end. WireError if the other side is not the controller of this run."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_S)
+    _no_delay(connection)
+    nonce = _read_handshake(connection)["nonce"]
+    own = secrets.token_hex(16)
+    _write_handshake(connection, worker=worker, nonce=own, proof=_proof(secret, "worker", worker, nonce))
+    answer = _read_handshake(connection)["proof"]
+    if not hmac.compare_digest(answer, _proof(secret, "controller", own)):
+        connection.close()
+        raise WireError(f"{address} does not know the secret of this run")
+    connection.settimeout(None)
+    return Channel(connection, worker)
+
+
+def _check_worker(connection: socket.socket, secret: str) -> str:
+    connection.settimeout(_HANDSHAKE_S)
+    _no_delay(connection)
+    nonce = secrets.token_hex(16)
+    _write_handshake(connection, nonce=nonce)
+    said = _read_handshake(connection)
+    if not hmac.compare_digest(said["proof"], _proof(secret, "worker", said["worker"], nonce)):
+        raise WireError("wrong secret")
+    _write_handshake(connection, proof=_proof(secret, "controller", said["nonce"]))
+    connection.settimeout(None)
+    return said["worker"]
+
+
+def _proof(secret: str, *parts: str) -> str:
+    return hmac.new(secret.encode(), "\0".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def _write_handshake(connection: socket.socket, **fields: str) -> None:
+    connection.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def _read_handshake(connection: socket.socket) -> dict[str, str]:
+    """One short line, byte by byte: what follows it belongs to the channel."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = connection.recv(1)
+        if not piece or len(line) > 1024:
+            raise WireError("the connection ended during the handshake")
+        line += piece
+    fields = json.loads(line)
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
+        raise WireError("the handshake makes no sense")
+    return fields
+
+
+def _no_delay(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
