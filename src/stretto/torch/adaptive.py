@@ -1,0 +1,146 @@
+"""A run that picks its own batch size: the one with the best goodput, within the user's bounds.
+
+Goodput is examples per second times what an example is worth (models.goodput), from step times seen and
+gradient noise measured. A batch size is believed only near those tried, so it at most doubles at a time,
+and stays until it has been timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stretto.core.allocation import BatchChoice
+from stretto.core.job import BatchLimits
+from stretto.core.observations import NoiseSample, SpeedSample
+from stretto.models.goodput import GoodputTable, JobModel
+from stretto.models.noise import GradientNoise
+from stretto.models.observations import Observations
+from stretto.models.speed import AllReduceSpeed, fit_all_reduce
+from stretto.torch.memory import MemoryBound, card_memory
+from stretto.torch.rules import progress_of_step
+
+WARM_UP_STEPS = 100
+"""No change before: the loss falls steeply, and its noise now says little about later."""
+WORTHWHILE = 1.05
+"""Goodput must rise by this much: less is within what models err by."""
+MOST_GROWTH = 2
+"""The batch at most doubles at a time."""
+LOOK_EVERY_STEPS = 16
+"""Noise is sampled no more often, so that there is nothing new in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A better batch size, and a sentence with the numbers that speak for it."""
+
+    batch: BatchChoice
+    reason: str
+
+
+class BatchTuner:
+    """Says when another batch size is better for the workers there are."""
+
+    def __init__(self, limits: BatchLimits, memory: MemoryBound | None = None) -> None:
+        import scipy.optimize  # noqa: F401, PLC0415  (now, rather than at the first fit amid training)
+
+        self._limits = limits
+        self._memory = memory or card_memory()
+        self._observed = Observations()
+        self._fitted_to: tuple[SpeedSample, ...] = ()
+        self._speed: AllReduceSpeed | None = None
+        self._next_look = WARM_UP_STEPS
+
+    def saw(self, speeds: Iterable[SpeedSample]) -> None:
+        """Step times measured since the last call."""
+        for speed in speeds:
+            self._observed.add_speed(speed)
+
+    def propose(
+        self, noise: NoiseSample | None, *, nodes: int, workers: int, current: BatchChoice, step: int
+    ) -> Change | None:
+        """A batch size worth changing to at this step, if there is one."""
+        timed = (nodes, workers, 0, current.atomic) in self._observed.speeds
+        if noise is None or not timed or step < self._next_look:
+            return None
+        self._next_look = step + LOOK_EVERY_STEPS
+        if self._memory is not None:
+            self._memory.look(current.atomic)
+        limits = self._present_limits(workers, current)
+        if trial := self._trial(noise, workers, current, limits):
+            return trial
+        best = self._best(noise, nodes, workers, limits) or current
+        table = self._table(noise, self._limits)
+        present, reached = (table.at(0, nodes, workers, batch) for batch in (current, best))
+        if reached < WORTHWHILE * present:
+            return None
+        passes = f" in {best.accumulation + 1} passes" if best.accumulation else ""
+        return Change(
+            best,
+            f"batch {current.total(workers)} becomes {best.total(workers)}{passes}: at a gradient noise "
+            f"scale of {self._noise_scale(noise):.4g} examples, goodput rises from {present:.4g} to "
+            f"{reached:.4g} examples/s.",
+        )
+
+    def _trial(
+        self, noise: NoiseSample, workers: int, current: BatchChoice, limits: BatchLimits
+    ) -> Change | None:
+        """A second batch size, without which nobody knows what a larger one costs.
+
+        Worth it where the step would gain enough even if it took no longer.
+        """
+        if len({speed.atomic for speed in self._observed.speeds.values()}) > 1:
+            return None
+        most = min(limits.per_gpu_max, limits.max // (workers * (current.accumulation + 1)))
+        larger = BatchChoice(min(MOST_GROWTH * current.atomic, most), current.accumulation)
+        if larger.atomic <= max(current.atomic, limits.per_gpu_min - 1):
+            return None
+        before, after = (
+            progress_of_step(noise, batch.total(workers) / limits.initial) for batch in (current, larger)
+        )
+        if after < WORTHWHILE * before:
+            return None
+        return Change(
+            larger,
+            f"batch {current.total(workers)} becomes {larger.total(workers)} to see how long a step then "
+            f"takes: at a gradient noise scale of {self._noise_scale(noise):.4g} examples it is worth "
+            f"{after / before:.3g} of the present ones.",
+        )
+
+    def _best(self, noise: NoiseSample, nodes: int, workers: int, limits: BatchLimits) -> BatchChoice | None:
+        # Alone, a run that accumulates would do so above the initial batch, to measure its noise without
+        # bias; where one pass is faster, comparing consecutive steps has to do.
+        options = [limits, replace(limits, accumulation=False)] if workers == 1 else [limits]
+        triple = (np.array([0]), np.array([nodes]), np.array([workers]))
+        tried = [self._table(noise, option).best(*triple) for option in options]
+        found = max(tried, key=lambda best: float(best.goodput[0]))
+        choice = found.choice(0)
+        most = limits.max // (workers * (choice.accumulation + 1))
+        atomic = min(choice.atomic, most)
+        possible = found.goodput[0] > 0 and atomic >= limits.per_gpu_min
+        return BatchChoice(atomic, choice.accumulation) if possible else None
+
+    def _noise_scale(self, noise: NoiseSample) -> float:
+        return GradientNoise(noise.sqr, noise.var, self._limits.initial).noise_scale
+
+    def _present_limits(self, workers: int, current: BatchChoice) -> BatchLimits:
+        """The user's, what fits the card, and not too far from where we are."""
+        most = self._memory.most() if self._memory is not None else None
+        per_worker = self._limits.per_gpu_max if most is None else min(self._limits.per_gpu_max, most)
+        farthest = max(MOST_GROWTH * current.total(workers), self._limits.initial)
+        return replace(
+            self._limits,
+            max=min(self._limits.max, farthest),
+            per_gpu_max=max(per_worker, self._limits.per_gpu_min),
+        )
+
+    def _table(self, noise: NoiseSample, limits: BatchLimits) -> GoodputTable:
+        return GoodputTable([JobModel(self._fit(), noise, limits)])
+
+    def _fit(self) -> AllReduceSpeed:
+        if self._speed is None or self._observed.news is not self._fitted_to:
+            self._fitted_to = self._observed.news
+            self._speed = fit_all_reduce(self._fitted_to)
+        return self._speed

@@ -1,0 +1,457 @@
+"""What happens between steps: agreeing with peers, regrouping, reporting, saving, adapting the batch.
+
+Everything here runs at a step boundary, on the thread that trains. Survivors of a resize stay where they
+are in the user's loop; a newcomer runs the user's code from the top, skips what is done, and meets them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stretto.core.allocation import BatchChoice
+from stretto.core.errors import InputError
+from stretto.torch.batching import Batching
+from stretto.torch.checkpoint import CheckpointStore
+from stretto.torch.data import ElasticLoader, Position
+from stretto.torch.group import Code, Group, Order
+from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
+from stretto.torch.meter import SpeedMeter
+from stretto.torch.metrics_log import MetricsLog
+from stretto.torch.pack import pack, unpack
+from stretto.torch.session import Departure, Session
+from stretto.torch.stepper import Stepper
+from stretto.torch.turn import WHOLE, Layout, Turn
+from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report, Saved
+
+FORMAT = 1
+_REPORT_S = 5.0
+_FIRST_REPORT_S = 1.0
+_LOOK_S = 0.05
+"""About so often a group looks whether it is to do something else."""
+_MOST_STEPS_BETWEEN_LOOKS = 50
+
+
+class Engine:
+    """The machinery behind a `Run`."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        folder: Path | None,
+        seed: int,
+        checkpoint_every_s: float,
+        keep_checkpoints: int,
+        metric: str | None = None,
+        maximise: bool = True,
+        tensorboard: bool = False,
+    ) -> None:
+        self.session = session
+        self.group = Group()
+        self.turn = Turn(Layout(total=1))
+        self.luggage = Luggage()
+        self.steppers: list[Stepper] = []
+        self.batching = Batching()
+        self.seed = seed
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.epoch = 0
+        self.joined = False
+        self._folder = folder
+        self._checkpoint_every_s = checkpoint_every_s
+        self._keep_checkpoints = keep_checkpoints
+        self._metric = metric
+        self._maximise = maximise
+        self._tensorboard = tensorboard
+        self._store: CheckpointStore | None = None
+        self._log: MetricsLog | None = None
+        self._meter = SpeedMeter()
+        self._units = 0.0
+        """Adaptive batch: steps at the initial batch that the work done so far is worth."""
+        self._in_epoch = False
+        self._loop = -1
+        """Which of the epoch's loops over a loader is going on, or was last."""
+        self._loops: dict[int, Position] = {}
+        self._done_loops = -1
+        """Loops of the epoch up to this one were over when this worker came."""
+        self._loader: ElasticLoader | None = None
+        self._values: dict[str, float] = {}
+        self._best: float | None = None
+        self._epoch_began_s: float | None = None
+        """When the present epoch began; None once it was interrupted."""
+        self._mid_epoch = False
+        """The state that was taken up lies within an epoch."""
+        self._finish_epoch = False
+        self._described = False
+        self._reported_s = time.monotonic()
+        self._report_after_s = _FIRST_REPORT_S
+        self._saved_s = time.monotonic()
+
+    # Joining and regrouping
+
+    def join(self) -> None:
+        """Become part of a group, with the state of those who are there, or of the last checkpoint."""
+        if self.joined:
+            return
+        self.joined = True
+        if self.session.task is None:
+            self.group.form_from_environment(self._backend)
+            self._take_up(share_state=True)
+            return
+        if self.session.task.describe_only:
+            return
+        self.session.send(Ready(self.group.open_store()))
+        form = self.session.wait_for_form(None)
+        began_s = time.monotonic()
+        self._form(form)
+        assert isinstance(form, Form)
+        self._take_up(share_state=form.share_state)
+        self._formed(form, began_s)
+
+    def _take_up(self, *, share_state: bool) -> None:
+        """Rank 0 goes on from its checkpoint, if there is one, and the others from rank 0's state."""
+        if self.group.is_leader:
+            loaded = self._checkpoints.load() if self._folder is not None else None
+            if loaded is not None:
+                self._restore(loaded.state)
+        if share_state:
+            self._share_state(newcomer=True)
+
+    def _form(self, form: Form | Leave) -> None:
+        if isinstance(form, Leave):
+            self.group.leave()
+            raise Departure("not part of the next group")
+        self.batching.order = (
+            None if form.batch is None else BatchChoice(form.batch.atomic, form.batch.accumulation)
+        )
+        self.group.form(
+            generation=form.generation,
+            rank=form.rank,
+            world=form.world,
+            nodes=form.nodes,
+            store=form.store,
+            backend=self._backend,
+        )
+
+    def _formed(self, form: Form, began_s: float) -> None:
+        self._arrange()
+        if self.group.is_leader:
+            self.session.send(Formed(form.generation, time.monotonic() - began_s))
+
+    def _regroup(self, generation: int) -> None:
+        began_s = time.monotonic()
+        form = self.session.wait_for_form(generation)
+        self._form(form)
+        assert isinstance(form, Form)
+        if form.share_state:
+            self._share_state(newcomer=False)
+        self._formed(form, began_s)
+        self._epoch_began_s = None
+
+    def _share_state(self, *, newcomer: bool) -> None:
+        if self.group.world == 1:
+            return
+        if self.group.is_leader:
+            self.group.share(pack(self.state()), self.device)
+            return
+        header, tensors = self.group.share(None, self.device)
+        if newcomer:
+            self._restore(unpack(header, tensors))
+            seed_chance(self.seed * 7919 + self.turn.step * 31 + self.group.rank)
+
+    @property
+    def _backend(self) -> str:
+        return os.environ.get("STRETTO_BACKEND") or ("nccl" if self.device.type == "cuda" else "gloo")
+
+    def _arrange(self) -> None:
+        """Share steps out over the group as it is now."""
+        self.turn.layout = self.batching.layout(self.group)
+        self.turn.share = WHOLE
+        for stepper in self.steppers:
+            stepper.reducer.arrange()
+        self._meter.skip()
+
+    # Epochs and loops
+
+    def begin_epoch(self) -> None:
+        self._in_epoch = True
+        self._loop = -1
+        self._epoch_began_s = None if self._mid_epoch else time.monotonic()
+        self._mid_epoch = False
+
+    def begin_loop(self, loader: ElasticLoader) -> bool:
+        """Whether there is anything left of this loop."""
+        if not self._in_epoch:
+            raise InputError(
+                "an elastic loader is used outside `for epoch in run.epochs(n)`.",
+                remedy="Loop over run.epochs(n); to evaluate, use an ordinary DataLoader.",
+            )
+        self._loop += 1
+        self._loader = loader
+        if not self._described:
+            self._describe(loader)
+        self.batching.use(loader.source)
+        self._arrange()
+        if self._loop <= self._done_loops:
+            return False
+        saved = self._loops.get(self._loop)
+        if saved is not None:
+            loader.position = Position(saved.pass_number, saved.examples)
+        elif not self.batching.adaptive:
+            loader.position = Position(self.epoch + 1_000_003 * self._loop)
+        self._loops[self._loop] = loader.position
+        return True
+
+    def _describe(self, loader: ElasticLoader) -> None:
+        self._described = True
+        task = self.session.task
+        limits = self.batching.limits(loader.source)
+        if self.group.is_leader:
+            self.session.send(
+                Described(
+                    examples=loader.source.examples,
+                    batch=limits.initial,
+                    adaptive=self.batching.adaptive,
+                    max_batch=limits.max,
+                    per_worker_min=limits.per_gpu_min,
+                    per_worker_max=limits.per_gpu_max,
+                    accumulation=limits.accumulation,
+                )
+            )
+        if task is not None and task.describe_only:
+            raise Departure("described")
+
+    def is_over(self, loader: ElasticLoader) -> bool:
+        """A plain run's epoch is one pass; an adaptive one's, the work of a pass at the initial batch."""
+        if not self.batching.adaptive:
+            return loader.left == 0
+        return self._units >= (self.epoch + 1) * self._units_per_epoch(loader) - 1e-9
+
+    def _units_per_epoch(self, loader: ElasticLoader) -> float:
+        return loader.source.examples / loader.source.batch_size
+
+    def after_step(self, loader: ElasticLoader) -> bool:
+        """A step is done. True if steps are shared out differently from now on."""
+        self.turn.step += 1
+        self.session.count_step()
+        self._loops[self._loop] = loader.position
+        full = self.turn.share.step_examples == self.turn.layout.total
+        sync_s = sum(stepper.reducer.sync_s for stepper in self.steppers)
+        self._meter.boundary(self.turn.layout, self.group.nodes, sync_s, full=full)
+        if self.batching.adaptive:
+            noise = self.steppers[0].sample() if self.steppers else None
+            self._units += self.batching.worth(noise, self.turn.share.step_examples)
+        order = self.group.agree(self._wish)
+        self._tend()
+        return self._obey(order)
+
+    def _wish(self) -> Order | None:
+        order = self.session.wish()
+        if order is not None or self.batching.order is not None or not self.batching.adaptive:
+            return order
+        return self._own_batch()
+
+    def _own_batch(self) -> Order | None:
+        """Without somebody else to decide, an adaptive run picks its batch size itself."""
+        noise = self.steppers[0].sample() if self.steppers else None
+        change = self.batching.tune(self.group, noise, self.turn.step)
+        if change is None:
+            return None
+        self.note(change.reason)
+        return Order(Code.BATCH, change.batch.atomic, change.batch.accumulation)
+
+    def end_epoch(self, *, last: bool) -> None:
+        """An epoch is over: report it, and wait for what is decided on that."""
+        self.epoch += 1
+        self._in_epoch = False
+        self._loops, self._done_loops = {}, -1
+        if self.batching.adaptive and self._loader is not None:
+            self._loops[0] = self._loader.position
+        self.turn.share = WHOLE
+        self._meter.skip()
+        if self.group.is_leader:
+            self._report_epoch()
+        if last:
+            return
+        task = self.session.task
+        if self.group.is_leader and task is not None and task.waits_for_ack:
+            self.session.wait_for_ack(self.epoch)
+        self._obey(self.group.agree(self._wish, at_once=True))
+        if self._finish_epoch:
+            self._park()
+
+    def _obey(self, order: Order | None) -> bool:
+        if order is None:
+            return False
+        match order.code:
+            case Code.REGROUP:
+                self._regroup(order.first)
+            case Code.BATCH:
+                self.batching.choose(BatchChoice(order.first, order.second))
+                self._arrange()
+            case Code.PARK:
+                self._park()
+            case Code.FINISH_EPOCH:
+                self._finish_epoch = True
+                return False
+            case Code.NOTHING:
+                return False
+        return True
+
+    def _park(self) -> None:
+        saved = self.save(wait=True) if self.group.is_leader else True
+        self.group.leave()
+        raise Departure("parked", saved=saved)
+
+    # Reporting and saving
+
+    def add_values(self, values: dict[str, float]) -> None:
+        self._values.update(values)
+
+    def note(self, text: str) -> None:
+        print(f"stretto: {text}", flush=True)  # noqa: T201 - the job's own log
+        self.session.send(Note(text))
+
+    @property
+    def progress(self) -> float:
+        """Epochs done, the present one in part."""
+        loader = self._loader
+        if loader is None:
+            return float(self.epoch)
+        if self.batching.adaptive:
+            return self._units / self._units_per_epoch(loader)
+        begun = self._loops.get(0) if self._in_epoch else None
+        part = begun.examples / max(loader.source.examples, 1) if begun else 0.0
+        return self.epoch + min(part, 1.0)
+
+    def _report_epoch(self) -> None:
+        values, self._values = self._values, {}
+        began_s = self._epoch_began_s
+        epoch_s = None if began_s is None else time.monotonic() - began_s
+        if self._folder is not None:
+            self._metrics.write(self.epoch, values, workers=self.group.world, batch=self.turn.layout.total)
+        self._report((EpochEnd(epoch=self.epoch, values=values, epoch_s=epoch_s),))
+        if self._folder is not None and self._is_best(values):
+            self.save(best=True)
+
+    def _is_best(self, values: dict[str, float]) -> bool:
+        if self._metric is None or values.get(self._metric) is None:
+            return False
+        score = values[self._metric] if self._maximise else -values[self._metric]
+        if score != score or (self._best is not None and score <= self._best):  # noqa: PLR0124  (NaN)
+            return False
+        self._best = score
+        return True
+
+    def _report(self, ends: tuple[EpochEnd, ...] = ()) -> None:
+        self._reported_s, self._report_after_s = time.monotonic(), _REPORT_S
+        step_s = self._meter.step_s
+        if step_s:
+            steps = round(_LOOK_S / step_s)
+            self.group.check_every = min(max(steps, 1), _MOST_STEPS_BETWEEN_LOOKS)
+        speeds = self._meter.take()
+        self.batching.saw(speeds)
+        self.session.send(
+            Report(
+                progress=self.progress,
+                epoch=self.epoch,
+                steps=self.turn.step,
+                speeds=speeds,
+                noise=self.steppers[0].sample() if self.steppers else None,
+                ends=ends,
+            )
+        )
+
+    def _tend(self) -> None:
+        """What rank 0 does now and then."""
+        if not self.group.is_leader:
+            return
+        now_s = time.monotonic()
+        if now_s - self._reported_s >= self._report_after_s:
+            self._report()
+        if self._folder is not None and now_s - self._saved_s >= self._checkpoint_every_s:
+            self.save()
+            self._meter.skip()
+
+    @property
+    def _checkpoints(self) -> CheckpointStore:
+        assert self._folder is not None
+        if self._store is None:
+            self._store = CheckpointStore(
+                self._folder / "checkpoints", keep=self._keep_checkpoints, note=self.note
+            )
+        return self._store
+
+    @property
+    def _metrics(self) -> MetricsLog:
+        assert self._folder is not None
+        if self._log is None:
+            self._log = MetricsLog(self._folder, tensorboard=self._tensorboard, note=self.note)
+        return self._log
+
+    def save(self, *, best: bool = False, wait: bool = False) -> bool:
+        if self._folder is None:
+            return False
+        self._saved_s = time.monotonic()
+        progress = self.progress
+
+        def saved(path: Path, is_best: bool) -> None:
+            self.session.send(Saved(progress=progress, path=str(path), best=is_best))
+
+        return self._checkpoints.save(self.state(), progress=progress, best=best, wait=wait, on_saved=saved)
+
+    def finish(self) -> None:
+        """Training is over: keep its result, and leave the group."""
+        if self.joined and self.group.is_leader and self._folder is not None and self.turn.step:
+            self.save(wait=True)
+        self.close()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        self.group.leave()
+
+    # State
+
+    def state(self) -> dict[str, Any]:
+        """Everything somebody needs to go on from here."""
+        return {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "step": self.turn.step,
+            "units": self._units,
+            "in_epoch": self._in_epoch,
+            "loop": self._loop,
+            "loops": {
+                loop: [position.pass_number, position.examples] for loop, position in self._loops.items()
+            },
+            "values": dict(self._values),
+            "best": self._best,
+            "batching": self.batching.state_dict(),
+            "noise": [stepper.noise.state_dict() if stepper.noise else None for stepper in self.steppers],
+            "chance": chance_state(),
+            **self.luggage.state(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state.get("format") != FORMAT:
+            raise InputError(
+                f"the saved state has format {state.get('format')}, and this version reads {FORMAT}.",
+                remedy="Start a run of another name.",
+            )
+        self.luggage.restore(state)
+        self.epoch, self._units = state["epoch"], state["units"]
+        self.turn.step = state["step"]
+        self._values, self._best = dict(state["values"]), state["best"]
+        self._loops = {loop: Position(*at) for loop, at in state["loops"].items()}
+        self._mid_epoch = state["in_epoch"]
+        self._done_loops = state["loop"] - 1 if self._mid_epoch else -1
+        self.batching.load_state_dict(state["batching"])
+        for stepper, noise in zip(self.steppers, state["noise"], strict=True):
+            if stepper.noise is not None and noise is not None:
+                stepper.noise.load_state_dict(noise)
+        restore_chance(state["chance"])

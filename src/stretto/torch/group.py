@@ -1,0 +1,214 @@
+"""The workers of one job as a process group that can be formed anew while they train."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from stretto.torch.pack import Packed, as_bytes, blank
+
+_MEET_S = 120.0
+"""How long members wait for each other when a group forms."""
+_EXCHANGE_S = 600.0
+"""How long a worker waits for its peers' gradients; hung peers are noticed from outside long before."""
+
+
+class PeerLostError(Exception):
+    """A worker of the group is gone; the others cannot go on without it."""
+
+
+class Code(IntEnum):
+    """What a group can agree to do."""
+
+    NOTHING = 0
+    REGROUP = 1
+    PARK = 2
+    BATCH = 3
+    FINISH_EPOCH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something all workers do at the same step boundary."""
+
+    code: Code
+    first: int = 0
+    """REGROUP: the generation. BATCH: examples per worker and pass."""
+    second: int = 0
+    """BATCH: passes added before each step."""
+
+
+_ENDS_GROUP = frozenset({Code.REGROUP, Code.PARK})
+
+
+def waited(work: Any) -> None:
+    """Wait for an exchange; PeerLostError if somebody does not take part."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise PeerLostError(str(error)) from error
+
+
+class Group:
+    """This worker's place among its peers, and what they agree on."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.world = 1
+        self.nodes = 1
+        self._control: Any = None
+        self._pending: tuple[Tensor, Any] | None = None
+        self._boundaries_left = 0
+        self.check_every = 1
+        """Rank 0's choice: boundaries between two looks at what is wanted."""
+        self._own: Any = None
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def open_store(self, host: str = "127.0.0.1") -> str:
+        """Where others can meet this worker, should it become rank 0."""
+        self._own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return f"{host}:{self._own.port}"
+
+    def form(self, *, generation: int, rank: int, world: int, nodes: int, store: str, backend: str) -> None:
+        """Leave the group there was and meet the members of the new one."""
+        self.leave()
+        self.rank, self.world, self.nodes = rank, world, nodes
+        if world == 1:
+            return
+        try:
+            self._meet(f"group-{generation}", store, backend)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise PeerLostError(f"the group of {world} did not come together: {error}") from error
+
+    def form_from_environment(self, backend: str) -> None:
+        """As torchrun or a like launcher says; alone where there is none."""
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        if self.world == 1:
+            return
+        self.nodes = max(self.world // int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world))), 1)
+        dist.init_process_group(backend)
+        self._control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+
+    def _meet(self, name: str, address: str, backend: str) -> None:
+        host, _, port = address.rpartition(":")
+        timeout = timedelta(seconds=_MEET_S)
+        base = self._own if self.rank == 0 else TCPStore(host, int(port), is_master=False, timeout=timeout)
+        base.set_timeout(timeout)
+        dist.init_process_group(
+            backend,
+            store=PrefixStore(name, base),
+            rank=self.rank,
+            world_size=self.world,
+            timeout=timedelta(seconds=_EXCHANGE_S),
+        )
+        # What is agreed on must not wait for the GPU, so it travels between CPUs.
+        self._control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+
+    def leave(self) -> None:
+        self._pending = None
+        self._boundaries_left = 0
+        self._control = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.rank, self.world, self.nodes = 0, 1, 1
+
+    def start_sum(self, tensor: Tensor) -> Any:
+        """Begin to add up a tensor over all workers, in place."""
+        try:
+            return dist.all_reduce(tensor, async_op=True)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        if self.world > 1:
+            waited(self.start_sum(tensor))
+        return tensor
+
+    def sum_between_cpus(self, tensor: Tensor) -> Tensor:
+        if self.world > 1:
+            try:
+                waited(dist.all_reduce(tensor, group=self._control, async_op=True))
+            except RuntimeError as error:
+                raise PeerLostError(str(error)) from error
+        return tensor
+
+    def agree(self, wish: Callable[[], Order | None], *, at_once: bool = False) -> Order | None:
+        """What all workers do now. Everybody asks at the same boundaries; rank 0's `wish` decides.
+
+        The wish travels while the next steps are computed and holds a look later, or, `at_once`, now.
+        """
+        if self.world == 1:
+            return wish()
+        self._boundaries_left -= 1
+        if self._boundaries_left > 0 and not at_once:
+            return None
+        agreed = self._take()
+        if agreed is not None and agreed.code in _ENDS_GROUP:
+            return agreed
+        if at_once and agreed is not None:
+            return agreed
+        self._send(wish)
+        if at_once:
+            return self._take()
+        return agreed
+
+    def _send(self, wish: Callable[[], Order | None]) -> None:
+        order = (wish() if self.is_leader else None) or Order(Code.NOTHING)
+        note = torch.tensor([order.code, order.first, order.second, self.check_every], dtype=torch.int64)
+        try:
+            work = dist.broadcast(note, src=0, group=self._control, async_op=True)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+        self._pending = (note, work)
+
+    def _take(self) -> Order | None:
+        if self._pending is None:
+            return None
+        note, work = self._pending
+        self._pending = None
+        waited(work)
+        code, first, second, self._boundaries_left = (int(value) for value in note)
+        return None if code == Code.NOTHING else Order(Code(code), first, second)
+
+    def share(self, packed: Packed | None, device: torch.device) -> tuple[bytes, Sequence[Tensor]]:
+        """Rank 0's header and tensors for everybody; the others give None."""
+        try:
+            return self._share(packed, device)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+
+    def _share(self, packed: Packed | None, device: torch.device) -> tuple[bytes, Sequence[Tensor]]:
+        length = torch.tensor([len(packed.header) if packed else 0], dtype=torch.int64)
+        dist.broadcast(length, src=0, group=self._control)
+        text = (
+            torch.frombuffer(bytearray(packed.header), dtype=torch.uint8)
+            if packed
+            else torch.empty(int(length), dtype=torch.uint8)
+        )
+        dist.broadcast(text, src=0, group=self._control)
+        header = packed.header if packed else bytes(text.numpy().tobytes())
+        tensors = packed.tensors if packed else blank(header, device)
+        for tensor in tensors:
+            if tensor.numel():
+                self._broadcast(tensor, device)
+        return header, tensors
+
+    def _broadcast(self, tensor: Tensor, device: torch.device) -> None:
+        """Through the GPUs' own network where that is what the group has, else between CPUs."""
+        there = tensor.to(device) if dist.get_backend() == "nccl" else tensor
+        dist.broadcast(as_bytes(there.detach()), src=0)
+        if self.rank != 0 and there is not tensor:
+            tensor.copy_(there)

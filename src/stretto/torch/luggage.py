@@ -1,0 +1,93 @@
+"""What a run must carry to go on elsewhere: the state of everything prepared, its place, and its chance."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from stretto.core.errors import InputError
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with the two methods that PyTorch's own objects have."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class Luggage:
+    """The prepared objects, in the order in which the code prepares them."""
+
+    def __init__(self) -> None:
+        self._things: list[tuple[str, Stateful]] = []
+
+    def add(self, thing: Stateful) -> None:
+        self._things.append((type(thing).__name__, thing))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "kinds": [kind for kind, _ in self._things],
+            "things": [thing.state_dict() for _, thing in self._things],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        kinds = [kind for kind, _ in self._things]
+        if state["kinds"] != kinds:
+            raise InputError(
+                f"the saved state is of {', '.join(state['kinds']) or 'nothing'}, and the code prepares "
+                f"{', '.join(kinds) or 'nothing'}.",
+                remedy="Prepare the same objects in the same order, or start a run of another name.",
+            )
+        for (kind, thing), saved in zip(self._things, state["things"], strict=True):
+            try:
+                thing.load_state_dict(saved)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise InputError(
+                    f"the saved state does not fit the {kind} of this code: {error}.",
+                    remedy="Prepare the same objects, or start a run of another name.",
+                ) from error
+
+
+def chance_state() -> dict[str, Any]:
+    """The state of every generator that training code usually draws from."""
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        import numpy as np  # noqa: PLC0415
+
+        name, keys, at, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+        state["numpy"] = [str(name), torch.tensor(np.asarray(keys, dtype=np.int64)), at, has_gauss, cached]
+    return state
+
+
+def restore_chance(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"].cpu())
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+    if "numpy" in state:
+        import numpy as np  # noqa: PLC0415
+
+        name, keys, at, has_gauss, cached = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), at, has_gauss, cached))  # noqa: NPY002
+
+
+def seed_chance(seed: int) -> None:
+    """Another worker, other draws."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        import numpy as np  # noqa: PLC0415
+
+        np.random.seed(seed % (1 << 32))  # noqa: NPY002

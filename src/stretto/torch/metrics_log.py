@@ -1,0 +1,44 @@
+"""The metrics of a job as people and other tools read them: JSON lines, and TensorBoard where wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl` in the job's folder. Never ends training: what goes wrong is noted."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool, note: Callable[[str], None]) -> None:
+        self._path = folder / "metrics.jsonl"
+        self._note = note
+        self._failed = False
+        self._board = _board(folder / "tensorboard", note) if tensorboard else None
+
+    def write(self, epoch: int, values: Mapping[str, float], **more: float) -> None:
+        line = {"epoch": epoch, **more, **values}
+        finite = {key: value if math.isfinite(value) else None for key, value in line.items()}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            if not self._failed:
+                self._note(f"Metrics cannot be written to {self._path}: {error}.")
+            self._failed = True
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, epoch)
+            self._board.flush()
+
+
+def _board(folder: Path, note: Callable[[str], None]) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+    except ImportError as error:
+        note(f"TensorBoard files are not written: {error}. Install the package tensorboard.")
+        return None
+    return SummaryWriter(str(folder))

@@ -1,0 +1,180 @@
+"""Training state as a JSON header and a list of tensors, and back. Nothing is pickled.
+
+The header holds the structure; plain JSON stands for itself, everything else is an object with one key:
+
+    null, true, 3, 0.5, "text", [..]    as in JSON
+    {"dict": [[key, value], ..]}        keys may be any scalar or a tuple; so for OrderedDict and Counter
+    {"tuple": [..]}, {"Size": [..]}     {"float": "nan"}        {"bytes": base64}
+    {"dtype": "float32"}                {"device": "cuda:0"}    {"tensor": index in the list}
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stretto.core.errors import InputError
+
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_REMEDY = "Keep numbers, text, tensors, lists, tuples and dicts in the state, nothing else."
+
+_DENSE = "Only dense tensors can be handed on; keep this one as what it was made from."
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value as its description and the tensors in it, contiguous, on the devices where they are."""
+
+    header: bytes
+    tensors: list[Tensor]
+
+
+def pack(value: Any) -> Packed:
+    """Take a nested value apart. InputError names the path of what is neither data nor a tensor."""
+    tree, tensors = take_apart(value)
+    described = [[_name(one.dtype), list(one.shape), one.device.type == "cpu"] for one in tensors]
+    return Packed(json.dumps([tree, described], separators=(",", ":")).encode(), tensors)
+
+
+def unpack(header: bytes, tensors: Sequence[Tensor]) -> Any:
+    """The value that was packed. A tensor that was on the CPU goes back there, others stay where they are."""
+    tree, described = json.loads(header)
+    homes = [one.cpu() if on_cpu else one for one, (_, _, on_cpu) in zip(tensors, described, strict=True)]
+    return put_together(tree, homes)
+
+
+def blank(header: bytes, device: torch.device | str) -> list[Tensor]:
+    """Tensors on `device` to receive into, one for each of `Packed.tensors`."""
+    _, described = json.loads(header)
+    return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for dtype, shape, _ in described]
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, flat: every backend carries bytes, few carry all dtypes."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def take_apart(value: Any) -> tuple[Any, list[Tensor]]:
+    """The structure of a value as JSON data, and its tensors; each once, however often it appears."""
+    parts = _Parts()
+    try:
+        tree = parts.take(value, ())
+    except RecursionError:
+        raise InputError("the state is nested too deeply, or contains itself.", remedy=_REMEDY) from None
+    return tree, parts.tensors
+
+
+def put_together(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """The inverse of `take_apart`."""
+    if isinstance(tree, list):
+        return [put_together(one, tensors) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind in _MAPPINGS:
+        pairs = ((put_together(key, tensors), put_together(one, tensors)) for key, one in content)
+        return _MAPPINGS[kind](dict(pairs))
+    if kind == "tuple":
+        return tuple(put_together(one, tensors) for one in content)
+    return _READERS[kind](content)
+
+
+class _Parts:
+    """The tensors met so far while a value is taken apart."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._indices: dict[tuple[Any, ...], int] = {}
+        self._alive: list[Tensor] = []
+        """Keeps temporary tensors, so that no address is used twice meanwhile."""
+
+    def take(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        kind = type(value)
+        if value is None or kind in {bool, int, str} or (kind is float and math.isfinite(value)):
+            return value
+        if isinstance(value, Tensor):
+            return {"tensor": self._index(value, path)}
+        if kind is list:
+            return self._all(value, path)
+        if kind is tuple:
+            return {"tuple": self._all(value, path)}
+        if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
+            return {kind.__name__: [self._pair(key, one, path) for key, one in value.items()]}
+        return _small(value, path)
+
+    def _all(self, values: Iterable[Any], path: tuple[Any, ...]) -> list[Any]:
+        return [self.take(one, (*path, index)) for index, one in enumerate(values)]
+
+    def _pair(self, key: Any, value: Any, path: tuple[Any, ...]) -> list[Any]:
+        if not _may_be_key(key):
+            raise InputError(
+                f"{_dotted(path)} has a key that is a {type(key).__name__}.",
+                remedy="Keys are numbers, text, None or tuples of them.",
+            )
+        return [self.take(key, path), self.take(value, (*path, key))]
+
+    def _index(self, tensor: Tensor, path: tuple[Any, ...]) -> int:
+        bare = tensor.detach()
+        if type(bare) not in {Tensor, torch.nn.Parameter} or bare.layout is not torch.strided:
+            raise InputError(
+                f"{_dotted(path)} is a {type(bare).__name__} of layout {bare.layout}.", remedy=_DENSE
+            )
+        if bare.is_quantized or bare.is_meta:
+            raise InputError(f"{_dotted(path)} is a quantised tensor, or has no data.", remedy=_DENSE)
+        where = bare.untyped_storage().data_ptr() or id(tensor)
+        key = (bare.device, where, bare.storage_offset(), bare.shape, bare.stride(), bare.dtype)
+        if key not in self._indices:
+            self._indices[key] = len(self.tensors)
+            self._alive += [tensor, bare]
+            self.tensors.append(bare.resolve_conj().resolve_neg().contiguous())
+        return self._indices[key]
+
+
+def _small(value: Any, path: tuple[Any, ...]) -> Any:
+    if type(value) is float:
+        return {"float": repr(value)}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, torch.Size):
+        return {"Size": list(value)}
+    if isinstance(value, torch.dtype):
+        return {"dtype": _name(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    raise InputError(f"{_dotted(path)} is a {type(value).__name__}.", remedy=_REMEDY)
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "bytes": base64.b64decode,
+    "Size": torch.Size,
+    "dtype": lambda name: getattr(torch, name),
+    "device": torch.device,
+}
+
+
+def _may_be_key(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return all(_may_be_key(one) for one in key)
+    return key is None or isinstance(key, str | int | float | np.generic)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path)) or "the state"

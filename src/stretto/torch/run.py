@@ -1,0 +1,226 @@
+"""The handle that training code holds: `run.prepare`, `run.epochs`, `run.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from stretto.core.errors import InputError
+from stretto.torch.data import ElasticLoader, Source, source_of
+from stretto.torch.engine import Engine
+from stretto.torch.luggage import Stateful
+from stretto.torch.rules import RULES, Rule
+from stretto.torch.session import Alone, Session
+from stretto.torch.stepper import Stepper, quiet_inside_steps
+
+
+class Run:
+    """One training run, alone or under a controller that may resize it at any step.
+
+        def train(config, run):
+            model = Net(config["width"])
+            optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+            loader = DataLoader(dataset, batch_size=128, shuffle=True)
+            model, optimizer, loader = run.prepare(model, optimizer, loader)
+            for epoch in run.epochs(30):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    loss_of(model(x), y).backward()
+                    optimizer.step()
+                run.report(accuracy=evaluate(model))
+
+        if __name__ == "__main__":
+            train({"width": 64, "lr": 0.1}, stretto.torch.Run())
+
+    With a `folder`, a run by hand keeps checkpoints there and goes on from them. Under torchrun the same
+    script trains with a group of fixed size.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str | None = None,
+        *,
+        seed: int = 0,
+        checkpoint_every_s: float = 60.0,
+        keep_checkpoints: int = 2,
+        session: Session | None = None,
+    ) -> None:
+        session = session or Alone()
+        task = session.task
+        self._session = session
+        self._engine = Engine(
+            session,
+            folder=Path(task.folder) if task else None if folder is None else Path(folder),
+            seed=task.seed if task else seed,
+            checkpoint_every_s=task.checkpoint_every_s if task else checkpoint_every_s,
+            keep_checkpoints=task.keep_checkpoints if task else keep_checkpoints,
+            metric=task.metric if task else None,
+            maximise=task.maximise if task else True,
+            tensorboard=task.tensorboard if task else False,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes."""
+        return self._engine.device
+
+    @property
+    def rank(self) -> int:
+        return self._engine.group.rank
+
+    @property
+    def workers(self) -> int:
+        """How many train together at present."""
+        return self._engine.group.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker's reports count; all others' are passed over."""
+        return self._engine.group.is_leader
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a step at present, over all workers."""
+        return self._engine.turn.layout.total
+
+    def prepare(
+        self,
+        *things: Any,
+        adaptive: bool = False,
+        max_batch_size: int | None = None,
+        per_worker_batch: tuple[int, int] | None = None,
+        accumulate: bool = True,
+        lr_rule: Rule = "auto",
+    ) -> Any:
+        """Make models, optimizers, loaders, schedulers and scalers elastic; returns them in the same order.
+
+        Everything but loaders comes back as the very object that was given. An optimizer may be given as a
+        function of the model before it. Anything with `state_dict` and `load_state_dict` is carried along.
+
+        `adaptive` lets the batch size follow the gradient noise, up to `max_batch_size`, and the learning
+        rate follow it by `lr_rule`. `per_worker_batch` bounds what one worker takes at once; what is more
+        is split into passes unless `accumulate` is False.
+        """
+        if self._engine.joined:
+            raise InputError(
+                "prepare() comes after training has begun.", remedy="Call it before run.epochs()."
+            )
+        if lr_rule not in RULES:
+            raise InputError(f"there is no lr_rule {lr_rule!r}.", remedy=f"There are {', '.join(RULES)}.")
+        self._engine.batching.bound(
+            adaptive=adaptive, most=max_batch_size, per_worker=per_worker_batch, accumulates=accumulate
+        )
+        prepared: list[Any] = []
+        for thing in things:
+            models = [one for one in prepared if isinstance(one, torch.nn.Module)]
+            is_recipe = callable(thing) and not isinstance(thing, Stateful)
+            prepared.append(self._prepare(thing(models[-1]) if is_recipe and models else thing))
+        if adaptive:
+            self._adapt(prepared, lr_rule)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def _prepare(self, thing: Any) -> Any:
+        engine = self._engine
+        if isinstance(thing, DataLoader):
+            return self._elastic(source_of(thing))
+        if not isinstance(thing, Stateful):
+            raise InputError(
+                f"a {type(thing).__name__} cannot be prepared.",
+                remedy="Give models, optimizers, DataLoaders, schedulers, or anything with state_dict().",
+            )
+        engine.luggage.add(thing)
+        if isinstance(thing, Optimizer):
+            engine.steppers.append(Stepper(thing, engine.turn, engine.group))
+        elif isinstance(thing, LRScheduler):
+            quiet_inside_steps(thing, ("step",), engine.turn)
+        elif isinstance(thing, torch.amp.GradScaler):
+            quiet_inside_steps(thing, ("unscale_", "step", "update"), engine.turn)
+        return thing
+
+    def _adapt(self, prepared: list[Any], rule: Rule) -> None:
+        loaders = [thing for thing in prepared if isinstance(thing, ElasticLoader)]
+        if not self._engine.steppers or not loaders:
+            raise InputError(
+                "adaptive=True needs an optimizer and a loader in the same prepare().", remedy="Give both."
+            )
+        scaler = next((thing for thing in prepared if isinstance(thing, torch.amp.GradScaler)), None)
+        for stepper in self._engine.steppers:
+            stepper.adapt(loaders[0].source.batch_size, rule, scaler)
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        sampler: Any = None,
+        **options: Any,
+    ) -> ElasticLoader:
+        """An elastic loader; `batch_size` is the total over all workers, `options` are DataLoader's."""
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise InputError(
+                "the dataset has no length, so its examples cannot be shared out.",
+                remedy="Use a dataset with __getitem__ and __len__.",
+            )
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}.", remedy="It takes 1 or more.")
+        return self._elastic(
+            Source(
+                dataset=dataset,
+                batch_size=batch_size,
+                shuffle=shuffle and sampler is None,
+                drop_last=drop_last,
+                sampler=sampler,
+                options=options,
+            )
+        )
+
+    def _elastic(self, source: Source) -> ElasticLoader:
+        engine = self._engine
+        return ElasticLoader(
+            source,
+            engine.turn,
+            seed=engine.seed,
+            before=engine.begin_loop,
+            after_step=engine.after_step,
+            is_over=engine.is_over,
+        )
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs still to be trained, from 0 or where the run was left, to `count`."""
+        engine, task = self._engine, self._session.task
+        engine.join()
+        if task is not None and task.epochs is not None:
+            count = min(count, task.epochs)
+        while engine.epoch < count:
+            engine.begin_epoch()
+            yield engine.epoch
+            engine.end_epoch(last=engine.epoch + 1 >= count)
+
+    def report(self, **values: float) -> None:
+        """Metrics of the present epoch; several calls add up. Rank 0's values count."""
+        numbers = {name: float(value) for name, value in values.items()}
+        self._engine.add_values(numbers)
+        if self._session.task is None and self.is_main:
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            print(f"epoch {self._engine.epoch + 1}: {shown}", flush=True)  # noqa: T201 - run by hand
+
+    def mean(self, value: float, weight: float = 1.0) -> float:
+        """The weighted mean of a number over all workers; every worker must call it."""
+        pair = torch.tensor([value * weight, weight], dtype=torch.float64)
+        total = self._engine.group.sum_between_cpus(pair)
+        return float(total[0] / total[1])
+
+    def finish(self) -> None:
+        """Save the result and leave the group. Called for you under a controller."""
+        self._engine.finish()
+
+
+Train = Callable[[dict[str, Any], Run], Any]

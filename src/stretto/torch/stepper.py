@@ -1,0 +1,128 @@
+"""One optimizer under an elastic batch: it steps when a step is complete, at the rate its batch deserves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stretto.core.errors import InputError
+from stretto.core.observations import NoiseSample
+from stretto.torch.group import Group
+from stretto.torch.noise import NoiseEstimator
+from stretto.torch.reduce import Reducer
+from stretto.torch.rules import Rule, lr_factor
+from stretto.torch.turn import Turn
+
+
+class Stepper:
+    """Patches `optimizer.step`: nothing happens in the middle of a step.
+
+    The optimizer stays the user's own object. With `noise` its gradients are watched, and its learning
+    rates are multiplied by the rule's factor for as long as a step takes.
+    """
+
+    def __init__(self, optimizer: Optimizer, turn: Turn, group: Group) -> None:
+        self.optimizer = optimizer
+        self.parameters: list[torch.nn.Parameter] = [
+            parameter for settings in optimizer.param_groups for parameter in settings["params"]
+        ]
+        self._turn = turn
+        self._group = group
+        self.noise: NoiseEstimator | None = None
+        self._rule: Rule = "auto"
+        self._initial_batch = 0
+        self._scaler: Any = None
+        self.reducer = Reducer(self.parameters, turn, group)
+        self._step = optimizer.step
+
+        @functools.wraps(self._step)
+        def step(*args: Any, **options: Any) -> Any:
+            return self._patched(*args, **options)
+
+        optimizer.step = step  # type: ignore[method-assign]
+
+    def adapt(self, initial_batch: int, rule: Rule, scaler: Any) -> None:
+        """Measure gradient noise, and let learning rates follow the batch size."""
+        self._initial_batch, self._rule, self._scaler = initial_batch, rule, scaler
+        self.noise = NoiseEstimator(self.optimizer, initial_batch)
+        self.reducer.watch(self)
+
+    def sample(self) -> NoiseSample | None:
+        return None if self.noise is None else self.noise.sample()
+
+    def _patched(self, *args: Any, **options: Any) -> Any:
+        if args or options.get("closure") is not None:
+            raise InputError(
+                "the optimizer was given a closure, which it would call at moments of its own choosing.",
+                remedy="Call backward() and then step() without arguments.",
+            )
+        if not self._turn.share.last:
+            return None
+        factor = self._factor()
+        if factor == 1.0:
+            return self._step()
+        before = [settings["lr"] for settings in self.optimizer.param_groups]
+        try:
+            for settings in self.optimizer.param_groups:
+                settings["lr"] *= factor
+            return self._step()
+        finally:
+            for settings, lr in zip(self.optimizer.param_groups, before, strict=True):
+                settings["lr"] = lr
+
+    def _factor(self) -> float:
+        if self.noise is None:
+            return 1.0
+        scale = self._turn.layout.total / self._initial_batch
+        return lr_factor(self._rule, self.optimizer, self.noise.sample(), scale)
+
+    def wants(self) -> bool:
+        full = self._turn.share.step_examples == self._turn.layout.total
+        return self.noise is not None and full and self.noise.wants(self._turn.step)
+
+    def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
+        assert self.noise is not None
+        self.noise.part(gradients, parameters)
+
+    def whole(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        assert self.noise is not None
+        layout = self._turn.layout
+        part_batch = None if layout.parts == 1 else layout.total / layout.workers
+        parts, part_sqr = layout.workers, None
+        if layout.workers > 1:
+            part_sqr = self._group.sum(self.noise.part_sum().clone())
+        elif layout.passes > 1:
+            part_batch = layout.total / layout.passes
+        self.noise.total(
+            parameters,
+            step=self._turn.step,
+            batch=layout.total,
+            part_batch=part_batch,
+            parts=parts,
+            part_sqr=part_sqr,
+            loss_scale=1.0 if self._scaler is None else self._scaler.get_scale(),
+        )
+
+
+def quiet_inside_steps(thing: Any, methods: Sequence[str], turn: Turn) -> None:
+    """Make some methods of an object do nothing while a step is not complete.
+
+    Through a class of its own: attributes of a scheduler are part of its saved state.
+    """
+    kind = type(thing)
+
+    def quiet(name: str) -> Any:
+        method = getattr(kind, name)
+
+        @functools.wraps(method)
+        def patched(*args: Any, **options: Any) -> Any:
+            return method(*args, **options) if turn.share.last else None
+
+        return patched
+
+    thing.__class__ = type(kind.__name__, (kind,), {name: quiet(name) for name in methods})

@@ -1,0 +1,78 @@
+"""How the examples of a step are shared out over workers and passes.
+
+A step takes n examples: the total batch, or what is left of the data. They are cut into
+
+    parts = workers * passes
+
+shares whose sizes differ by one at most; worker r makes pass p with share p * workers + r. The gradient of
+a step must be that of the mean over all n examples, and each share's gradient is a mean over its own, so
+a share of size s counts with weight s * parts / n before the average over parts: exactly 1 when even.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who takes part in a step, and how large it is."""
+
+    total: int
+    """Examples of a full step."""
+    workers: int = 1
+    passes: int = 1
+    rank: int = 0
+
+    @property
+    def parts(self) -> int:
+        return self.workers * self.passes
+
+    @property
+    def atomic(self) -> int:
+        """Examples of one worker's pass, rounded up."""
+        return ceil(self.total / self.parts)
+
+    def shares(self, examples: int) -> list[Share]:
+        """This worker's passes in a step of so many examples."""
+        return [self._share(examples, number) for number in range(self.passes)]
+
+    def _share(self, examples: int, number: int) -> Share:
+        place = number * self.workers + self.rank
+        start, stop = place * examples // self.parts, (place + 1) * examples // self.parts
+        return Share(
+            start=start,
+            stop=stop,
+            weight=(stop - start) * self.parts / examples,
+            first=number == 0,
+            last=number == self.passes - 1,
+            step_examples=examples,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One pass of one worker: the examples from `start` to `stop` of the step."""
+
+    start: int
+    stop: int
+    weight: float
+    first: bool
+    last: bool
+    """The step is complete after this pass."""
+    step_examples: int
+
+
+WHOLE = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_examples=1)
+"""Outside any elastic loader every pass is a step of its own."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """The pass that is being computed: the loader sets it, reducers and optimizers look at it."""
+
+    layout: Layout
+    share: Share = WHOLE
+    step: int = 0
+    """Optimisation steps done before this one."""
