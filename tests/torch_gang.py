@@ -67,9 +67,15 @@ class Gang:
             if member.exit_code is None:
                 os.kill(member.pid, signal.SIGKILL)
                 os.waitpid(member.pid, 0)
+            if member.channel is not None:
+                member.channel.close()
         self._listener.close()
 
-    def spawn(self, name: str) -> Member:
+    def spawn(self, name: str, *, fresh: bool = False) -> Member:
+        """A worker forked from this process, which has torch in memory; or, `fresh`, one that must load it."""
+        if fresh:
+            self.members[name] = Member(name, self._start_python(name))
+            return self.members[name]
         pid = os.fork()
         if pid == 0:
             log = os.open(self.folder / "stdout.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -84,6 +90,16 @@ class Gang:
         self.members[name] = Member(name, pid)
         return self.members[name]
 
+    def _start_python(self, name: str) -> int:
+        code = f"from stretto.torch.worker import main; main({self._listener.address!r}, {SECRET!r}, {name!r})"
+        with (self.folder / "stdout.log").open("ab") as log:
+            return os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", code],
+                dict(os.environ),
+                file_actions=[(os.POSIX_SPAWN_DUP2, log.fileno(), 1), (os.POSIX_SPAWN_DUP2, log.fileno(), 2)],
+            )
+
     def _serve(self, channel: Channel) -> None:
         member = self.members[channel.worker]
         member.channel = channel
@@ -92,6 +108,7 @@ class Gang:
             member.said.append(message)  # type: ignore[arg-type]
             self._news.put((channel.worker, message))
         self._news.put((channel.worker, None))
+        channel.close()
 
     def tell(self, name: str, message: Message) -> None:
         channel = self.members[name].channel

@@ -61,7 +61,8 @@ class Channel:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads in another thread wakes up
+        self._lines.close()
         self._socket.close()
 
 
@@ -103,16 +104,23 @@ def connect(address: str, secret: str, worker: str) -> Channel:
     """A worker's end. WireError if the other side is not the controller of this run."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_S)
+    try:
+        _check_controller(connection, secret, worker)
+    except BaseException:
+        connection.close()
+        raise
+    connection.settimeout(None)
+    return Channel(connection, worker)
+
+
+def _check_controller(connection: socket.socket, secret: str, worker: str) -> None:
     _no_delay(connection)
     nonce = _read_handshake(connection)["nonce"]
     own = secrets.token_hex(16)
     _write_handshake(connection, worker=worker, nonce=own, proof=_proof(secret, "worker", worker, nonce))
     answer = _read_handshake(connection)["proof"]
     if not hmac.compare_digest(answer, _proof(secret, "controller", own)):
-        connection.close()
-        raise WireError(f"{address} does not know the secret of this run")
-    connection.settimeout(None)
-    return Channel(connection, worker)
+        raise WireError("the other end does not know the secret of this run")
 
 
 def _check_worker(connection: socket.socket, secret: str) -> str:

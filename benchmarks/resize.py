@@ -1,0 +1,138 @@
+"""Figure: how long a running job stands still when it grows from one worker to two and shrinks again.
+
+Three ways, in one run on one machine, each with models of 4, 40 and 400 MB:
+
+    in place       newcomers start and warm up while the survivor trains; state from memory to memory
+    forkserver     checkpoint to disk, stop; workers forked from a process that has torch in memory; load
+    spawn          the same with fresh Python processes, as torchrun-style restarts do
+
+A stall is the time between the last step before a resize and the first after it, less an ordinary step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401  (the forkserver has it in memory)
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from torch_gang import Gang, wait_until
+
+from stretto.wire.messages import Left, Park
+
+ENTRY = f"{Path(__file__).with_name('resize_train.py')}:train"
+SIZES_MB = (4, 40, 400)
+STEPS = 4
+"""Ordinary steps between two resizes, at least."""
+
+
+@dataclass(frozen=True)
+class Step:
+    t_s: float
+    workers: int
+
+
+class Job:
+    """A gang whose steps can be read off a file."""
+
+    def __init__(self, folder: Path, mb: int) -> None:
+        self._times = folder / "times"
+        self.gang = Gang(ENTRY, folder, config={"mb": mb, "times": str(self._times)}, checkpoint_every_s=1e9)
+        self._names = 0
+
+    def steps(self) -> list[Step]:
+        lines = self._times.read_text().splitlines() if self._times.exists() else []
+        rows = [line.split() for line in lines if len(line.split()) == 3]
+        return [Step(float(row[0]), int(row[1])) for row in rows]
+
+    def name(self) -> str:
+        self._names += 1
+        return f"w{self._names}"
+
+    def train_on(self) -> int:
+        """Some more steps of the present group; how many there are then."""
+        before = len(self.steps())
+        wait_until(lambda: len(self.steps()) >= before + STEPS, within_s=120)
+        return len(self.steps())
+
+    def stall_s(self, before: int) -> float:
+        """Of the change that came after so many steps."""
+        steps = self.steps()
+        gaps = [later.t_s - one.t_s for one, later in zip(steps, steps[1:], strict=False)]
+        change = max(range(before - 1, len(gaps)), key=gaps.__getitem__)
+        usual = statistics.median(gaps[max(change - STEPS, 0) : change] + gaps[change + 1 : change + 1 + STEPS])
+        return max(gaps[change] - usual, 0.0)
+
+
+def in_place(folder: Path, mb: int, rounds: int) -> list[float]:
+    stalls = []
+    job = Job(folder, mb)
+    with job.gang as gang:
+        first = job.name()
+        gang.spawn(first)
+        gang.form(first)
+        for _ in range(rounds):
+            second = job.name()
+            gang.spawn(second)
+            before = job.train_on()
+            gang.form(first, second)
+            job.train_on()
+            stalls.append(job.stall_s(before))
+            before = job.train_on()
+            gang.form(first)
+            gang.end(second)
+            job.train_on()
+            stalls.append(job.stall_s(before))
+    return stalls
+
+
+def restart(folder: Path, mb: int, rounds: int, *, fresh: bool) -> list[float]:
+    stalls = []
+    job = Job(folder, mb)
+    with job.gang as gang:
+        names = [job.name()]
+        gang.spawn(names[0], fresh=fresh)
+        gang.form(*names)
+        for size in (2, 1) * rounds:
+            before = job.train_on()
+            gang.tell(names[0], Park())
+            gang.wait(names[0], Left)
+            for name in names:
+                gang.end(name)
+            gang.trained.clear()
+            names = [job.name() for _ in range(size)]
+            for name in names:
+                gang.spawn(name, fresh=fresh)
+            gang.form(*names)
+            job.train_on()
+            stalls.append(job.stall_s(before))
+    return stalls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="resizes up and down of each kind and size")
+    rounds = parser.parse_args().rounds
+    print("Resize 1 -> 2 -> 1: median stall of those who train")
+    print(f"{'model':>8} {'in place':>10} {'forkserver':>11} {'spawn':>9} {'/forkserver':>12} {'/spawn':>8}")
+    for mb in SIZES_MB:
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            ours = statistics.median(in_place(Path(folder, "a"), mb, rounds))
+            forked = statistics.median(restart(Path(folder, "b"), mb, rounds, fresh=False))
+            spawned = statistics.median(restart(Path(folder, "c"), mb, max(rounds // 3, 1), fresh=True))
+        print(
+            f"{mb:>5} MB {ours * 1e3:>7.0f} ms {forked * 1e3:>8.0f} ms {spawned * 1e3:>6.0f} ms "
+            f"{ours / forked:>12.2f} {ours / spawned:>8.3f}   ({time.monotonic() - began_s:.0f} s)"
+        )
+    print("wanted: at most 0.50 of the forkserver's, 0.10 of spawn's")
+
+
+if __name__ == "__main__":
+    main()

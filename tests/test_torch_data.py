@@ -1,0 +1,147 @@
+"""Sharing out data: every example once, weights that add up, ordinary DataLoader options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from stretto.core.errors import InputError
+from stretto.torch.data import ElasticLoader, Position, Source, source_of
+from stretto.torch.turn import Layout, Turn
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def loader_at(
+    source: Source, layout: Layout, position: Position, stop_after: int | None = None
+) -> ElasticLoader:
+    """A loader that goes on from a position, for so many steps."""
+    steps = 0
+
+    def after_step(_: ElasticLoader) -> bool:
+        nonlocal steps
+        steps += 1
+        return stop_after is not None and steps >= stop_after
+
+    def is_over(loader: ElasticLoader) -> bool:
+        return loader.left == 0 or (stop_after is not None and steps >= stop_after)
+
+    loader = ElasticLoader(
+        source, Turn(layout), seed=3, before=lambda _: True, after_step=after_step, is_over=is_over
+    )
+    loader.position = position
+    return loader
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(1, 4),
+)
+def test_shares_cover_a_step_once_and_their_weights_add_up(
+    examples: int, total: int, workers: int, passes: int
+) -> None:
+    shares = [
+        share for rank in range(workers) for share in Layout(total, workers, passes, rank).shares(examples)
+    ]
+    covered = sorted(place for share in shares for place in range(share.start, share.stop))
+    assert covered == list(range(examples))
+    assert sum(share.weight for share in shares) == pytest.approx(len(shares))
+    sizes = [share.stop - share.start for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 120),
+    st.integers(1, 30),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=5),
+)
+def test_every_example_of_a_pass_is_seen_once_across_any_resizes(
+    size: int, batch: int, shuffle: bool, stretches: list[tuple[int, int, int]]
+) -> None:
+    source = Source(dataset=Numbers(size), batch_size=batch, shuffle=shuffle)
+    position = Position(pass_number=2)
+    seen: list[float] = []
+    for number, (workers, passes, steps) in enumerate(stretches):
+        last = number == len(stretches) - 1
+        reached = []
+        for rank in range(workers):
+            layout = Layout(batch, workers, passes, rank)
+            loader = loader_at(
+                source, layout, Position(position.pass_number, position.examples), None if last else steps
+            )
+            for values in loader:
+                if loader._turn.share.weight > 0:
+                    seen.extend(values.tolist())
+            reached.append(loader.position.examples)
+        assert len(set(reached)) == 1, "workers disagree on how far they are"
+        position.examples = reached[0]
+    assert sorted(seen) == list(range(size))
+
+
+def test_a_pass_is_shuffled_and_each_pass_otherwise() -> None:
+    source = Source(dataset=Numbers(50), batch_size=10, shuffle=True)
+    first, again, second = source.order(1, 0), source.order(1, 0), source.order(1, 1)
+    assert list(first) == list(again)
+    assert list(first) != list(second)
+    assert list(first) != list(source.order(2, 0))
+    assert list(first) != list(range(50))
+
+
+def test_drop_last_leaves_the_rest_out_at_any_size() -> None:
+    source = Source(dataset=Numbers(25), batch_size=10, shuffle=False, drop_last=True)
+    loader = loader_at(source, Layout(10), Position())
+    assert [batch.tolist() for batch in loader] == [list(range(10)), list(range(10, 20))]
+    assert len(loader) == 2
+
+
+def test_an_ordinary_loader_keeps_its_options() -> None:
+    def collate(items: list[Any]) -> list[Any]:
+        return items
+
+    loader = DataLoader(
+        Numbers(10), batch_size=4, shuffle=True, num_workers=1, collate_fn=collate, persistent_workers=True
+    )
+    source = source_of(loader)
+    assert (source.batch_size, source.shuffle, source.sampler) == (4, True, None)
+    assert source.options["num_workers"] == 1
+    assert source.options["persistent_workers"] is True
+    seen = [one for batch in loader_at(source, Layout(4), Position()) for one in batch]
+    assert sorted(seen) == list(range(10))
+
+
+def test_a_sampler_of_the_users_draws_the_same_on_every_worker() -> None:
+    sampler = WeightedRandomSampler([1.0, 5.0, 1.0, 1.0], num_samples=8)
+    source = source_of(DataLoader(Numbers(4), batch_size=4, sampler=sampler))
+    before = torch.get_rng_state()
+    assert list(source.order(1, 5)) == list(source.order(1, 5))
+    assert torch.equal(torch.get_rng_state(), before), "the user's own draws were disturbed"
+    assert source.examples == 8
+
+
+def test_data_without_numbers_is_refused() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    with pytest.raises(InputError, match="iterable dataset"):
+        source_of(DataLoader(Stream(), batch_size=2))
+    with pytest.raises(InputError, match="batch sampler"):
+        source_of(DataLoader(TensorDataset(torch.zeros(4)), batch_sampler=[[0, 1], [2, 3]]))

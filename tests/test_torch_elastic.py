@@ -1,0 +1,222 @@
+"""Groups that change while they train: the result does not, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch._dynamo  # noqa: F401  (the first optimizer step imports it; here it is forked along)
+
+from stretto.wire.messages import (
+    Ack,
+    BatchOrder,
+    Described,
+    Failed,
+    Finished,
+    FinishEpoch,
+    Formed,
+    Left,
+    Park,
+    Report,
+    Saved,
+    SetBatch,
+)
+from torch_gang import Gang
+
+ENTRY = f"{Path(__file__).with_name('elastic_train.py')}:train"
+EPOCHS = 6
+NAP_S = 0.01
+
+
+def losses(gang: Gang) -> list[float]:
+    ends = gang.epoch_ends()
+    return [ends[epoch].values["loss"] for epoch in sorted(ends)]
+
+
+def gang_of(folder: Path, **config: Any) -> Gang:
+    return Gang(
+        ENTRY, folder, config={"epochs": EPOCHS, "nap_s": NAP_S, "seen": str(folder / "seen"), **config}
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """What one worker reaches when nobody interferes."""
+    with gang_of(tmp_path_factory.mktemp("plain"), nap_s=0.0) as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        gang.wait("w0", Finished)
+        return losses(gang)
+
+
+def assert_seen_once(folder: Path) -> set[int]:
+    """Every example of every epoch exactly once; how many workers there were along the way."""
+    by_epoch: dict[int, list[int]] = {}
+    sizes = set()
+    for line in (folder / "seen").read_text().splitlines():
+        epoch, workers, index = json.loads(line)
+        by_epoch.setdefault(epoch, []).extend(index)
+        sizes.add(workers)
+    assert sorted(by_epoch) == list(range(EPOCHS))
+    for epoch, seen in by_epoch.items():
+        assert sorted(seen) == list(range(500)), f"epoch {epoch}"
+    return sizes
+
+
+def test_resizes_change_neither_the_result_nor_what_is_seen(tmp_path: Path, undisturbed: list[float]) -> None:
+    with gang_of(tmp_path) as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        gang.wait("w0", Report, lambda report: report.epoch >= 2)
+        gang.spawn("w2")
+        gang.form("w1", "w2")  # the leader goes, a follower takes over
+        assert gang.end("w0") == 0
+        assert gang.wait("w0", Left).why == "not part of the next group"
+        gang.form("w1")
+        gang.wait("w1", Finished)
+        assert gang.end("w1") == gang.end("w2") == 0
+        assert losses(gang) == pytest.approx(undisturbed, abs=1e-5)
+    assert assert_seen_once(tmp_path) == {1, 2}
+
+
+def test_a_parked_run_goes_on_where_it_was(tmp_path: Path, undisturbed: list[float]) -> None:
+    with gang_of(tmp_path) as gang:
+        gang.spawn("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        gang.wait("w0", Report, lambda report: report.epoch >= 1)
+        gang.tell("w0", Park())
+        assert gang.wait("w0", Left) == Left("parked", saved=True)
+        assert gang.end("w0") == gang.end("w1") == 0
+        gang.trained.clear()
+        gang.spawn("w2")
+        gang.form("w2")
+        gang.wait("w2", Finished)
+        assert losses(gang) == pytest.approx(undisturbed, abs=1e-5)
+    assert_seen_once(tmp_path)
+
+
+def test_an_interrupted_epoch_is_not_timed(tmp_path: Path) -> None:
+    with gang_of(tmp_path) as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        gang.wait("w0", Finished)
+        times = [end.epoch_s for end in gang.epoch_ends().values()]
+        assert times.count(None) == 1
+        speeds = [
+            sample
+            for message in gang.members["w0"].said
+            if isinstance(message, Report)
+            for sample in message.speeds
+        ]
+        assert {sample.workers for sample in speeds} == {1, 2}
+        assert {sample.atomic for sample in speeds} == {48, 24}
+        assert all(0 <= sample.sync_s <= sample.step_s for sample in speeds)
+
+
+def test_the_peers_of_a_killed_worker_leave(tmp_path: Path) -> None:
+    with gang_of(tmp_path, epochs=200) as gang:
+        gang.spawn("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        gang.wait("w0", Report)
+        os.kill(gang.members["w1"].pid, signal.SIGKILL)
+        assert gang.wait("w0", Left).why == "peer lost"
+        assert gang.end("w0") == 0
+
+
+def test_without_a_controller_workers_save_and_leave(tmp_path: Path) -> None:
+    with gang_of(tmp_path, epochs=200) as gang:
+        gang.spawn("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        gang.wait("w0", Report)
+        for member in gang.members.values():
+            assert member.channel is not None
+            member.channel.close()
+        assert gang.end("w0") == gang.end("w1") == 0
+    assert list((tmp_path / "checkpoints").glob("*/state.pt"))
+
+
+def test_a_failure_is_told_with_the_users_traceback(tmp_path: Path) -> None:
+    with gang_of(tmp_path, fails_at=1, failed=str(tmp_path / "failed")) as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        failed = gang.wait("w0", Failed)
+        assert "the disk of the user's cat is full" in failed.traceback
+        assert "elastic_train.py" in failed.traceback
+        assert gang.end("w0") == 1
+
+
+def test_a_trial_waits_for_the_decision_on_its_epoch(tmp_path: Path) -> None:
+    with Gang(ENTRY, tmp_path, config={"epochs": EPOCHS}, waits_for_ack=True, metric="accuracy") as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        gang.wait("w0", Report, lambda report: report.epoch == 1)
+        time.sleep(0.2)
+        assert max(gang.epoch_ends()) == 1
+        gang.tell("w0", Ack(1))
+        gang.wait("w0", Report, lambda report: report.epoch == 2)
+        gang.tell("w0", Park())
+        assert gang.wait("w0", Left).saved
+        assert max(gang.epoch_ends()) == 2
+        assert gang.wait("w0", Saved, lambda saved: saved.best).progress >= 1.0
+
+
+def test_an_epoch_can_be_finished_before_leaving(tmp_path: Path) -> None:
+    with gang_of(tmp_path) as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        gang.tell("w0", FinishEpoch())
+        assert gang.wait("w0", Left).saved
+        assert len(gang.epoch_ends()) >= 1
+        assert gang.wait("w0", Saved).progress == max(gang.epoch_ends())
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_an_adaptive_run_takes_the_batch_it_is_told(tmp_path: Path, adam: bool) -> None:
+    with gang_of(tmp_path, adaptive=True, adam=adam, epochs=8) as gang:
+        gang.spawn("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1", batch=BatchOrder(24, 0))
+        described = gang.wait("w0", Described)
+        assert (described.examples, described.batch, described.adaptive) == (500, 48, True)
+        gang.wait("w0", Report, lambda report: report.epoch >= 1)
+        gang.tell("w0", SetBatch(BatchOrder(24, 1)))
+        gang.wait("w0", Finished)
+        reports = [message for message in gang.members["w0"].said if isinstance(message, Report)]
+        assert reports[-1].noise is not None
+        assert reports[-1].noise.var > 0
+        batches = {
+            json.loads(line)["batch"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+        }
+        assert batches == {48, 96}
+        assert reports[-1].progress == pytest.approx(8.0, abs=0.3)
+
+
+def test_what_would_be_trained_can_be_asked_for(tmp_path: Path) -> None:
+    with Gang(ENTRY, tmp_path, config={"epochs": 3}, describe_only=True) as gang:
+        gang.spawn("w0")
+        assert gang.wait("w0", Described).examples == 500
+        assert gang.wait("w0", Left).why == "described"
+        assert not any(isinstance(message, Formed) for message in gang.members["w0"].said)
+
+
+def test_data_workers_keep_working_across_a_resize(tmp_path: Path, undisturbed: list[float]) -> None:
+    with gang_of(tmp_path, num_workers=1) as gang:
+        gang.spawn("w0")
+        gang.form("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        gang.wait("w0", Finished)
+        assert losses(gang) == pytest.approx(undisturbed, abs=1e-5)
+    assert_seen_once(tmp_path)
