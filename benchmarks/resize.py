@@ -12,6 +12,7 @@ A stall is the time between the last step before a resize and the first after it
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
@@ -22,9 +23,8 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401  (the forkserver has it in memory)
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from torch_gang import Gang, wait_until
-
 from stretto.wire.messages import Left, Park
+from torch_gang import Gang, wait_until
 
 ENTRY = f"{Path(__file__).with_name('resize_train.py')}:train"
 SIZES_MB = (4, 40, 400)
@@ -64,9 +64,11 @@ class Job:
     def stall_s(self, before: int) -> float:
         """Of the change that came after so many steps."""
         steps = self.steps()
-        gaps = [later.t_s - one.t_s for one, later in zip(steps, steps[1:], strict=False)]
+        gaps = [later.t_s - one.t_s for one, later in itertools.pairwise(steps)]
         change = max(range(before - 1, len(gaps)), key=gaps.__getitem__)
-        usual = statistics.median(gaps[max(change - STEPS, 0) : change] + gaps[change + 1 : change + 1 + STEPS])
+        usual = statistics.median(
+            gaps[max(change - STEPS, 0) : change] + gaps[change + 1 : change + 1 + STEPS]
+        )
         return max(gaps[change] - usual, 0.0)
 
 
@@ -116,7 +118,9 @@ def restart(folder: Path, mb: int, rounds: int, *, fresh: bool) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3, help="resizes up and down of each kind and size")
     rounds = parser.parse_args().rounds
     print("Resize 1 -> 2 -> 1: median stall of those who train")

@@ -49,7 +49,7 @@ def main() -> None:
     nodes = gpu_nodes(1, 4)
     jobs = [job(name, slots) for name, slots in SLOTS.items()]
     commands = {
-        name: Command((sys.executable, "-c", TRAINER, str(folder.absolute() / f"{name}.epoch")))
+        name: Command((sys.executable, "-c", TRAINER, str(folder.absolute() / f"{name}.epoch")), gang=False)
         for name in SLOTS
     }
     journal = SqliteJournal(folder / "journal.sqlite", run="processes")

@@ -20,6 +20,7 @@ from stretto.models.noise import GradientNoise
 from stretto.models.observations import Observations
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
 from stretto.torch.memory import MemoryBound, card_memory
+from stretto.torch.noise import SAMPLE_PERIOD
 from stretto.torch.rules import progress_of_step
 
 WARM_UP_STEPS = 100
@@ -28,8 +29,6 @@ WORTHWHILE = 1.05
 """Goodput must rise by this much: less is within what models err by."""
 MOST_GROWTH = 2
 """The batch at most doubles at a time."""
-LOOK_EVERY_STEPS = 16
-"""Noise is sampled no more often, so that there is nothing new in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class BatchTuner:
         timed = (nodes, workers, 0, current.atomic) in self._observed.speeds
         if noise is None or not timed or step < self._next_look:
             return None
-        self._next_look = step + LOOK_EVERY_STEPS
+        self._next_look = step + SAMPLE_PERIOD
         if self._memory is not None:
             self._memory.look(current.atomic)
         limits = self._present_limits(workers, current)

@@ -408,12 +408,12 @@ class Engine:
         """Training is over: keep its result, and leave the group."""
         if self.joined and self.group.is_leader and self._folder is not None and self.turn.step:
             self.save(wait=True)
-        self.close()
+        self.finish_saving()
+        self.group.leave()
 
-    def close(self) -> None:
+    def finish_saving(self) -> None:
         if self._store is not None:
             self._store.close()
-        self.group.leave()
 
     # State
 

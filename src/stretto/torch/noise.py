@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
 
 from stretto.core.observations import NoiseSample
 
-SAMPLE_PERIOD = 16
+SAMPLE_PERIOD = 24
 """Of so many steps two are sampled, one after the other: the differenced source needs a pair."""
 SMOOTHING = 0.999
 """What is left of a sample's weight after one step at the initial batch."""
@@ -36,7 +36,7 @@ MIN_SQR, MIN_VAR = 0.0, 1e-6
 """Estimates of these can fall below zero, the truth cannot."""
 ADAM_WARM_STEPS = 5
 """Before it, the second moment says too little about a parameter: it is left out."""
-CPU_CHUNK, GPU_CHUNK = 1 << 18, 1 << 24
+CPU_CHUNK, GPU_CHUNK = 1 << 15, 1 << 24
 """Elements divided by the preconditioner at once: what a cache holds, or a small share of a card."""
 
 State = dict[str, Any]
@@ -80,7 +80,7 @@ class NoiseEstimator:
     @torch.no_grad()
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Adds the squared norm of some parameters' gradients over this worker's share."""
-        (norm,) = self._squared_norms(parameters, gradients)
+        norm = self._squared_norm(parameters, gradients)
         self._part = norm if self._part is None else self._part + norm
 
     def part_sum(self) -> Tensor:
@@ -140,17 +140,6 @@ class NoiseEstimator:
         ]
         self._part, self._kept = None, None
 
-    def _squared_norms(self, parameters: Sequence[Tensor], *columns: Sequence[Tensor]) -> Tensor:
-        """Squared norms of lists of gradients, preconditioned."""
-        if self._preconditioner is None:
-            return torch.stack([_squared_norm(column) for column in columns])
-        norms = [torch.zeros(len(columns), device=parameters[0].device)]
-        for chosen, divisors in self._preconditioner.chunks(parameters):
-            chunks = [[column[index] for index in chosen] for column in columns]
-            divided = [torch._foreach_div(chunk, divisors) for chunk in chunks]  # noqa: SLF001
-            norms.append(torch.stack([_squared_norm(tensors) for tensors in divided]))
-        return torch.stack(norms).sum(dim=0)
-
     def _compare_steps(self, now: _Step, gradients: dict[Tensor, Tensor]) -> None:
         """Keeps the first gradient of a pair, and compares the second with it."""
         kept, self._kept = self._kept, None
@@ -170,32 +159,44 @@ class NoiseEstimator:
     def _compare_shares(
         self, now: _Step, gradients: dict[Tensor, Tensor], share_batch: float, small_sqr: Tensor
     ) -> None:
-        if gradients and now.batch > share_batch:
-            (big_sqr,) = self._squared_norms(list(gradients), list(gradients.values()))
-            self._add(now, "shares", share_batch, (small_sqr.to(big_sqr), big_sqr))
+        if now.batch > share_batch:
+            big_sqr = self._squared_norm(list(gradients), list(gradients.values()))
+            self._add(now, "shares", share_batch, torch.stack((small_sqr.to(big_sqr), big_sqr)))
 
-    def _norms_of(self, kept: _Kept, gradients: dict[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def _norms_of(self, kept: _Kept, gradients: dict[Tensor, Tensor]) -> Tensor:
         """Squared norms of kept and present gradient and of their difference; uses the kept one up."""
         common = [one for one in kept.copies if one in gradients]
-        if not common:
-            return ()
-        before, present = [kept.copies[one] for one in common], [gradients[one] for one in common]
-        one, two = self._squared_norms(common, before, present)
-        torch._foreach_sub_(before, present)
-        (apart,) = self._squared_norms(common, before)
-        return one, two, apart
+        rows = []
+        for before, present in self._chunks(
+            common, [kept.copies[one] for one in common], [gradients[one] for one in common]
+        ):
+            one, two = _squared_norm(before), _squared_norm(present)
+            torch._foreach_sub_(before, present)
+            rows.append(torch.stack((one, two, _squared_norm(before))))
+        return torch.stack(rows).sum(dim=0) if rows else torch.zeros(3)
 
-    def _add(self, now: _Step, source: Source, other_batch: float, norms: tuple[Tensor, ...]) -> None:
-        if not norms:
-            return
-        row = torch.stack(norms) / now.loss_scale**2
+    def _squared_norm(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+        norms = [_squared_norm(chunk) for (chunk,) in self._chunks(parameters, gradients)]
+        return torch.stack(norms).sum() if norms else torch.zeros(())
+
+    def _chunks(
+        self, parameters: Sequence[Tensor], *columns: Sequence[Tensor]
+    ) -> Iterator[list[list[Tensor]]]:
+        """Lists of gradients as the optimizer sees them, perhaps bit by bit."""
+        if self._preconditioner is not None:
+            yield from self._preconditioner.divided(parameters, *columns)
+        elif parameters:
+            yield [list(column) for column in columns]
+
+    def _add(self, now: _Step, source: Source, other_batch: float, norms: Tensor) -> None:
+        row = norms / now.loss_scale**2
         if not row.is_cuda:
             measured = _Measured(now.number, source, other_batch, now.batch, row)
             self._average.add(measured, self._initial_batch)
             return
         host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
         host.copy_(row, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done = torch.cuda.Event()
         done.record()
         self._queue.append(_Measured(now.number, source, other_batch, now.batch, host, done))
 
@@ -324,20 +325,27 @@ class _AdamPreconditioner:
         self._optimizer = optimizer
         self._warm: set[Tensor] = set()
 
-    def chunks(self, parameters: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """Positions of warm parameters and their divisors, a bounded number of elements at a time."""
-        position = {one: index for index, one in enumerate(parameters)}
-        limit = GPU_CHUNK if parameters[0].is_cuda else CPU_CHUNK
+    def divided(
+        self, parameters: Sequence[Tensor], *columns: Sequence[Tensor]
+    ) -> Iterator[list[list[Tensor]]]:
+        """Gradients of warm parameters, divided: new tensors, a bounded number of elements at a time."""
+        place = {one: index for index, one in enumerate(parameters)}
         for group in self._optimizer.param_groups:
-            chosen: list[Tensor] = []
-            for one in group["params"]:
-                if one in position and self._is_warm(one):
-                    chosen.append(one)
-                if sum(tensor.numel() for tensor in chosen) >= limit:
-                    yield [position[tensor] for tensor in chosen], self._divisors(chosen, group)
-                    chosen = []
-            if chosen:
-                yield [position[tensor] for tensor in chosen], self._divisors(chosen, group)
+            warm = [one for one in group["params"] if one in place and self._is_warm(one)]
+            rows: list[_Row] = []
+            for one, correction in zip(warm, self._corrections(warm, group), strict=True):
+                moment = self._optimizer.state[one][
+                    "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
+                ]
+                rows += _pieces(correction, moment, *(column[place[one]] for column in columns))
+            for chunk in _chunked(rows):
+                divisors = list(torch._foreach_sqrt([row.moment for row in chunk]))  # noqa: SLF001
+                torch._foreach_div_(divisors, [row.correction for row in chunk])
+                torch._foreach_add_(divisors, float(group["eps"]))
+                yield [
+                    list(torch._foreach_div(list(gradients), divisors))  # noqa: SLF001
+                    for gradients in zip(*(row.gradients for row in chunk), strict=True)
+                ]
 
     def _is_warm(self, parameter: Tensor) -> bool:
         state = self._optimizer.state.get(parameter)
@@ -348,17 +356,43 @@ class _AdamPreconditioner:
             self._warm.add(parameter)
         return parameter in self._warm
 
-    def _divisors(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        states = [self._optimizer.state[one] for one in parameters]
-        moment = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-        divisors = list(torch._foreach_sqrt([state[moment] for state in states]))  # noqa: SLF001
-        steps = torch.stack([torch.as_tensor(state["step"]) for state in states])
+    def _corrections(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Any]:
+        """sqrt(1 - beta2^t) of each parameter: numbers, or tensors if t is on the device."""
+        if not parameters:
+            return []
+        steps = torch.stack([torch.as_tensor(self._optimizer.state[one]["step"]) for one in parameters])
         corrections = (1 - float(group["betas"][1]) ** steps).sqrt()
-        torch._foreach_div_(
-            divisors, list(corrections.unbind()) if corrections.is_cuda else corrections.tolist()
-        )
-        torch._foreach_add_(divisors, float(group["eps"]))
-        return divisors
+        return list(corrections.unbind()) if corrections.is_cuda else corrections.tolist()
+
+
+class _Row(NamedTuple):
+    """A piece of a parameter: its second moment, and the same piece of its gradients."""
+
+    correction: Any
+    moment: Tensor
+    gradients: tuple[Tensor, ...]
+
+
+def _pieces(correction: Any, moment: Tensor, *gradients: Tensor) -> list[_Row]:
+    limit = GPU_CHUNK if moment.is_cuda else CPU_CHUNK
+    if moment.numel() <= limit:
+        return [_Row(correction, moment, gradients)]
+    split = [tensor.reshape(-1).split(limit) for tensor in (moment, *gradients)]
+    return [_Row(correction, first, tuple(others)) for first, *others in zip(*split, strict=True)]
+
+
+def _chunked(rows: list[_Row]) -> Iterator[list[_Row]]:
+    chunk: list[_Row] = []
+    elements = 0
+    for row in rows:
+        limit = GPU_CHUNK if row.moment.is_cuda else CPU_CHUNK
+        if chunk and elements + row.moment.numel() > limit:
+            yield chunk
+            chunk, elements = [], 0
+        chunk.append(row)
+        elements += row.moment.numel()
+    if chunk:
+        yield chunk
 
 
 def _squared_norm(tensors: Sequence[Tensor]) -> Tensor:

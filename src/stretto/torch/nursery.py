@@ -23,8 +23,10 @@ If the nursery is killed, its workers go with it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import math
@@ -36,10 +38,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stretto.core.errors import InputError
 
@@ -56,7 +58,7 @@ class Settings:
 
     entry: str
     worker: str
-    """`module:function`, called with address, secret and id in every worker."""
+    """`module:function`, called with address, secret and id in every worker; returns its exit code."""
     load: str
     """`module:function`, called with the entry to import the user's code."""
     preload: tuple[str, ...]
@@ -323,6 +325,20 @@ def _start_over(fd: int, settings: Settings, why: str) -> None:
     os.execv(sys.executable, [sys.executable, "-P", __file__, str(fd), arguments])  # noqa: S606 - no shell is meant
 
 
+def _play(worker: Callable[[str, str, str], int | None], birth: Birth) -> NoReturn:
+    """Be a worker to the end, which comes at once: taking the interpreter apart would hold the slot."""
+    code = 1
+    try:
+        code = worker(birth.address, birth.secret, birth.worker) or 0
+    except BaseException:  # noqa: BLE001 - it is printed and the exit code tells
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as an interpreter ends: first threads,
+    atexit._run_exitfuncs()  # noqa: SLF001 - then what user code wants done at exit
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def main() -> None:
     fd, settings = int(sys.argv[1]), Settings(**json.loads(sys.argv[2]))
     os.set_inheritable(fd, False)
@@ -333,9 +349,11 @@ def main() -> None:
     why = "" if barren or not settings.imports_entry else _unsafe_to_fork()
     if why:
         _start_over(fd, settings, why)
+    gc.freeze()  # workers share what is there now, and need not look through it
     birth = Nursery(line, settings.grace_s, barren).serve()
-    if birth is not None:
-        named(settings.worker)(birth.address, birth.secret, birth.worker)
+    if birth is None:
+        os._exit(0)  # what user code wants done at exit concerns its workers
+    _play(named(settings.worker), birth)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class _Bucket:
         self.parameters = list(parameters)
         first = parameters[0]
         sizes = [parameter.numel() for parameter in parameters]
-        self.buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self.buffer = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         pieces = self.buffer.split(sizes)
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         self.missing = len(parameters)

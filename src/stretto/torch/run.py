@@ -222,5 +222,9 @@ class Run:
         """Save the result and leave the group. Called for you under a controller."""
         self._engine.finish()
 
+    def finish_saving(self) -> None:
+        """Wait until everything that was to be saved is on the disk."""
+        self._engine.finish_saving()
+
 
 Train = Callable[[dict[str, Any], Run], Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 
@@ -19,6 +20,7 @@ from stretto.wire.messages import Failed, Finished, FromWorker, Left
 def main(address: str, secret: str, worker_id: str) -> int:
     """Train what the controller asks for; the exit code."""
     grace_s = float(os.environ.get("STRETTO_GRACE_S", str(GRACE_S)))
+    signal.signal(signal.SIGTERM, _dismiss)
     session = Controlled(connect(address, secret, worker_id), grace_s=grace_s)
     last_word = _train(session)
     sys.stdout.flush()
@@ -27,7 +29,14 @@ def main(address: str, secret: str, worker_id: str) -> int:
     return 1 if isinstance(last_word, Failed) else 0
 
 
+def _dismiss(number: int, frame: object) -> None:
+    """Nobody needs this worker any more; what it is just saving may still be the best there is."""
+    del number, frame
+    raise Departure("dismissed")
+
+
 def _train(session: Controlled) -> FromWorker:
+    run: Run | None = None
     try:
         task = session.task
         train = load_entry(task.entry)
@@ -47,4 +56,8 @@ def _train(session: Controlled) -> FromWorker:
         text = traceback.format_exc()
         sys.stderr.write(text)
         return Failed(text)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if run is not None:
+            run.finish_saving()
     return Finished()
