@@ -1,9 +1,10 @@
 """A small convolutional network on scikit-learn's handwritten digits: an ordinary loop made elastic.
 
-By hand:          python examples/digits.py
+By hand:          python examples/digits.py 5
 Tuned:            stretto tune examples/digits.toml examples/digits.py:train --deadline 90s
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def train(config: dict[str, Any], run: Run) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
     loader = DataLoader(data, batch_size=256, shuffle=True)
     model, optimizer, loader = run.prepare(model, optimizer, loader)
-    for _epoch in run.epochs(27):
+    for _epoch in run.epochs(config.get("epochs", 27)):
         model.train()
         for images, labels in loader:
             optimizer.zero_grad()
@@ -75,4 +76,4 @@ def train(config: dict[str, Any], run: Run) -> None:
 
 
 if __name__ == "__main__":
-    train({"dropout": 0.1, "lr": 0.1, "momentum": 0.9}, Run())
+    train({"dropout": 0.1, "lr": 0.1, "momentum": 0.9, "epochs": int(sys.argv[1])}, Run())

@@ -94,7 +94,7 @@ def run_processes(folder: Path, policy: str) -> None:
     trainer = folder / "trainer.py"
     trainer.write_text(TRAINER)
     jobs = process_jobs()
-    command = Command((sys.executable, "-I", "-S", str(trainer), str(folder), str(EPOCHS)))
+    command = Command((sys.executable, "-I", "-S", str(trainer), str(folder), str(EPOCHS)), gang=False)
     nodes = gpu_nodes(1, 3)
     journal = SqliteJournal(folder / "journal", run="crash")
     substrate = ProcessSubstrate(nodes, {job.id: command for job in jobs}, run_dir=folder, grace_s=2.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(path.with_suffix(".py") for path in FOLDER.glob("*.out"))
 
 
 def test_there_are_examples() -> None:
@@ -23,3 +24,14 @@ def test_an_example_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     assert done.stderr == ""
     assert done.returncode == 0
     assert done.stdout == path.with_suffix(".out").read_text(encoding="utf-8")
+
+
+def test_the_training_example_trains_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "digits.py"), "1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.startswith("epoch 1: accuracy 0.")

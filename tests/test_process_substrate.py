@@ -8,33 +8,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, all_events, eventually, job_of, running_with
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
-from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
-from stretto.core.resources import Resources
 from stretto.substrate.process import Command, ProcessSubstrate
 from stretto.substrate.process_reports import Progress, Setup, read_report
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
-EPOCHS = 8
-BATCH = BatchChoice(16)
-ONE, TWO = on_nodes({"0": 1}), on_nodes({"0": 1, "1": 1})
-PYTHON = (sys.executable, "-I", "-S")
 TRAINER = """
 import json, os, sys, time
 from pathlib import Path
 checkpoint, epochs, fails = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 epoch = int(checkpoint.read_text()) if checkpoint.exists() else 0
 while epoch < epochs:
+    if fails and epoch == 3:
+        sys.exit(3)
     time.sleep(0.05)
     epoch += 1
     new = checkpoint.with_suffix(".new")
@@ -42,43 +39,7 @@ while epoch < epochs:
     new.rename(checkpoint)
     report = {"work_done": 10.0 * epoch, "epoch": epoch, "step_s": 0.005, "sync_s": 0.001}
     print(json.dumps(report), flush=True)
-    if fails and epoch == 3:
-        sys.exit(3)
 """
-
-
-def job_of(job_id: str) -> Job:
-    return Job(
-        id=job_id,
-        application="tiny",
-        submit_s=0.0,
-        worker=Role(demand=Resources(gpu=1), max=2),
-        batch=BatchLimits(initial=16, requested=16, max=64, per_gpu_min=1, per_gpu_max=64),
-        work=Work(units_per_epoch=10.0, epochs=EPOCHS),
-    )
-
-
-def running_with(text: str) -> list[str]:
-    """Command lines of all live processes that mention `text`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in line:
-                found.append(f"{entry.name} {line}")
-    return found
-
-
-def eventually(done: Callable[[], bool], within_s: float = 5.0) -> bool:
-    end_s = time.monotonic() + within_s
-    while not done():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class TestConformance(SubstrateConformance):
@@ -87,7 +48,8 @@ class TestConformance(SubstrateConformance):
         script.write_text(TRAINER)
         commands = {
             sketch.id: Command(
-                (*PYTHON, str(script), str(folder / f"{sketch.id}.epoch"), str(EPOCHS), str(sketch.fails))
+                (*PYTHON, str(script), str(folder / f"{sketch.id}.epoch"), str(EPOCHS), str(sketch.fails)),
+                gang=False,
             )
             for sketch in sketches
         }
@@ -106,54 +68,10 @@ class TestConformance(SubstrateConformance):
         return running_with(str(folder))
 
 
-class Bench:
-    """One job `a` that runs a little Python code."""
-
-    def __init__(self, folder: Path, grace_s: float = 1.0) -> None:
-        self.folder = folder
-        self.grace_s = grace_s
-        self.log = folder / "jobs" / "a" / "stdout.log"
-        self._open: list[ProcessSubstrate] = []
-
-    def substrate(self, command: Command) -> ProcessSubstrate:
-        made = ProcessSubstrate(gpu_nodes(2, 4), {"a": command}, run_dir=self.folder, grace_s=self.grace_s)
-        self._open.append(made)
-        return made
-
-    def started(self, command: Command, allocation: Allocation = ONE) -> ProcessSubstrate:
-        substrate = self.substrate(command)
-        substrate.admit(job_of("a"))
-        substrate.apply([Instruction(1, Action.START, "a", allocation, BATCH)])
-        return substrate
-
-    def code(self, text: str, *arguments: str) -> Command:
-        """A command that mentions the folder, so that what it leaves can be found."""
-        script = self.folder / "code.py"
-        script.write_text("import json, os, signal, sys, time, subprocess\n" + text)
-        return Command((*PYTHON, str(script), *arguments))
-
-    def left(self) -> list[str]:
-        return running_with(str(self.folder))
-
-    def close(self) -> None:
-        for substrate in self._open:
-            substrate.close()
-
-
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.close()
-    assert made.left() == []
-
-
-def all_events(substrate: ProcessSubstrate) -> list[Event]:
-    """Until nothing runs any more."""
-    seen = []
-    while (event := substrate.next_event(float("inf"))) is not None:
-        seen.append(event)
-    return seen
+    with Bench(tmp_path) as made:
+        yield made
 
 
 def failure(substrate: ProcessSubstrate) -> str:
@@ -166,7 +84,9 @@ def test_a_command_learns_its_part_from_environment_and_arguments(bench: Bench) 
     code = "json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open(sys.argv[1], 'w'))"
     told = bench.folder / "told.json"
     plain = bench.code(code, str(told), "--gpus={workers}", "{batch}", '{"a": {}}')
-    substrate = bench.started(Command(plain.argv, {"OWN": "yes"}, bench.folder), on_nodes({"0": 2, "1": 1}))
+    substrate = bench.started(
+        Command(plain.argv, {"OWN": "yes"}, bench.folder, gang=False), on_nodes({"0": 2, "1": 1})
+    )
     assert [event.kind for event in all_events(substrate)] == ["job-finished"]
     argv, env, cwd = json.loads(told.read_text())
     assert argv[1:] == ["--gpus=3", "48", '{"a": {}}']
@@ -183,6 +103,7 @@ def test_a_command_learns_its_part_from_environment_and_arguments(bench: Bench) 
         "STRETTO_NODES": "2",
         "STRETTO_BATCH_ATOMIC": "16",
         "STRETTO_BATCH_ACCUMULATION": "0",
+        "STRETTO_METRICS_FILE": str(bench.log.with_name("metrics.jsonl")),
     }
 
 
@@ -439,7 +360,7 @@ CONTROLLER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_process_substrate import BATCH, ONE, Bench, job_of
+from process_bench import Bench
 from stretto.core.instructions import Action, Instruction
 bench = Bench(Path(sys.argv[2]), grace_s=0.5)
 substrate = bench.started(bench.code(sys.argv[3]))

@@ -1,16 +1,21 @@
 """Runs jobs as commands on this machine. Any command will do: a resize is a restart.
 
-A command learns its part from its environment, keeps its own checkpoints, saves one on SIGTERM, and goes
-on from it when it is started again:
+With K workers K processes of the command run, told their ranks as torchrun would tell them (RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT,
+TORCHELASTIC_RUN_ID). A command that starts its workers itself runs once instead (`Command.gang`). It keeps
+its own checkpoints, saves one on SIGTERM, and goes on from it when it is started again. All processes know
 
-    STRETTO_JOB, STRETTO_RESTARTS         whose part it plays, and how many starts came before
-    STRETTO_WORKERS, STRETTO_SERVERS      tasks it may run
+    STRETTO_JOB, STRETTO_RESTARTS         whose part they play, and how many starts came before
+    STRETTO_WORKERS, STRETTO_SERVERS      tasks of the job
     STRETTO_NODES                         on how many nodes they are
     STRETTO_BATCH_ATOMIC                  examples per worker and pass
     STRETTO_BATCH_ACCUMULATION            passes added before each step
+    STRETTO_METRICS_FILE                  where reports may be written instead of printed
+    CUDA_VISIBLE_DEVICES                  the devices of the job; LOCAL_RANK is the index of one's own
 
-In its arguments, `{workers}` and `{batch}` (the total over all workers) are replaced. It reports by
-printing JSON lines (see `process_reports`), the first as soon as it trains: that line ends its start.
+Arguments may have placeholders (see `process_command`). The first process reports by JSON lines on its
+standard output or in the metrics file (see `process_reports`), the first as soon as it trains: that line
+ends its start.
 """
 
 from __future__ import annotations
@@ -28,25 +33,29 @@ from pathlib import Path
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobFailed, JobFinished
+from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction
-from stretto.core.job import Job
-from stretto.substrate.process_child import Exit, GuardedCommand
-from stretto.substrate.process_history import PastJob, fold
+from stretto.core.job import Job, Tier
+from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start
+from stretto.substrate.process_command import (
+    Command,
+    check_placeholders,
+    environment,
+    filled_in,
+    free_port,
+    gang_environment,
+    rank_environments,
+)
+from stretto.substrate.process_devices import DevicePool
+from stretto.substrate.process_history import Failures, PastJob, fold
 from stretto.substrate.process_reports import Progress, Setup, read_report
+from stretto.substrate.process_trials import Mark, Trial
+
+__all__ = ["Command", "ProcessSubstrate"]
 
 _TAIL_LINES = 10
 _TAIL_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What to run for a job."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of this process."""
-    cwd: Path | None = None
+_NO_DEVICES: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(slots=True)
@@ -55,13 +64,18 @@ class _Run:
 
     job: Job
     command: Command
-    log: Path
+    files: Files
     setup: Setup | None = None
     process: GuardedCommand | None = None
+    wanted: bool = False
+    """Whether it is to run: if it fails now, it is started again at once."""
+    port: int | None = None
     asked_s: float | None = None
     """When the present start was asked for; None once its first report has come."""
     starts: int = 0
     progress: Progress = field(default_factory=Progress)
+    mark: Mark = field(default_factory=Mark)
+    failures: Failures = field(default_factory=Failures)
     problems: set[str] = field(default_factory=set)
     """What was already noted in the log about its reports."""
     ended: bool = False
@@ -69,6 +83,18 @@ class _Run:
     @property
     def running(self) -> bool:
         return self.process is not None and not self.ended
+
+    @property
+    def trial(self) -> Trial | None:
+        metric = self.command.metric
+        return None if metric is None else Trial(metric, self.job.work.epochs)
+
+    @property
+    def complete(self) -> bool:
+        """A trial that has shown its last epoch is done, whatever its command still does."""
+        last_epoch = self.job.work.epochs
+        is_trial = self.command.metric is not None
+        return is_trial and last_epoch is not None and self.progress.result_epoch >= last_epoch
 
 
 class ProcessSubstrate:
@@ -78,8 +104,11 @@ class ProcessSubstrate:
     too, as a command cannot be told its batch size while it runs, do the same and start it again. `apply`
     returns when all that had to stop has stopped, so that nothing new meets something old on a GPU.
 
-    Output goes to `run_dir/jobs/<id>/stdout.log`. If this process dies, its commands are stopped in the
-    same way; a substrate that recovers starts them only after that.
+    A command that fails is started again, `retries` times without progress in between; then its job has
+    failed. A trial that has shown its last epoch may end by itself within `grace_s`; then it is stopped.
+
+    Output goes to `run_dir/jobs/<id>/stdout.log`, reports to `metrics.jsonl` beside it. If this process
+    dies, its commands are stopped in the same way; a substrate that recovers starts them only after that.
     """
 
     changes_batch_in_place = False
@@ -90,15 +119,25 @@ class ProcessSubstrate:
         commands: Mapping[str, Command],
         *,
         run_dir: Path,
-        clock: Callable[[], float] = time.monotonic,
+        devices: Mapping[str, Sequence[str]] = _NO_DEVICES,
+        clock: Callable[[], float] | None = None,
         grace_s: float = 10.0,
+        retries: int = 2,
     ) -> None:
+        """`commands` by the id of the job, or by the study whose trials run it.
+
+        `devices` has the ids of each node's GPUs, one per slot; a node without is left to its commands.
+        `clock` gives the seconds since the run's first start; by default that is now.
+        """
         self._node_ids = frozenset(node.id for node in nodes)
         self._commands = commands
         self._folder = run_dir.absolute() / "jobs"
-        self._clock = clock
+        self._devices = DevicePool(nodes, devices)
+        self._clock = clock or _stopwatch()
+        self._ahead_s = 0.0
+        """What is added to the clock so that it does not fall behind the history of a recovered run."""
         self._grace_s = grace_s
-        self._zero_s = clock()
+        self._retries = retries
         self._last_number = -1
         self._runs: dict[str, _Run] = {}
         self._changed = threading.Condition()
@@ -106,10 +145,10 @@ class ProcessSubstrate:
         self._events: deque[Event] = deque()
 
     def now_s(self) -> float:
-        return self._clock() - self._zero_s
+        return self._clock() + self._ahead_s
 
     def admit(self, job: Job) -> None:
-        command = self._commands.get(job.id)
+        command = self._commands.get(job.id) or self._commands.get(job.study or "")
         if command is None or not command.argv:
             raise InputError("there is no command to run.", where=f"job {job.id}", remedy="Give it one.")
         if job.id in {"", ".", ".."} or "/" in job.id or "\0" in job.id:
@@ -118,7 +157,10 @@ class ProcessSubstrate:
                 where="job",
                 remedy="Leave out slashes, and do not use '.' or '..' alone.",
             )
-        self._runs[job.id] = _Run(job, command, self._folder / job.id / "stdout.log")
+        check_placeholders(command, job)
+        folder = self._folder / job.id
+        files = Files(log=folder / "stdout.log", metrics=folder / "metrics.jsonl", lock=folder / "lock")
+        self._runs[job.id] = _Run(job, command, files)
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
         asked_s = self.now_s()
@@ -155,7 +197,7 @@ class ProcessSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Start what was running when the record ends, with the allocation and batch it had."""
         past = fold(history)
-        self._zero_s = self._clock() - past.last_s
+        self._ahead_s = max(past.last_s - self._clock(), 0.0)
         self._last_number = past.last_number
         for job in past.jobs.values():
             if not job.ended:
@@ -168,9 +210,12 @@ class ProcessSubstrate:
     def _take_up(self, past: PastJob) -> None:
         self.admit(past.job)
         run = self._runs[past.job.id]
-        run.starts, run.progress = past.starts, past.progress
-        if past.allocation and past.batch is not None:
-            self._start(run, past.allocation, past.batch, self.now_s())
+        run.starts, run.progress, run.failures = past.starts, past.progress, past.failures
+        if run.complete:
+            with self._changed:
+                self._end(run, JobFinished(t_s=self.now_s(), job_id=run.job.id))
+        elif past.allocation and past.batch is not None:
+            self._start(run, past.allocation, past.batch, self.now_s(), recovering=True)
 
     def _carry_out(self, instruction: Instruction, run: _Run, asked_s: float, *, was_running: bool) -> None:
         if instruction.action is Action.SET_BATCH:
@@ -183,33 +228,70 @@ class ProcessSubstrate:
 
     def _stop(self, runs: Sequence[_Run]) -> None:
         """All at once, so that they share the grace."""
-        processes = [run.process for run in runs if run.process is not None]
+        with self._changed:
+            for run in runs:
+                run.wanted = False
+            processes = [run.process for run in runs if run.process is not None]
         for process in processes:
             process.ask_to_stop()
         for process in processes:
             process.wait()
-        for run in runs:
-            run.process = None
+        with self._changed:
+            for run in runs:
+                self._release(run)
 
-    def _start(self, run: _Run, allocation: Allocation, batch: BatchChoice, asked_s: float) -> None:
-        run.setup = setup = Setup(run.job.id, allocation, batch)
-        run.asked_s = asked_s
-        run.starts += 1
-        run.problems.clear()
-        try:
-            self._check_nodes(allocation)
-            run.log.parent.mkdir(parents=True, exist_ok=True)
-            run.process = GuardedCommand(
-                _filled_in(run.command.argv, setup),
-                env={**os.environ, **run.command.env, **_told(setup, restarts=run.starts - 1)},
-                cwd=run.command.cwd,
-                log=run.log,
-                grace_s=self._grace_s,
-                on_line=lambda text: self._on_line(run, setup, text),
-                on_exit=lambda how: self._on_exit(run, how),
-            )
-        except (OSError, ValueError, InputError) as error:
-            self._on_exit(run, Exit(None, asked=False, error=f"it cannot be started: {error}"))
+    def _release(self, run: _Run) -> None:
+        run.process = run.port = None
+        self._devices.give_back(run.job.id)
+
+    def _start(
+        self,
+        run: _Run,
+        allocation: Allocation,
+        batch: BatchChoice,
+        asked_s: float,
+        *,
+        recovering: bool = False,
+    ) -> None:
+        with self._changed:
+            run.setup = setup = Setup(run.job.id, allocation, batch, run.trial)
+            run.asked_s = asked_s
+            run.starts += 1
+            run.problems.clear()
+            run.wanted = True
+            run.mark = Mark(0 if run.job.tier is Tier.RIGID else run.progress.result_epoch)
+            try:
+                self._check_nodes(allocation)
+                run.files.log.parent.mkdir(parents=True, exist_ok=True)
+                run.process = self._guarded(run, setup, recovering=recovering)
+            except (OSError, ValueError, InputError) as error:
+                self._on_exit(run, cannot_start(error))
+
+    def _guarded(self, run: _Run, setup: Setup, *, recovering: bool) -> GuardedCommand:
+        restarts = run.starts - 1
+        env = environment(
+            run.command,
+            setup,
+            restarts=restarts,
+            metrics=run.files.metrics,
+            devices=self._devices.take(run.job, setup.allocation),
+        )
+        if run.command.gang:
+            run.port = free_port([other.port for other in self._runs.values()])
+            env |= gang_environment(setup, restarts=restarts, port=run.port)
+        return GuardedCommand(
+            filled_in(run.command, run.job, setup),
+            env=env,
+            ranks=rank_environments(run.command, setup),
+            cwd=run.command.cwd,
+            files=run.files,
+            keys=setup.keys,
+            tells_missed=recovering and run.trial is not None,
+            grace_s=self._grace_s,
+            on_line=lambda text: self._on_line(run, setup, text),
+            on_missed=lambda text: self._on_missed(run, setup, text),
+            on_exit=lambda how: self._on_exit(run, how),
+        )
 
     def _check_nodes(self, allocation: Allocation) -> None:
         for node in allocation.nodes:
@@ -220,53 +302,67 @@ class ProcessSubstrate:
     def _on_line(self, run: _Run, setup: Setup, text: bytes) -> None:
         with self._changed:
             now_s = self.now_s()
-            reading = read_report(text, setup, run.progress, t_s=now_s)
-            if reading.report is not None:
+            reading = read_report(text, setup, run.progress, t_s=now_s, mark=run.mark)
+            run.mark = reading.mark
+            if reading.report is not None and not run.complete:
                 resize_s = None if run.asked_s is None else now_s - run.asked_s
                 run.asked_s = None
-                run.progress = run.progress.after(reading.report)
-                self._events.append(replace(reading.report, resize_s=resize_s))
-                self._changed.notify_all()
+                self._report(run, replace(reading.report, resize_s=resize_s))
         self._note(run, reading.problems)
+
+    def _on_missed(self, run: _Run, setup: Setup, text: bytes) -> None:
+        """A line from before the present start, of which nobody knows whether it was read."""
+        with self._changed:
+            mark = Mark(counts=False)
+            report = read_report(text, setup, run.progress, t_s=self.now_s(), mark=mark).report
+            if report is not None and report.results and not run.complete:
+                self._report(run, report)
+
+    def _report(self, run: _Run, report: JobReported) -> None:
+        run.progress = run.progress.after(report)
+        self._events.append(report)
+        self._changed.notify_all()
+        if run.complete and run.process is not None:
+            run.process.let_end()
 
     def _note(self, run: _Run, problems: Sequence[str]) -> None:
         """Tell whoever reads the log what their reports lack, each thing once per start."""
         new = [problem for problem in problems if problem not in run.problems]
         if new:
             run.problems.update(new)
-            with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as log:
+            with contextlib.suppress(OSError), run.files.log.open("a", encoding="utf-8") as log:
                 log.writelines(f"stretto: left out of a report: {problem}\n" for problem in new)
 
     def _on_exit(self, run: _Run, how: Exit) -> None:
-        if how.asked:
-            return
-        error = "" if how.code == 0 else f"{how.text}; {_tail(run.log)}"
         with self._changed:
-            run.ended = True
-            t_s = self.now_s()
-            if how.code == 0:
-                self._events.append(JobFinished(t_s=t_s, job_id=run.job.id))
-            else:
-                self._events.append(JobFailed(t_s=t_s, job_id=run.job.id, error=error))
-            self._changed.notify_all()
+            if run.complete or (how.code == 0 and not how.asked):
+                self._end(run, JobFinished(t_s=self.now_s(), job_id=run.job.id))
+            elif not how.asked:
+                self._on_failure(run, how)
+
+    def _on_failure(self, run: _Run, how: Exit) -> None:
+        error = f"{how.text}; {_tail(run.files.log)}"
+        run.failures = run.failures.and_one(run.progress)
+        if not how.started or run.failures.count > self._retries:
+            self._end(run, JobFailed(t_s=self.now_s(), job_id=run.job.id, error=error))
+            return
+        attempt = run.failures.count
+        now_s = self.now_s()
+        self._events.append(JobRetried(t_s=now_s, job_id=run.job.id, attempt=attempt, error=error))
+        self._changed.notify_all()
+        if run.wanted and run.setup is not None:  # else it was about to be stopped anyway
+            self._start(run, run.setup.allocation, run.setup.batch, now_s)
+
+    def _end(self, run: _Run, event: Event) -> None:
+        run.ended = True
+        self._release(run)
+        self._events.append(event)
+        self._changed.notify_all()
 
 
-def _filled_in(argv: Sequence[str], setup: Setup) -> list[str]:
-    workers = setup.allocation.worker_count
-    batch = setup.batch.total(workers)
-    return [part.replace("{workers}", str(workers)).replace("{batch}", str(batch)) for part in argv]
-
-
-def _told(setup: Setup, *, restarts: int) -> dict[str, str]:
-    return {
-        "STRETTO_JOB": setup.job_id,
-        "STRETTO_RESTARTS": str(restarts),
-        "STRETTO_WORKERS": str(setup.allocation.worker_count),
-        "STRETTO_SERVERS": str(setup.allocation.server_count),
-        "STRETTO_NODES": str(len(setup.allocation.nodes)),
-        "STRETTO_BATCH_ATOMIC": str(setup.batch.atomic),
-        "STRETTO_BATCH_ACCUMULATION": str(setup.batch.accumulation),
-    }
+def _stopwatch() -> Callable[[], float]:
+    zero_s = time.monotonic()
+    return lambda: time.monotonic() - zero_s
 
 
 def _tail(log: Path) -> str:

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
-from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, JobSubmitted
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobReported,
+    JobRetried,
+    JobSubmitted,
+)
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.substrate.process_reports import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How often in a row a job has failed without getting any further in between."""
+
+    count: int = 0
+    furthest: Progress = field(default_factory=Progress)
+    """How far it was at most when it failed."""
+
+    def and_one(self, progress: Progress) -> Failures:
+        """With another failure, at this progress."""
+        before = self.furthest
+        advanced = progress.work_done > before.work_done or progress.epoch > before.epoch
+        furthest = replace(
+            progress,
+            work_done=max(progress.work_done, before.work_done),
+            epoch=max(progress.epoch, before.epoch),
+        )
+        return Failures(1 if advanced else self.count + 1, furthest)
 
 
 @dataclass(slots=True)
@@ -22,6 +50,7 @@ class PastJob:
     batch: BatchChoice | None = None
     starts: int = 0
     progress: Progress = field(default_factory=Progress)
+    failures: Failures = field(default_factory=Failures)
     ended: bool = False
 
     def follow(self, instruction: Instruction) -> None:
@@ -36,6 +65,10 @@ class PastJob:
             self.allocation = instruction.allocation
         self.batch = instruction.batch
         self.starts += 1
+
+    def retry(self) -> None:
+        self.failures = self.failures.and_one(self.progress)
+        self.starts += bool(self.allocation)
 
 
 @dataclass(slots=True)
@@ -60,6 +93,8 @@ def fold(history: Iterable[Event]) -> Past:
                 past.jobs[instruction.job_id].follow(instruction)
         elif isinstance(event, JobReported):
             past.jobs[event.job_id].progress = past.jobs[event.job_id].progress.after(event)
+        elif isinstance(event, JobRetried):
+            past.jobs[event.job_id].retry()
         elif isinstance(event, JobFinished | JobFailed):
             past.jobs[event.job_id].ended = True
     return past

@@ -10,6 +10,9 @@
     grad_sqr, grad_var   gradient statistics at the initial batch size, both or none
 
 Every key may be left out. A line without any of them is not a report.
+
+Of a trial, lines with the study's metric count, {"epoch": 3, "accuracy": 0.91} or {"accuracy": 0.91}: see
+`process_trials`. The others only add measurements.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import JobReported
-from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
+from stretto.substrate.process_lines import Line
+from stretto.substrate.process_trials import Mark, Trial, read_result
 
 KEYS = frozenset({"work_done", "epoch", "step_s", "sync_s", "loss", "grad_sqr", "grad_var"})
+_START = Mark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +39,16 @@ class Progress:
     epoch: int = 0
     loss_epoch: int = 0
     """The last epoch whose loss is known."""
+    result_epoch: int = 0
+    """Of a trial: the last epoch whose result is known."""
 
     def after(self, report: JobReported) -> Progress:
-        loss_epochs = [point.epoch for point in report.losses]
-        return Progress(report.work_done, report.epoch, max([self.loss_epoch, *loss_epochs]))
+        return Progress(
+            report.work_done,
+            report.epoch,
+            max([self.loss_epoch, *(point.epoch for point in report.losses)]),
+            max([self.result_epoch, *(result.epoch for result in report.results)]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,12 @@ class Setup:
     job_id: str
     allocation: Allocation
     batch: BatchChoice
+    trial: Trial | None = None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Of which a report has at least one."""
+        return KEYS if self.trial is None else KEYS | {self.trial.metric}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,45 +72,25 @@ class Reading:
 
     report: JobReported | None = None
     problems: tuple[str, ...] = ()
+    mark: Mark = _START
+    """For the lines that follow in the same start."""
 
 
-class _Line:
-    """The values of one line; whatever is wrong with them is collected."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-        self.problems: list[str] = []
-
-    def has(self, key: str) -> bool:
-        return key in self._values
-
-    def number(self, key: str, rule: str, *, least: float = 0.0, most: float = math.inf) -> float | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        as_float = _as_float(value)
-        if as_float is None or not math.isfinite(as_float) or not least <= as_float <= most:
-            self.problems.append(f"{key} is {str(value)[:40]!r}; it must be {rule}")
-            return None
-        return as_float
-
-
-def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float) -> Reading:
-    """The report a line of output is, counting from the `last` one."""
+def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: Mark = _START) -> Reading:
+    """The report a line of output is, counting from the `last` one and, for a trial, from the `mark`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return Reading()
-    if not isinstance(values, dict) or KEYS.isdisjoint(values):
-        return Reading()
-    line = _Line(values)
-    work_done = line.number("work_done", "a number >= 0")
-    epoch = _epoch(line)
-    progress = replace(
-        last,
-        work_done=last.work_done if work_done is None else work_done,
-        epoch=last.epoch if epoch is None else epoch,
-    )
+        return Reading(mark=mark)
+    if not isinstance(values, dict) or setup.keys.isdisjoint(values):
+        return Reading(mark=mark)
+    line = Line(values)
+    shown = None
+    if setup.trial is not None:
+        known = last.result_epoch
+        shown = read_result(line, setup.trial, setup.allocation, known=known, mark=mark, t_s=t_s)
+    result = shown.result if shown else None
+    progress = _progress(line, last) if shown is None else _progress_of_trial(result, last)
     report = JobReported(
         t_s=t_s,
         job_id=setup.job_id,
@@ -101,21 +98,27 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float) -> Rea
         epoch=progress.epoch,
         speeds=_speeds(line, setup),
         noise=_noise(line),
-        losses=_losses(values, line, progress),
+        losses=_losses(line, progress),
+        results=() if result is None else (result,),
     )
-    return Reading(report, tuple(line.problems))
+    return Reading(report, tuple(line.problems), shown.mark if shown else mark)
 
 
-def _epoch(line: _Line) -> int | None:
-    rule = "a whole number >= 0"
-    epoch = line.number("epoch", rule)
-    if epoch is not None and not epoch.is_integer():
-        line.problems.append(f"epoch is {epoch}; it must be {rule}")
-        return None
-    return None if epoch is None else int(epoch)
+def _progress(line: Line, last: Progress) -> Progress:
+    work_done, epoch = line.number("work_done", "a number >= 0"), line.epoch()
+    return replace(
+        last,
+        work_done=last.work_done if work_done is None else work_done,
+        epoch=last.epoch if epoch is None else epoch,
+    )
 
 
-def _speeds(line: _Line, setup: Setup) -> tuple[SpeedSample, ...]:
+def _progress_of_trial(result: Result | None, last: Progress) -> Progress:
+    """A trial's work is counted in epochs, and only their results are progress."""
+    return last if result is None else replace(last, work_done=float(result.epoch), epoch=result.epoch)
+
+
+def _speeds(line: Line, setup: Setup) -> tuple[SpeedSample, ...]:
     if not line.has("step_s"):
         return ()
     step_s = line.number("step_s", "a number > 0", least=math.ulp(0.0))
@@ -142,7 +145,7 @@ def _speeds(line: _Line, setup: Setup) -> tuple[SpeedSample, ...]:
     )
 
 
-def _noise(line: _Line) -> NoiseSample | None:
+def _noise(line: Line) -> NoiseSample | None:
     sqr = line.number("grad_sqr", "a number >= 0")
     var = line.number("grad_var", "a number >= 0")
     if line.has("grad_sqr") != line.has("grad_var"):
@@ -150,20 +153,7 @@ def _noise(line: _Line) -> NoiseSample | None:
     return None if sqr is None or var is None else NoiseSample(sqr, var)
 
 
-def _losses(values: dict[str, Any], line: _Line, progress: Progress) -> tuple[LossPoint, ...]:
-    if "loss" not in values or progress.epoch <= progress.loss_epoch:
+def _losses(line: Line, progress: Progress) -> tuple[LossPoint, ...]:
+    if not line.has("loss") or progress.epoch <= progress.loss_epoch:
         return ()
-    loss = _as_float(values["loss"])
-    if loss is None and values["loss"] is not None:
-        line.problems.append(f"loss is {str(values['loss'])[:40]!r}; it must be a number or null")
-        return ()
-    return (LossPoint(progress.epoch, loss if loss is not None and math.isfinite(loss) else None),)
-
-
-def _as_float(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    return tuple(LossPoint(progress.epoch, loss) for loss in line.measured("loss"))

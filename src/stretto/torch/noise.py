@@ -159,7 +159,7 @@ class NoiseEstimator:
     def _compare_shares(
         self, now: _Step, gradients: dict[Tensor, Tensor], share_batch: float, small_sqr: Tensor
     ) -> None:
-        if now.batch > share_batch:
+        if gradients and now.batch > share_batch:
             big_sqr = self._squared_norm(list(gradients), list(gradients.values()))
             self._add(now, "shares", share_batch, torch.stack((small_sqr.to(big_sqr), big_sqr)))
 
@@ -177,7 +177,7 @@ class NoiseEstimator:
 
     def _squared_norm(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
         norms = [_squared_norm(chunk) for (chunk,) in self._chunks(parameters, gradients)]
-        return torch.stack(norms).sum() if norms else torch.zeros(())
+        return torch.stack(norms).sum() if norms else torch.zeros((), device=gradients[0].device)
 
     def _chunks(
         self, parameters: Sequence[Tensor], *columns: Sequence[Tensor]

@@ -287,10 +287,15 @@ def _own_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
+def _points_to(link: Path, device: str) -> bool:
+    with contextlib.suppress(OSError):  # the descriptor of this very look is gone by now
+        return str(link.readlink()) == device
+    return False
+
+
 def _unsafe_to_fork() -> str:
     """Why a fork of this process might not work; empty if it will."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if any(_points_to(link, "/dev/nvidia-uvm") for link in Path("/proc/self/fd").iterdir()):
         return "it uses CUDA when it is imported"
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     return f"it starts threads when it is imported ({', '.join(others)})" if others else ""

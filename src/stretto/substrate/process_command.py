@@ -1,0 +1,118 @@
+"""What to run for a job: its arguments filled in, and what its processes are told in their environment.
+
+In arguments, `{name}` stands for a hyperparameter of the job, or, where it has none of that name, for
+
+    {workers}    processes of the job
+    {batch}      examples per step, over all workers
+    {epochs}     after how many epochs it is done, if that is known
+
+`{{name}}` stands for `{name}` itself; other braces mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stretto.core.errors import InputError
+from stretto.core.job import Job
+from stretto.substrate.process_reports import Setup
+
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run for a job."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of this process."""
+    cwd: Path | None = None
+    gang: bool = True
+    """With K workers K processes run, told their ranks as torchrun tells them; else one, told K."""
+    metric: str | None = None
+    """Of a study's trials: the key in their reports by which they are compared."""
+
+
+def check_placeholders(command: Command, job: Job) -> None:
+    """InputError if an argument has a placeholder that stands for nothing."""
+    known = {**dict(job.config), "workers": "", "batch": "", **_epochs(job)}
+    for part in command.argv:
+        for match in _PLACEHOLDER.finditer(part):
+            if match[2] is not None and match[2] not in known:
+                names = ", ".join(f"{{{name}}}" for name in known)
+                raise InputError(
+                    f"{match[0]} in {part!r} stands for nothing.",
+                    where=f"command of job {job.id}",
+                    remedy=f"There are {names}; write {{{match[0]}}} for the text itself.",
+                )
+
+
+def filled_in(command: Command, job: Job, setup: Setup) -> list[str]:
+    """The arguments with every placeholder replaced."""
+    workers = setup.allocation.worker_count
+    own = {"workers": workers, "batch": setup.batch.total(workers), **_epochs(job)}
+    values = {name: str(value) for name, value in {**own, **dict(job.config)}.items()}
+
+    def value_of(match: re.Match[str]) -> str:
+        return f"{{{match[1]}}}" if match[2] is None else values[match[2]]
+
+    return [_PLACEHOLDER.sub(value_of, part) for part in command.argv]
+
+
+def environment(
+    command: Command, setup: Setup, *, restarts: int, metrics: Path, devices: Sequence[str] | None
+) -> dict[str, str]:
+    """What all processes of the job have in common; `devices` None: they see whatever there is."""
+    told = {
+        "STRETTO_JOB": setup.job_id,
+        "STRETTO_RESTARTS": str(restarts),
+        "STRETTO_WORKERS": str(setup.allocation.worker_count),
+        "STRETTO_SERVERS": str(setup.allocation.server_count),
+        "STRETTO_NODES": str(len(setup.allocation.nodes)),
+        "STRETTO_BATCH_ATOMIC": str(setup.batch.atomic),
+        "STRETTO_BATCH_ACCUMULATION": str(setup.batch.accumulation),
+        "STRETTO_METRICS_FILE": str(metrics),
+    }
+    if devices is not None:
+        told["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    return {**os.environ, **command.env, **told}
+
+
+def gang_environment(setup: Setup, *, restarts: int, port: int) -> dict[str, str]:
+    """What torchrun would tell every rank; all nodes are this machine."""
+    world = str(setup.allocation.worker_count)
+    return {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "MASTER_ADDR": _HOST,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_RUN_ID": setup.job_id,
+    }
+
+
+def rank_environments(command: Command, setup: Setup) -> list[dict[str, str]]:
+    """What each process is told beyond that, one entry per process."""
+    if not command.gang:
+        return [{}]
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(setup.allocation.worker_count)]
+
+
+def free_port(taken: Container[int | None]) -> int:
+    """A port nobody listens on, other than those that were handed out and may not be listened on yet."""
+    while True:
+        with socket.create_server((_HOST, 0)) as server:
+            port = int(server.getsockname()[1])
+        if port not in taken:
+            return port
+
+
+def _epochs(job: Job) -> dict[str, int]:
+    return {} if job.work.epochs is None else {"epochs": job.work.epochs}

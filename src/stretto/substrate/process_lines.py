@@ -1,0 +1,57 @@
+"""The values of a report line, each checked as it is asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+class Line:
+    """The values of one line; whatever is wrong with them is collected."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self.problems: list[str] = []
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def gives(self, key: str) -> bool:
+        """Whether it has the key with anything but null."""
+        return self._values.get(key) is not None
+
+    def number(self, key: str, rule: str, *, least: float = 0.0, most: float = math.inf) -> float | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        as_float = _as_float(value)
+        if as_float is None or not math.isfinite(as_float) or not least <= as_float <= most:
+            self.problems.append(f"{key} is {str(value)[:40]!r}; it must be {rule}")
+            return None
+        return as_float
+
+    def epoch(self) -> int | None:
+        rule = "a whole number >= 0"
+        epoch = self.number("epoch", rule)
+        if epoch is not None and not epoch.is_integer():
+            self.problems.append(f"epoch is {epoch}; it must be {rule}")
+            return None
+        return None if epoch is None else int(epoch)
+
+    def measured(self, key: str) -> tuple[float | None, ...]:
+        """What was measured, None if it came out as no number; empty if it makes no sense."""
+        value = self._values[key]
+        as_float = _as_float(value)
+        if as_float is None and value is not None:
+            self.problems.append(f"{key} is {str(value)[:40]!r}; it must be a number or null")
+            return ()
+        return (as_float if as_float is not None and math.isfinite(as_float) else None,)
+
+
+def _as_float(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

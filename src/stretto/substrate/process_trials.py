@@ -1,0 +1,79 @@
+"""What a trial's command prints after each epoch: the study's metric, and best also the epoch.
+
+    {"epoch": 3, "accuracy": 0.91}
+
+`epoch` counts completed ones, from 1. Without it lines are counted: those of a job that keeps checkpoints
+go on from the last epoch it showed, those of a rigid job begin anew with every start. An epoch shows its
+result once; when a restarted command goes through epochs again, their lines are passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stretto.core.allocation import Allocation
+from stretto.core.observations import Result
+from stretto.substrate.process_lines import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What must be known of a trial to read its reports."""
+
+    metric: str
+    last_epoch: int | None
+    """It is done after this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last result line of the present start, whether it counted or not."""
+
+    epoch: int = 0
+    """If there was none yet: the epoch the start goes on from."""
+    t_s: float | None = None
+    counts: bool = True
+    """Whether a line that does not say its epoch can be counted."""
+
+    def epoch_s(self, epoch: int, t_s: float) -> float | None:
+        """How long an epoch took since then; None if it cannot be known when it began."""
+        return None if self.t_s is None or epoch <= self.epoch else (t_s - self.t_s) / (epoch - self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a result line shows."""
+
+    mark: Mark
+    result: Result | None = None
+    """None if it is passed over."""
+
+
+def read_result(
+    line: Line, trial: Trial, allocation: Allocation, *, known: int, mark: Mark, t_s: float
+) -> Shown:
+    """The result of a line, if results are known up to the epoch `known`."""
+    values = line.measured(trial.metric) if line.has(trial.metric) else ()
+    told = line.epoch()
+    if not values or (told is None and (line.gives("epoch") or not mark.counts)):
+        return Shown(mark)
+    epoch = mark.epoch + 1 if told is None else told
+    again = epoch == mark.epoch and mark.t_s is not None
+    new_mark = mark if again else replace(mark, epoch=epoch, t_s=t_s)
+    if problem := _passed_over(epoch, trial, known):
+        line.problems.append(problem)
+        return Shown(new_mark)
+    epoch_s = mark.epoch_s(epoch, t_s)
+    nodes = len(allocation.nodes)
+    return Shown(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
+
+
+def _passed_over(epoch: int, trial: Trial, known: int) -> str:
+    """Why a line is passed over; worded alike for many epochs, as it is said once per start."""
+    if epoch == 0:
+        return f"{trial.metric} of epoch 0; epochs are counted from 1, when they are completed"
+    if epoch <= known:
+        return f"{trial.metric} of epochs that were reported before"
+    if trial.last_epoch is not None and epoch > trial.last_epoch:
+        return f"{trial.metric} of epochs after {trial.last_epoch}, the last"
+    return ""
