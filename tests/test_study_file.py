@@ -7,13 +7,21 @@ import math
 import random
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.app.study_file import EXAMPLE_STUDY, StudyFile, parse_study, read_study, study_of
+from stretto.app.study_file import (
+    EXAMPLE_STUDY,
+    Machine,
+    StudyFile,
+    outline_of,
+    parse_study,
+    read_study,
+    study_of,
+)
 from stretto.core.errors import InputError
 from stretto.planning.profile import Latency, Spread
 from stretto.pricing.billing import Billing, Per
@@ -307,3 +315,50 @@ def test_types_of_ones_own_may_be_picked_by_name() -> None:
     )
     found = parse_study(text, HERE).tuning.instances
     assert [(one.name, one.gpus) for one in found] == [("our-box", 8), ("p3.8xlarge", 4)]
+
+
+class TestOneMachine:
+    LEAST: ClassVar[dict[str, Any]] = {
+        "study": {"name": "s", "metric": "loss", "direction": "min", "trials": 3},
+        "halving": {"rungs": [], "eta": 2, "max_epochs": 5},
+        "space": {"lr": {"float": [0, 1]}},
+    }
+
+    def test_a_study_that_is_trained_here_needs_no_cluster_and_no_profile(self) -> None:
+        found = outline_of(self.LEAST, HERE)
+        assert (found.profile, found.has_cluster, found.machine) == (None, False, Machine())
+        assert (found.entry, found.command) == (None, ())
+
+    def test_to_plan_it_both_are_needed(self) -> None:
+        with pytest.raises(InputError, match=r"profile is missing.*stretto profile"):
+            study_of(self.LEAST, HERE)
+        profile = {"epoch_s": 10, "speedup": {"1": 1}}
+        with pytest.raises(InputError, match=r"cluster is missing.*machine"):
+            study_of({**self.LEAST, "profile": profile}, HERE)
+
+    def test_a_machine_with_slots_is_a_cluster(self) -> None:
+        machine = {"slots": 4, "usd_per_slot_hour": 0.5}
+        profile = {"epoch_s": 10, "speedup": {"1": 1}}
+        found = study_of({**self.LEAST, "profile": profile, "machine": machine}, HERE)
+        assert [(one.name, one.gpus, one.usd_per_hour) for one in found.tuning.instances] == [
+            ("slot", 1, 0.5)
+        ]
+        assert (found.tuning.max_nodes, found.fixed_nodes) == (4, 4)
+
+    @pytest.mark.parametrize(
+        "machine", [{"slots": 0}, {"slots": -2}, {"slots": "all"}, {"usd_per_slot_hour": -1}]
+    )
+    def test_nonsense_is_refused(self, machine: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match="machine"):
+            outline_of({**self.LEAST, "machine": machine}, HERE)
+
+    def test_entry_and_command_exclude_each_other(self) -> None:
+        study = {**self.LEAST["study"], "entry": "t.py:train", "command": ["true"]}
+        with pytest.raises(InputError, match="Keep one"):
+            outline_of({**self.LEAST, "study": study}, HERE)
+
+    def test_a_measured_profile_excludes_a_written_one(self) -> None:
+        with pytest.raises(InputError, match="stands beside file"):
+            outline_of({**self.LEAST, "profile": {"file": "p.json", "epoch_s": 1}}, HERE)
+        with pytest.raises(InputError, match=r"p\.json"):
+            outline_of({**self.LEAST, "profile": {"file": "p.json"}}, HERE)

@@ -1,7 +1,8 @@
 """Stretto decides how many GPUs each training run gets, minute by minute.
 
 `simulate` replays a workload under a policy, `decide` asks a policy once; `read_study` reads a study's file,
-`plan` says what it will take, `simulate_study` runs it under a policy. All are imported when first used.
+`plan` says what it will take, `simulate_study` runs it under a policy, `tune` trains it on this machine, and
+`run` several jobs. All are imported when first used.
 """
 
 from __future__ import annotations
@@ -12,27 +13,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stretto.app.decide import Answer, decide
     from stretto.app.plan import Planned, plan
+    from stretto.app.real_result import TrialResult, TuneResult
+    from stretto.app.run_jobs import JobResult, RunResult, run
     from stretto.app.simulate import Run, Setup, simulate
     from stretto.app.snapshot import read_snapshot
     from stretto.app.study_file import StudyFile, read_study
     from stretto.app.study_run import StudyResult, StudyRun, simulate_study
+    from stretto.app.tune import tune
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
+    "JobResult",
     "Planned",
     "Run",
+    "RunResult",
     "Setup",
     "StudyFile",
     "StudyResult",
     "StudyRun",
+    "TrialResult",
+    "TuneResult",
     "__version__",
     "decide",
     "plan",
     "read_snapshot",
     "read_study",
+    "run",
     "simulate",
     "simulate_study",
+    "tune",
 ]
 
 _HOME = {
@@ -40,6 +50,12 @@ _HOME = {
     "decide": "stretto.app.decide",
     "Planned": "stretto.app.plan",
     "plan": "stretto.app.plan",
+    "TrialResult": "stretto.app.real_result",
+    "TuneResult": "stretto.app.real_result",
+    "JobResult": "stretto.app.run_jobs",
+    "RunResult": "stretto.app.run_jobs",
+    "run": "stretto.app.run_jobs",
+    "tune": "stretto.app.tune",
     "Run": "stretto.app.simulate",
     "Setup": "stretto.app.simulate",
     "simulate": "stretto.app.simulate",

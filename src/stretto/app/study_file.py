@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stretto.app import study_example
+from stretto.app.profile_file import believe, read_profile
 from stretto.app.study_fields import Fields
 from stretto.app.study_profile import read_latency, read_speedup, read_spread
 from stretto.core.errors import InputError
@@ -22,20 +24,67 @@ from stretto.search.samplers import SAMPLERS
 from stretto.search.space import Space, parse_space
 from stretto.search.study import Direction, Study
 
+EXAMPLE_STUDY = study_example.TEXT
+
 BUILT_IN_CURVES = "builtin:resnet"
 
-SECTIONS = ("study", "halving", "space", "limits", "cluster", "profile", "world")
-STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler")
+SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "profile", "world")
+STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler", "entry", "command")
+MACHINE_KEYS = ("slots", "usd_per_slot_hour")
 HALVING_KEYS = ("rungs", "min_epochs", "eta", "max_epochs")
 LIMITS_KEYS = ("deadline", "budget_usd", "q")
 RENT_KEYS = ("instances", "instance", "prices", "max_nodes", "nodes", "queue_s", "init_s")
 BILLING_KEYS = ("billing", "minimum_s", "granularity_s", "usd_per_gb", "dataset_gb")
 SPEED_KEYS = ("epoch_s", "speedup", "spanning", "start_s")
+PROFILE_KEYS = (*SPEED_KEYS, "file")
 WORLD_KEYS = ("curves", *SPEED_KEYS, "queue_s", "init_s")
 
 MOST_TRIALS = 10**6
 MOST_EPOCHS = 10**6
 MOST_NODES = 10**4
+MOST_SLOTS = 1024
+
+OWN_MACHINE = Billing(minimum_s=0.0)
+"""Slots of one's own machine are paid for by the second."""
+
+SLOT = "slot"
+"""The type of node that a slot of this machine is to a policy that rents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The machine a study is tuned on."""
+
+    slots: int | None = None
+    """Workers it runs at once; None: one for every GPU, or for every core where there is none."""
+    usd_per_slot_hour: float = 0.0
+
+    @property
+    def instance(self) -> Instance:
+        """One slot, as something to rent."""
+        return Instance(name=SLOT, gpus=1, usd_per_hour=self.usd_per_slot_hour)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOutline:
+    """What a study file says of the study itself, wherever it runs."""
+
+    study: Study
+    space: Space
+    sampler: str
+    limits: Limits
+    machine: Machine
+    entry: str | None
+    """`train.py:train`, relative to the file's folder."""
+    command: tuple[str, ...]
+    """What to run for a trial instead; empty if nothing is said."""
+    profile: Profile | None
+    """None: not known yet."""
+    has_cluster: bool
+    """It says what could be rented elsewhere."""
+    tables: dict[str, Any]
+    """The file as it was written."""
+    path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +110,16 @@ class StudyFile:
 
 def read_study(path: Path | str) -> StudyFile:
     """The study of a TOML file; InputError with place, value, rule and remedy for anything wrong in it."""
-    path = Path(path)
+    return parse_study(read_text(Path(path), "study"), Path(path))
+
+
+def read_outline(path: Path | str) -> StudyOutline:
+    """The study of a TOML file that need not say what it is trained on, nor how fast that is."""
+    return outline_of(parse_toml(read_text(Path(path), "study"), Path(path), "study"), Path(path))
+
+
+def read_text(path: Path, what: str) -> str:
+    """A file people write; `what` it is, `stretto init` has an example of."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -69,47 +127,101 @@ def read_study(path: Path | str) -> StudyFile:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"cannot be read ({reason}).", where=str(path), remedy="`stretto init study` writes an example."
+            f"cannot be read ({reason}).", where=str(path), remedy=f"`stretto init {what}` writes an example."
         ) from error
-    return parse_study(text, path)
+    return text
 
 
 def parse_study(text: str, path: Path) -> StudyFile:
     """The study of a TOML text; `path` says where it is from, and price lists lie beside it."""
+    return study_of(parse_toml(text, path, "study"), path)
+
+
+def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
+    """The tables of a file's text."""
     try:
         tables = tomllib.loads(text.replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"is not TOML: {error}.", where=str(path), remedy="`stretto init study` writes an example."
+            f"is not TOML: {error}.", where=str(path), remedy=f"`stretto init {what}` writes an example."
         ) from error
-    return study_of(tables, path)
+    _check_whole_numbers(tables, str(path))
+    return tables
 
 
 def study_of(tables: dict[str, Any], path: Path) -> StudyFile:
-    """The study of the tables of a file."""
+    """The study of the tables of a file, with what is needed to plan it: what to train on, and how fast."""
+    outline = outline_of(tables, path)
+    if outline.profile is None:
+        raise InputError(
+            "profile is missing.",
+            where=f"{path}: profile",
+            remedy=f"Give a table with {', '.join(PROFILE_KEYS)}; `stretto profile` measures one.",
+        )
+    sections = Fields(tables, SECTIONS, file=str(path), name="")
+    rented, slots = _rented(sections), outline.machine.slots
+    if rented is None and slots is None:
+        raise InputError(
+            "cluster is missing.",
+            where=f"{path}: cluster",
+            remedy=f"Give a table with {', '.join(RENT_KEYS)}; or slots in [machine], to plan for one.",
+        )
+    max_nodes = slots or 1 if rented is None else rented.whole("max_nodes", at_most=MOST_NODES)
+    return StudyFile(
+        tuning=Tuning(
+            study=outline.study,
+            profile=outline.profile,
+            instances=(outline.machine.instance,) if rented is None else _instances(rented, path),
+            max_nodes=max_nodes,
+            billing=OWN_MACHINE if rented is None else _billing(rented),
+            limits=outline.limits,
+        ),
+        space=outline.space,
+        sampler=outline.sampler,
+        fixed_nodes=max_nodes if rented is None else rented.whole("nodes", max_nodes, at_most=max_nodes),
+        world=_world(sections.table("world", WORLD_KEYS, {}), outline.profile),
+        path=path,
+    )
+
+
+def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
+    """What the tables of a file say of the study itself."""
     file = str(path)
     _check_whole_numbers(tables, file)
     sections = Fields(tables, SECTIONS, file=file, name="")
-    study_fields = sections.table("study", STUDY_KEYS)
-    cluster = sections.table("cluster", (*RENT_KEYS, *BILLING_KEYS))
-    study = _study(study_fields, sections.table("halving", HALVING_KEYS))
-    max_nodes = cluster.whole("max_nodes", at_most=MOST_NODES)
-    profile = _profile(sections.table("profile", SPEED_KEYS), cluster)
-    world = _world(sections.table("world", WORLD_KEYS, {}), profile)
-    return StudyFile(
-        tuning=Tuning(
-            study=study,
-            profile=profile,
-            instances=_instances(cluster, path),
-            max_nodes=max_nodes,
-            billing=_billing(cluster),
-            limits=_limits(sections.table("limits", LIMITS_KEYS, {})),
-        ),
-        space=_space(sections, world, file),
-        sampler=study_fields.choice("sampler", SAMPLERS, "random"),
-        fixed_nodes=cluster.whole("nodes", max_nodes, at_most=max_nodes),
-        world=world,
+    fields = sections.table("study", STUDY_KEYS)
+    rented = _rented(sections)
+    world = sections.table("world", WORLD_KEYS, {})
+    if "entry" in fields and "command" in fields:
+        raise InputError(
+            "entry and command are both there.", where=fields.where("entry"), remedy="Keep one of them."
+        )
+    return StudyOutline(
+        study=_study(fields, sections.table("halving", HALVING_KEYS)),
+        space=_space(sections, world.text("curves", BUILT_IN_CURVES), file),
+        sampler=fields.choice("sampler", SAMPLERS, "random"),
+        limits=_limits(sections.table("limits", LIMITS_KEYS, {})),
+        machine=machine_of(sections.table("machine", MACHINE_KEYS, {})),
+        entry=fields.text("entry") if "entry" in fields else None,
+        command=tuple(fields.list("command", [], of=str, rule='a list such as ["python", "train.py"]')),
+        profile=_profile(sections.table("profile", PROFILE_KEYS), rented, path)
+        if "profile" in sections
+        else None,
+        has_cluster=rented is not None,
+        tables=tables,
         path=path,
+    )
+
+
+def _rented(sections: Fields) -> Fields | None:
+    return sections.table("cluster", (*RENT_KEYS, *BILLING_KEYS)) if "cluster" in sections else None
+
+
+def machine_of(fields: Fields) -> Machine:
+    """What a section [machine] says."""
+    return Machine(
+        slots=fields.whole("slots", at_most=MOST_SLOTS) if "slots" in fields else None,
+        usd_per_slot_hour=fields.number("usd_per_slot_hour", 0.0),
     )
 
 
@@ -208,13 +320,25 @@ def _billing(cluster: Fields) -> Billing:
     )
 
 
-def _profile(fields: Fields, cluster: Fields) -> Profile:
+def _profile(fields: Fields, rented: Fields | None, path: Path) -> Profile:
+    queue_s = Spread(0.0) if rented is None else read_spread(rented, "queue_s", Spread(0.0))
+    init_s = Spread(0.0) if rented is None else read_spread(rented, "init_s", Spread(0.0))
+    if "file" in fields:
+        for key in SPEED_KEYS:
+            if key in fields:
+                raise InputError(
+                    f"{key} stands beside file, which has it.",
+                    where=fields.where(key),
+                    remedy="Keep one of them.",
+                )
+        measured = read_profile(path.parent / fields.text("file"))
+        return believe(measured, same_machine=rented is None, queue_s=queue_s, init_s=init_s)
     return Profile(
         latency=read_latency(fields),
         scaling=Scaling(read_speedup(fields), fields.number("spanning", 0.0, below=1.0)),
         start_s=fields.number("start_s", 0.0),
-        queue_s=read_spread(cluster, "queue_s", Spread(0.0)),
-        init_s=read_spread(cluster, "init_s", Spread(0.0)),
+        queue_s=queue_s,
+        init_s=init_s,
     )
 
 
@@ -237,10 +361,10 @@ def _world(fields: Fields, believed: Profile) -> WorldSpec:
     )
 
 
-def _space(sections: Fields, world: WorldSpec, file: str) -> Space:
+def _space(sections: Fields, curves: str, file: str) -> Space:
     """The space; a table of curves brings its configurations along, so that it may be left out."""
     tables = sections.raw("space", {})
-    needed = world.curves.startswith("builtin:")
+    needed = curves.startswith("builtin:")
     if not isinstance(tables, dict) or (needed and not tables):
         raise InputError(
             f"{reprlib.repr(tables)} names no hyperparameters.",
@@ -248,63 +372,3 @@ def _space(sections: Fields, world: WorldSpec, file: str) -> Space:
             remedy="Add a section [space] with a line such as lr = { log = [1e-4, 1.0] }.",
         )
     return parse_space(tables, where=file)
-
-
-EXAMPLE_STUDY = """\
-# A study: many trials of one training script, of which the best model is wanted.
-# Look at what it will take:     stretto plan study.toml
-# Try policies on it, simulated: stretto simulate --study study.toml --policy hypersched,asha,rubberband
-
-[study]
-name = "resnet-cifar"        # what runs of it are called
-metric = "accuracy"          # what a trial reports after every epoch
-direction = "max"            # "max" or "min": which way the metric is better
-trials = 64                  # at most so many are drawn
-sampler = "random"           # or tpe, qmc, cmaes, gp: these need pip install 'stretto[search]'
-
-[halving]                    # at some epochs, the rungs, trials are compared; the best go on
-rungs = "additive"           # each stage eta times as long as the last: epochs 1-4, 5-12, 13-28, ..
-                             # "geometric": 4, 8, 16, ..; or a list, without min_epochs: [4, 12, 28]
-min_epochs = 4               # the first rung
-eta = 2                      # one in so many goes on past a rung
-max_epochs = 508             # a trial is fully trained after this many
-
-[space]                      # a line for each hyperparameter: { float = [low, high] }, { int = [low, high] },
-lr = { log = [1e-4, 1.0] }   # { log = [low, high] } on a logarithmic scale, { choice = [..] }
-momentum = { choice = [0.9, 0.95, 0.99] }   # all as likely
-
-[limits]                     # flags override them; leave both out to see what is possible
-deadline = "2h"              # seconds, or 90s, 20m, 1h30m
-budget_usd = 120             # what all of it may cost
-q = 0.9                      # the probability with which a plan must keep the limits
-
-[cluster]
-instances = ["p3.8xlarge"]   # names of the catalogue, here 4 V100 for 12.24 USD an hour (2024)
-# prices = "prices.csv"      # a price list of your own: instance,gpus,usd_per_hour
-max_nodes = 16               # nodes held at any one time
-nodes = 4                    # the cluster of policies that do not rent; max_nodes if left out
-billing = "instance"         # every second a node is held; "function": only the GPU time of trials
-minimum_s = 60               # the least time that is charged for a node
-granularity_s = 1            # time is charged in steps of this
-dataset_gb = 0               # data that every new node must be given,
-usd_per_gb = 0               # and what moving it costs
-queue_s = { mean = 40, sd = 10 }   # how long a request for nodes waits
-init_s = { mean = 30, sd = 8 }     # how long a new node then takes to be of use
-
-# [[cluster.instance]]       # a type of your own
-# name = "our-box"
-# gpus = 8
-# usd_per_hour = 4.0
-# speed = 1.5                # of one of its GPUs, relative to those of [profile]
-
-[profile]                    # what you believe of the speed of a trial
-epoch_s = { mean = 35, sd = 3 }    # seconds of an epoch on one GPU; or { mean, trial_sd, node_sd, epoch_sd }:
-                             # how much it varies between trials, between nodes, from epoch to epoch
-speedup = { "1" = 1.0, "2" = 1.87, "4" = 3.42, "8" = 5.6 }   # by GPUs, on as few nodes as hold them
-spanning = 0                 # share of its speed a trial loses on more nodes than it needs
-start_s = 60                 # every start and resize of a trial takes this long
-
-[world]                      # what is really so; simulations alone read it
-curves = "builtin:resnet"    # where learning curves come from
-# epoch_s = { mean = 40, sd = 6 }  # also speedup, spanning, start_s, queue_s, init_s: as believed if left out
-"""

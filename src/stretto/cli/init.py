@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from stretto.app.jobs_file import EXAMPLE_JOBS
 from stretto.app.study_file import EXAMPLE_STUDY
 from stretto.core.errors import InputError
 
@@ -17,14 +18,19 @@ class What(StrEnum):
     """Files there are examples of."""
 
     STUDY = "study"
+    JOBS = "jobs"
 
 
-EXAMPLES = {What.STUDY: EXAMPLE_STUDY}
+EXAMPLES = {What.STUDY: EXAMPLE_STUDY, What.JOBS: EXAMPLE_JOBS}
+NEXT = {What.STUDY: "plan", What.JOBS: "run"}
+"""The command that reads the file."""
 
 
 def init(
     what: Annotated[What, typer.Argument(help="What to write an example of.")],
-    path: Annotated[Path | None, typer.Argument(help="Where to write it.", show_default="study.toml")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="Where to write it.", show_default="study.toml or jobs.toml")
+    ] = None,
 ) -> None:
     """Write an example file in which every field is explained.
 
@@ -42,4 +48,4 @@ def init(
         raise InputError(
             f"{path} cannot be written: {error.strerror}.", remedy="Name another file."
         ) from error
-    print(f"wrote {path}; next: stretto plan {shlex.quote(str(path))}")
+    print(f"wrote {path}; next: stretto {NEXT[what]} {shlex.quote(str(path))}")

@@ -9,9 +9,14 @@ import typer
 
 from stretto import __version__
 from stretto.cli.decide import decide
+from stretto.cli.explain import explain
 from stretto.cli.init import init
 from stretto.cli.plan import plan
+from stretto.cli.profile import profile
+from stretto.cli.report import report
+from stretto.cli.run import run
 from stretto.cli.simulate import simulate
+from stretto.cli.tune import tune
 from stretto.core.errors import InputError, StrettoError
 
 app = typer.Typer(
@@ -26,6 +31,11 @@ app = typer.Typer(
 app.command()(simulate)
 app.command()(decide)
 app.command()(plan)
+app.command()(profile)
+app.command()(tune)
+app.command()(run)
+app.command()(explain)
+app.command()(report)
 app.command()(init)
 
 

@@ -11,12 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stretto.app.replay import is_study
+from stretto.app.run_folder import find_run
 from stretto.app.simulate import Run, Setup
 from stretto.app.simulate import simulate as run_simulation
 from stretto.app.workloads import Request, check_policies, load_workloads
 from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.output import check_report
 from stretto.cli.progress import progress_bar
+from stretto.cli.replay import compare_replay
 from stretto.cli.study import StudyRequest, compare
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
@@ -25,6 +28,8 @@ from stretto.report.html import write_report
 from stretto.report.table import metrics_table, metrics_text
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
+FLAGS = {"workload": "WORKLOAD", "option": "--set", "as_json": "--json"}
+"""Parameters whose flag has another name."""
 TUNING_POLICIES = "hypersched,asha,sha,hyperband,rubberband"
 TABLE_WIDTH = 90
 """On a narrower terminal the table would lose columns; the text to paste only wraps."""
@@ -32,6 +37,8 @@ TABLE_WIDTH = 90
 
 STUDY_FLAGS = {"study", "policy", "deadline", "budget", "seeds", "option", "seed", "as_json", "report"}
 """What `--study` goes with."""
+REPLAY_FLAGS = {"replay", "policy", "option", "as_json"}
+"""What `--replay` goes with."""
 
 
 def simulate(
@@ -44,6 +51,10 @@ def simulate(
     study: Annotated[
         Path | None, typer.Option(help="Simulate this study instead.", show_default=False)
     ] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Replay this real run instead.", show_default=False),
+    ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="WHEN", help="End the study then, not as it says.", show_default=False),
@@ -55,7 +66,7 @@ def simulate(
     seeds: Annotated[int, typer.Option(help="Simulations of the study.")] = 1,
     profiles: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of measured profiles; repeat to add more.", show_default="built-in models"),
+        typer.Option(help="Folder of profiles; may be repeated.", show_default="built-in models"),
     ] = None,
     gpu_type: Annotated[
         str | None, typer.Option(help="Take the profiles of this GPU type.", show_default=False)
@@ -67,9 +78,7 @@ def simulate(
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", show_default="4")] = None,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between decisions.")] = "60s",
     restart: Annotated[str, typer.Option(metavar="DURATION", help="Cost of a start or resize.")] = "30s",
-    rounds: Annotated[
-        bool, typer.Option("--rounds", help="Decide at the interval only, as published simulators do.")
-    ] = False,
+    rounds: Annotated[bool, typer.Option("--rounds", help="Decide at the interval only.")] = False,
     whole_seconds: Annotated[
         bool | None,
         typer.Option(help="Round epochs to whole seconds.", show_default="as --rounds"),
@@ -110,12 +119,19 @@ def simulate(
 
     Example: [bold]stretto simulate jobs.csv --policy pollux,tiresias --report report.html[/bold]
     Example: [bold]stretto simulate --study study.toml --deadline 30m --seeds 20[/bold]
+    Example: [bold]stretto simulate --replay digits --policy asha,rubberband[/bold]
     """
-    usual = DEFAULT_POLICIES if study is None else TUNING_POLICIES
+    folder = None if replay is None else find_run(replay)
+    tunes = study is not None if folder is None else is_study(folder)
+    usual = TUNING_POLICIES if tunes else DEFAULT_POLICIES
     policies = check_policies(usual if policy is None else policy)
     options = parse_options(option or [])
     check_targets(options, policies)
     check_report(report)
+    if folder is not None:
+        _check_replay_flags(context)
+        compare_replay(folder, policies, options, as_json=as_json)
+        return
     if study is not None:
         _check_study_flags(context)
         compare(
@@ -198,6 +214,15 @@ def _check_study_flags(context: typer.Context) -> None:
             )
 
 
+def _check_replay_flags(context: typer.Context) -> None:
+    for name in _given(context):
+        if name not in REPLAY_FLAGS:
+            raise InputError(
+                f"{_flag(name)} changes what --replay takes from the run.",
+                remedy=f"Beside it there are {', '.join(sorted(map(_flag, REPLAY_FLAGS - {'replay'})))}.",
+            )
+
+
 def _check_workload_flags(context: typer.Context) -> None:
     for name in _given(context):
         if name in {"deadline", "budget", "seeds"}:
@@ -211,7 +236,7 @@ def _given(context: typer.Context) -> list[str]:
 
 
 def _flag(name: str) -> str:
-    return "WORKLOAD" if name == "workload" else f"--{name.replace('_', '-')}"
+    return FLAGS.get(name) or f"--{name.replace('_', '-')}"
 
 
 def _at_least_a_second(value: float, flag: str) -> float:

@@ -32,6 +32,8 @@ class Settings:
     """Let new jobs start from what finished jobs of their application showed."""
     until_s: float = math.inf
     """End the run at this time, finished or not."""
+    beat_s: float = math.inf
+    """Come round this often even if nothing happens, to look at `stop` and to call `on_turn`."""
 
 
 EPS = 1e-9
@@ -67,6 +69,7 @@ class Controller:
         limit: Limit | None = None,
         stopwatch: Callable[[], float] = time.perf_counter,
         on_turn: Callable[[Controller], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._policy = policy
         self._substrate = substrate
@@ -74,6 +77,7 @@ class Controller:
         self._settings = settings
         self._stopwatch = stopwatch
         self._on_turn = on_turn
+        self._stop = stop
         self._arrivals = arrivals
         self._limit = limit
         self._wakes_on = frozenset[str]() if settings.rounds else policy.wakes_on
@@ -100,8 +104,8 @@ class Controller:
         return self._arrivals.to_come
 
     def run(self) -> None:
-        """Until every job is finished, nothing can happen any more, or the time is up."""
-        while self._arrivals.to_come or self.state.jobs:
+        """Until every job is finished, nothing can happen any more, the time is up, or `stop` says so."""
+        while (self._arrivals.to_come or self.state.jobs) and not self._stop():
             if self._stalled() and not self._something_happens():
                 return
             self._turn()
@@ -110,16 +114,27 @@ class Controller:
             if self._substrate.now_s() >= self._until_s():
                 return
 
+    def record_rest(self, until_s: float) -> None:
+        """Take down what still happens until then, and decide nothing: for the time after `run`."""
+        while (event := self._substrate.next_event(until_s)) is not None:
+            self._record([event])
+
     def _turn(self) -> None:
-        until_s = self._next_time_s()
+        due_s = self._next_time_s()
+        until_s = self._within_a_beat(due_s)
         while (event := self._substrate.next_event(until_s)) is not None:
             self._record([event])
             if event.kind in self._wakes_on:
-                until_s = event.t_s
+                until_s = due_s = event.t_s
+        if until_s < due_s:
+            return
         self._admit_arrivals(until_s)
         if self.state.jobs and until_s < self._until_s() and self._is_time(until_s):
             self._decide(until_s)
         self._due = False
+
+    def _within_a_beat(self, time_s: float) -> float:
+        return min(time_s, self._substrate.now_s() + self._settings.beat_s)
 
     def _next_time_s(self) -> float:
         """The next moment at which something is due, whatever the substrate reports before."""
@@ -220,12 +235,19 @@ class Controller:
         return self._arrivals.next_s() == math.inf and self._fruitless >= patience
 
     def _something_happens(self) -> bool:
-        """Wait for the substrate, which may still add a node; it says so if nothing can come."""
-        event = self._substrate.next_event(self._until_s())
-        if event is not None:
-            self._record([event])
-            self._fruitless = 0
-        return event is not None
+        """Wait for the substrate, which may still add a node; it says so if nothing can come.
+
+        It cannot where time passes by itself: there it is given one more interval of the policy.
+        """
+        until_s = self._until_s()
+        if self._settings.beat_s < math.inf:
+            until_s = min(until_s, self._substrate.now_s() + self._policy.interval_s)
+        while (event := self._substrate.next_event(self._within_a_beat(until_s))) is None:
+            if self._settings.beat_s == math.inf or self._substrate.now_s() >= until_s or self._stop():
+                return False
+        self._record([event])
+        self._fruitless = 0
+        return True
 
 
 def _identity(policy: Policy, settings: Settings, nodes: Sequence[Node]) -> dict[str, str]:

@@ -245,6 +245,10 @@ class Engine:
         if self.batching.adaptive:
             noise = self.steppers[0].sample() if self.steppers else None
             self._units += self.batching.worth(noise, self.turn.share.step_examples)
+        if self.is_over(loader):
+            # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
+            # may need what a loop sets. The end of the epoch is near.
+            return False
         order = self.group.agree(self._wish)
         self._tend()
         return self._obey(order)

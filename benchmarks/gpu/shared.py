@@ -1,0 +1,86 @@
+"""What the scripts for one card share: networks, a clock that waits for the card, and where results go."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(width_in, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        same = width_in == width and stride == 1
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return relu(self.body(images) + self.shortcut(images))
+
+
+def resnet18() -> nn.Module:
+    """For 32x32 images in colour and 10 classes: 11 million parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    width = 64
+    for next_width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(width, next_width, stride), Block(next_width, next_width, 1)]
+        width = next_width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)).to(DEVICE)
+
+
+def small_cnn() -> nn.Module:
+    """For 28x28 grey images and 10 classes: 215 thousand parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    ).to(DEVICE)
+
+
+def now_s() -> float:
+    """The time when everything asked of the card is done."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """Into the folder $OUT, if there is one."""
+    folder = os.environ.get("OUT")
+    if folder:
+        Path(folder, f"{name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "MISSED"

@@ -1,0 +1,273 @@
+"""The probe at work: copies of a training, told to start, grow and stop, and what their reports show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+from stretto.app.probe_seen import Copy, Describe, OnProgress, ProbeSpec, Progress, Seen, worker_counts
+from stretto.app.profile_file import MeasuredProfile
+from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
+from stretto.core.errors import InputError
+from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import BatchLimits, Job, Role, Tier, Work
+from stretto.core.resources import Resources
+from stretto.core.substrate import Substrate
+from stretto.models.batch import split_batch
+
+NODE = "local"
+PROBE = "probe"
+EPOCHS_EACH = 3
+"""Timed epochs that are enough of a configuration and number of workers, the first ones included .."""
+SECONDS_EACH = 1.5
+""".. unless they are so short that chance shows: then more, until so much time was measured."""
+LOADING_S = 300.0
+"""Training code that shows nothing for so long is not waited for; its time is not the probe's."""
+ALONE_SHARE = 0.5
+"""Of the time, at most so much goes to single workers; gangs share the rest."""
+GANG_CONFIGS = 2
+"""Configurations that are timed with several workers: their speed-up differs less than their speed."""
+BATCH_SHARE = 0.3
+"""Of the time, where the batch may change, so much is kept for other batch sizes."""
+BATCH_FACTORS = (1.0, 0.5, 2.0, 4.0)
+"""Batch sizes per worker that are tried, relative to the usual one, where the batch may change."""
+
+_ANY_BATCH = BatchLimits(initial=1024, requested=1024, max=1024, per_gpu_min=1, per_gpu_max=1024)
+"""Where the batch is the training code's own affair; it splits over any number of workers."""
+
+
+class Probe:
+    """Fills all slots with single workers first, so that an epoch is timed beside the neighbours it will have
+    in a study; then fewer copies get more workers each. What the time does not reach is left out, and named.
+    """
+
+    def __init__(
+        self,
+        spec: ProbeSpec,
+        substrate: Substrate,
+        *,
+        slots: int,
+        time_s: float,
+        describe: Describe,
+        on_progress: OnProgress,
+    ) -> None:
+        self._spec = spec
+        self._substrate = substrate
+        self._slots = slots
+        self._most = min(slots, spec.max_workers or slots)
+        self._begun_s = substrate.now_s()
+        self._time_s = time_s
+        self._end_s = self._begun_s + time_s
+        self._on_progress = on_progress
+        self._numbers = count(1)
+        self._names = count()
+        self._copies: dict[str, Copy] = {}
+        self._seen = Seen(spec, min(slots, spec.max_workers or slots), describe)
+
+    def run(self) -> None:
+        self._say("starting one worker")
+        self._start(0, 1, "warm-up")
+        self._until(lambda: all(copy.heard for copy in self._copies.values()), self._begun_s + LOADING_S)
+        self._end_s = self._now_s() + self._time_s
+        limits = self._spec.batch or self._seen.batch_limits()
+        epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
+        self._single_workers(self._share(epochs_end_s, ALONE_SHARE))
+        counts = list(worker_counts(self._most))
+        for position, workers in enumerate(counts):
+            self._gangs(workers, self._share(epochs_end_s, 1 / (len(counts) - position)))
+        if not self._seen.times_s["start"]:
+            self._restart()
+        if limits is not None:
+            self._batch_sizes(limits)
+
+    def result(self) -> MeasuredProfile:
+        """All that was seen."""
+        return self._seen.profile(slots=self._slots, measured_s=self._now_s() - self._begun_s)
+
+    def stop(self) -> None:
+        self._drop(list(self._copies.values()))
+
+    def _single_workers(self, end_s: float) -> None:
+        """All slots busy with one worker each, until every configuration was timed often enough."""
+        self._say("timing epochs of single workers")
+
+        def enough() -> bool:
+            self._swap_timed()
+            self._fill(1)
+            return all(self._is_timed(config, 1) for config in self._usable())
+
+        self._until(enough, end_s)
+
+    def _gangs(self, workers: int, end_s: float) -> None:
+        """As many gangs of this size as the slots hold."""
+        if self._now_s() >= end_s:
+            return
+        self._say(f"timing epochs of {workers} workers")
+        resizes = self._spec.tier is not Tier.RIGID
+        keep = list(self._copies.values())[: self._slots // workers if resizes else 0]
+        self._drop([copy for copy in self._copies.values() if copy not in keep])
+        for copy in keep:
+            self._seen.note_part(copy)
+            copy.begin(workers, "resize")
+            self._tell(Action.RESIZE, copy)
+
+        def enough() -> bool:
+            timed = [config for config in self._usable() if self._is_timed(config, workers)]
+            done = len(timed) >= min(GANG_CONFIGS, len(self._usable()))
+            if not done:
+                self._drop([copy for copy in self._copies.values() if copy.config in timed])
+            self._fill(workers)
+            return done
+
+        self._until(enough, end_s)
+
+    def _restart(self) -> None:
+        """Park and start again, where no other start has shown what that costs."""
+        if self._left_s() <= 0:
+            return
+        self._say("timing a start")
+        self._drop(list(self._copies.values())[1:])
+        for copy in self._copies.values():
+            self._tell(Action.PARK, copy)
+            copy.begin(1, "start")
+            self._tell(Action.START, copy)
+        self._until(lambda: all(copy.ready for copy in self._copies.values()), self._end_s)
+
+    def _batch_sizes(self, limits: BatchLimits) -> None:
+        """Steps of other batch sizes per worker, with one worker and with the most."""
+        counts = sorted({1, self._most})
+        for position, workers in enumerate(counts):
+            end_s = self._share(self._end_s, 1 / (len(counts) - position))
+            if self._now_s() >= end_s:
+                return
+            self._drop(list(self._copies.values()))
+            for _ in range(self._slots // workers):
+                self._start(self._usable()[0], workers, limits=limits)
+            usual = split_batch(limits, limits.requested, workers).atomic
+            highest = min(limits.per_gpu_max, limits.max // workers)
+            for atomic in (round(usual * factor) for factor in BATCH_FACTORS):
+                if limits.per_gpu_min <= atomic <= highest:
+                    self._time_batch(workers, atomic, end_s)
+
+    def _time_batch(self, workers: int, atomic: int, end_s: float) -> None:
+        self._say(f"timing steps of {workers * atomic} examples with {workers} workers")
+        for copy in self._copies.values():
+            self._tell(Action.SET_BATCH, copy, BatchChoice(atomic))
+        self._until(lambda: self._seen.has_step(workers, atomic) or not self._copies, end_s)
+
+    def _is_timed(self, config: int, workers: int) -> bool:
+        times_s = self._seen.times_of(config, workers)
+        return len(times_s) >= EPOCHS_EACH and sum(times_s) >= SECONDS_EACH
+
+    def _swap_timed(self) -> None:
+        """Configurations that were timed often enough make room for those that nobody is timing.
+
+        They are parked and not just stopped: in a study, too, a start waits until another trial was saved.
+        """
+        timing = {copy.config for copy in self._copies.values()}
+        lacking = [
+            config for config in self._usable() if config not in timing and not self._is_timed(config, 1)
+        ]
+        timed = [copy for copy in self._copies.values() if self._is_timed(copy.config, 1)]
+        for copy, config in zip(timed, lacking, strict=False):
+            self._drop([copy], Action.PARK)
+            self._start(config, 1)
+
+    def _fill(self, workers: int) -> None:
+        """Leave no slot idle that a gang of this size could use: the least timed configurations first."""
+        while len(self._copies) < self._slots // workers:
+            self._start(min(self._usable(), key=partial(self._urgency, workers)), workers)
+
+    def _urgency(self, workers: int, config: int) -> tuple[int, bool, int]:
+        """Which configuration to time next, lowest first; a gang's is compared with its own single worker."""
+        running = sum(copy.config == config for copy in self._copies.values())
+        unknown_alone = workers > 1 and not self._seen.times_of(config, 1)
+        return running, unknown_alone, len(self._seen.times_of(config, workers))
+
+    def _usable(self) -> list[int]:
+        """Configurations that train; at least one."""
+        usable = [config for config in range(len(self._spec.configs)) if config not in self._seen.failed]
+        if not usable:
+            raise InputError(
+                "the training failed.", where=self._spec.what, remedy=next(iter(self._seen.failed.values()))
+            )
+        return usable
+
+    def _start(
+        self, config: int, workers: int, started_as: str = "start", limits: BatchLimits | None = None
+    ) -> None:
+        """Start a copy; with `limits` its batch is what it is told, and not its own affair."""
+        job = Job(
+            id=f"probe-{next(self._names):03d}",
+            application=self._spec.what,
+            submit_s=self._now_s(),
+            worker=Role(demand=Resources(gpu=1), min=1, max=self._most),
+            tier=self._spec.tier if limits is None else Tier.ADAPTIVE,
+            batch=limits or _ANY_BATCH,
+            work=Work(units_per_epoch=1.0, epochs=self._spec.epochs),
+            study=PROBE if limits is None else None,
+            config=self._spec.configs[config],
+        )
+        self._substrate.admit(job)
+        self._copies[job.id] = Copy(job, config, workers, started_as)
+        self._tell(Action.START, self._copies[job.id])
+
+    def _drop(self, copies: Sequence[Copy], action: Action = Action.STOP) -> None:
+        for copy in copies:
+            self._seen.note_part(copy)
+            self._tell(action, copy)
+            del self._copies[copy.job.id]
+
+    def _tell(self, action: Action, copy: Copy, batch: BatchChoice | None = None) -> None:
+        gone = action in {Action.STOP, Action.PARK}
+        allocation = NOTHING if gone else on_nodes({NODE: copy.workers})
+        limits = copy.job.batch
+        choice = batch or split_batch(limits, limits.requested, copy.workers)
+        number = next(self._numbers)
+        self._substrate.apply([Instruction(number, action, copy.job.id, allocation, choice)])
+
+    def _until(self, enough: Callable[[], bool], end_s: float) -> None:
+        """Wait, and look only once all that happened at a time is known."""
+        while not enough() and self._now_s() < end_s:
+            event = self._substrate.next_event(end_s)
+            while event is not None:
+                self._take(event)
+                event = self._substrate.next_event(self._now_s())
+
+    def _take(self, event: Event) -> None:
+        copy = self._copies.get(event.subject)
+        if copy is None:
+            return
+        match event:
+            case JobReported():
+                self._seen.take(event, copy)
+            case JobRetried():
+                copy.begin(copy.workers, "retry")
+            case JobFailed():
+                self._seen.failed[copy.config] = event.error
+                del self._copies[copy.job.id]
+            case JobFinished():
+                if not copy.heard:
+                    raise InputError(
+                        "the training ended without reporting an epoch.",
+                        where=self._spec.what,
+                        remedy="Call run.report(...) once per epoch.",
+                    )
+                del self._copies[copy.job.id]
+            case _:
+                pass
+
+    def _now_s(self) -> float:
+        return self._substrate.now_s()
+
+    def _share(self, end_s: float, share: float) -> float:
+        """When so much of the time until then is over."""
+        return self._now_s() + share * max(end_s - self._now_s(), 0.0)
+
+    def _left_s(self) -> float:
+        return max(self._end_s - self._now_s(), 0.0)
+
+    def _say(self, doing: str) -> None:
+        self._on_progress(Progress(self._now_s() - self._begun_s, self._time_s, doing))

@@ -1,0 +1,277 @@
+"""What a probe measured of a training script, as a file people can read, and what it lets one believe."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stretto.core.errors import InputError
+from stretto.core.job import Value
+from stretto.core.observations import SpeedSample
+from stretto.core.seeds import child_rng
+from stretto.models.resize import DEFAULT_RESIZE_S
+from stretto.models.speed import AllReduceSpeed, fit_all_reduce
+from stretto.planning.learning import LatencyPosterior, Observation, learn_latency
+from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
+
+FORMAT = "stretto-profile"
+VERSION = 1
+LEAST_OTHERS = 3
+"""Points that a model is fitted to when another is left out."""
+
+_REMEDY = "Measure again with `stretto profile`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEpoch:
+    """One whole epoch that ran undisturbed, while the other slots were as busy as in a study."""
+
+    config: int
+    """Which of the configurations."""
+    workers: int
+    epoch_s: float
+    first: bool
+    """The first after a start or resize, which is often slower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredProfile:
+    """What a probe saw. Times in seconds; what is empty or None was not measured."""
+
+    what: str
+    """The entry or command."""
+    slots: int
+    measured_s: float
+    """How long the probe took."""
+    configs: tuple[dict[str, Value], ...]
+    epochs: tuple[TimedEpoch, ...]
+    speeds: tuple[SpeedSample, ...]
+    """One mean for each number of workers and batch size, all of one configuration."""
+    warm_up_s: float | None
+    """The very first start, which also loads the training code."""
+    starts_s: tuple[float, ...]
+    resizes_s: tuple[float, ...]
+    examples: int | None
+    """Of an epoch, as the training code says."""
+    speed: AllReduceSpeed | None
+    """The model of a step's time, fitted to `speeds`."""
+    not_measured: tuple[str, ...]
+    """What a reader might look for and will not find, in words."""
+
+    def epoch_times_s(self, workers: int, config: int | None = None) -> list[float]:
+        """Steady epochs with so many workers; first ones only where there are no others."""
+        seen = [
+            one for one in self.epochs if one.workers == workers and (config is None or one.config == config)
+        ]
+        return [one.epoch_s for one in seen if not one.first] or [one.epoch_s for one in seen]
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """Those of which epochs or steps were timed."""
+        epochs, steps = (one.workers for one in self.epochs), (one.workers for one in self.speeds)
+        return tuple(sorted({*epochs, *steps}))
+
+    def speedup(self, workers: int) -> float | None:
+        """Speed relative to one worker, by epochs of the same configuration, else by steps; None: unknown."""
+        if workers == 1:
+            return 1.0
+        ratios = [
+            float(np.log(fmean(alone) / fmean(together)))
+            for config in range(len(self.configs))
+            if (alone := self.epoch_times_s(1, config)) and (together := self.epoch_times_s(workers, config))
+        ]
+        if ratios:
+            return float(np.exp(fmean(ratios)))
+        alone_rate, rate = self.examples_per_s(1), self.examples_per_s(workers)
+        return None if alone_rate is None or rate is None else rate / alone_rate
+
+    def examples_per_s(self, workers: int) -> float | None:
+        """The best over batch sizes."""
+        rates = [
+            workers * one.atomic / one.step_s
+            for one in self.speeds
+            if one.workers == workers and one.step_s > 0
+        ]
+        return max(rates, default=None)
+
+    @property
+    def first_epoch_extra_s(self) -> float:
+        """How much longer than the others the first epoch after a start takes, where both were seen."""
+        extra = [
+            one.epoch_s - fmean(steady)
+            for one in self.epochs
+            if one.first
+            and (
+                steady := [
+                    other.epoch_s
+                    for other in self.epochs
+                    if not other.first and (other.config, other.workers) == (one.config, one.workers)
+                ]
+            )
+        ]
+        return max(fmean(extra), 0.0) if extra else 0.0
+
+    @property
+    def start_s(self) -> float:
+        """What a start of a warm trial costs: until it trains, and what its first epoch takes longer.
+
+        Not measured: the first start, which is an upper bound; not even that: the usual prior.
+        """
+        if self.starts_s:
+            return fmean(self.starts_s) + self.first_epoch_extra_s
+        return DEFAULT_RESIZE_S if self.warm_up_s is None else self.warm_up_s
+
+    @property
+    def scaling(self) -> Scaling:
+        """Speed by workers as measured; more workers than were tried are believed to gain nothing."""
+        known = ((workers, self.speedup(workers)) for workers in self.worker_counts if workers > 1)
+        return Scaling(((1, 1.0), *((workers, speedup) for workers, speedup in known if speedup is not None)))
+
+
+def believe(
+    measured: MeasuredProfile,
+    *,
+    same_machine: bool = True,
+    queue_s: SpreadBelief | None = None,
+    init_s: SpreadBelief | None = None,
+) -> Profile:
+    """What a plan may believe after the probe: few epochs leave much in doubt, and the draws show it.
+
+    `same_machine`: trials will run where the probe ran, so that no node is faster or slower than another.
+    """
+    scaling = measured.scaling
+    posterior = learn_latency(_observations(measured, scaling), child_rng(0, "profile"))
+    if same_machine:
+        draws = posterior.draws
+        posterior = LatencyPosterior(replace(draws, node_sd=np.zeros_like(draws.node_sd)))
+    return Profile(
+        latency=posterior,
+        scaling=scaling,
+        start_s=measured.start_s,
+        queue_s=Spread(0.0) if queue_s is None else queue_s,
+        init_s=Spread(0.0) if init_s is None else init_s,
+    )
+
+
+def _observations(measured: MeasuredProfile, scaling: Scaling) -> list[Observation]:
+    """Steady epochs by configuration; if no epoch was ever whole, one worked out from a step's time."""
+    timed = [
+        Observation(trial=str(config), node="here", epoch_s=epoch_s, speed=scaling.speedup(workers))
+        for config in range(len(measured.configs))
+        for workers in measured.worker_counts
+        for epoch_s in measured.epoch_times_s(workers, config)
+    ]
+    if timed:
+        return timed
+    rate = measured.examples_per_s(1)
+    if rate is None or measured.examples is None:
+        raise InputError(
+            f"the probe of {measured.what} saw no whole epoch and no step.",
+            remedy="Give it more time: --time 5m.",
+        )
+    return [Observation(trial="0", node="here", epoch_s=measured.examples / rate)]
+
+
+def fit_speed(speeds: Sequence[SpeedSample]) -> AllReduceSpeed | None:
+    """The model of a step's time; None of no steps."""
+    return fit_all_reduce(speeds) if speeds else None
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """How far the model is from one measured step time, relative to it."""
+
+    sample: SpeedSample
+    fitted_s: float
+    residual: float
+    left_out: float | None
+    """The error of a model fitted to all others; None: too few others, or none with as many workers."""
+
+
+def fit_errors(speeds: Sequence[SpeedSample]) -> tuple[FitError, ...]:
+    """The model's error on every measured point, and on each when it is left out."""
+    model = fit_speed(speeds)
+    if model is None:
+        return ()
+    errors = []
+    for sample in speeds:
+        fitted_s = _step_s(model, sample)
+        others = [one for one in speeds if one is not sample]
+        known = len(others) >= LEAST_OTHERS and any(one.workers == sample.workers for one in others)
+        left_out = _step_s(fit_all_reduce(others), sample) / sample.step_s - 1.0 if known else None
+        errors.append(FitError(sample, fitted_s, fitted_s / sample.step_s - 1.0, left_out))
+    return tuple(errors)
+
+
+def _step_s(model: AllReduceSpeed, sample: SpeedSample) -> float:
+    return float(model.step_s(sample.nodes, sample.workers, sample.atomic))
+
+
+def profile_json(measured: MeasuredProfile) -> dict[str, Any]:
+    """The file's content, and the answer for machines."""
+    fields: dict[str, Any] = msgspec.to_builtins(measured)
+    return {"format": FORMAT, "version": VERSION, **fields}
+
+
+def write_profile(path: Path, measured: MeasuredProfile) -> None:
+    """Write the file whole or not at all."""
+    text = json.dumps(profile_json(measured), indent=1, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).chmod(0o644)
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def read_profile(path: Path) -> MeasuredProfile:
+    """The profile of a file; InputError for anything that is none."""
+    where = str(path)
+    try:
+        fields = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror}).", where=where, remedy=_REMEDY) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON: {error}.", where=where, remedy=_REMEDY) from error
+    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+        raise InputError("is not a profile.", where=where, remedy=_REMEDY)
+    if (version := fields.pop("version", None)) != VERSION:
+        raise InputError(
+            f"is of version {version!r}, and this program reads version {VERSION}.",
+            where=where,
+            remedy=_REMEDY,
+        )
+    try:
+        measured = msgspec.convert(fields, MeasuredProfile)
+    except msgspec.ValidationError as error:
+        raise InputError(f"does not read as a profile: {error}.", where=where, remedy=_REMEDY) from error
+    _check(measured, where)
+    return measured
+
+
+def _check(measured: MeasuredProfile, where: str) -> None:
+    """Times that a plan divides by are positive, and epochs belong to a configuration."""
+    times = [*(one.epoch_s for one in measured.epochs), *(one.step_s for one in measured.speeds)]
+    counts = [measured.slots, *measured.worker_counts, 1 if measured.examples is None else measured.examples]
+    delays = [*measured.starts_s, *measured.resizes_s, measured.warm_up_s or 0.0]
+    if not all(0.0 < time_s < float("inf") for time_s in times):
+        raise InputError("an epoch or step has a time that is not above 0.", where=where, remedy=_REMEDY)
+    if not all(0.0 <= delay_s < float("inf") for delay_s in delays):
+        raise InputError("a start has a negative time.", where=where, remedy=_REMEDY)
+    if min(counts) < 1 or any(not 0 <= one.config < len(measured.configs) for one in measured.epochs):
+        raise InputError("a count is below 1, or an epoch has no configuration.", where=where, remedy=_REMEDY)

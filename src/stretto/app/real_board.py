@@ -1,0 +1,188 @@
+"""Where a real run stands: a fold over its events, for displays and summaries."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
+from stretto.core.decision import Reason
+from stretto.core.events import (
+    CheckpointSaved,
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobNoted,
+    JobReported,
+    JobRetried,
+    JobSubmitted,
+    WorkerLost,
+)
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.planning.profile import Profile
+from stretto.search.study import Study
+
+RECENT = 5
+"""Reports whose pace says how fast a job is now."""
+LATELY = 50
+"""Epochs that say how fast the whole run is now."""
+
+
+class Phase(StrEnum):
+    """Where a job stands."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    """Ended by the policy before its end."""
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+ENDED = frozenset({Phase.STOPPED, Phase.FINISHED, Phase.FAILED})
+
+
+@dataclass(slots=True)
+class JobLine:
+    """One job as it stands."""
+
+    job: Job
+    phase: Phase = Phase.WAITING
+    allocation: Allocation = NOTHING
+    batch: BatchChoice | None = None
+    epoch: int = 0
+    work_done: float = 0.0
+    values: list[float | None] = field(default_factory=list)
+    """Of a trial: its metric after each epoch."""
+    reason: Reason | None = None
+    retries: int = 0
+    error: str = ""
+    started_s: float | None = None
+    ended_s: float | None = None
+    checkpoint: str = ""
+    best_checkpoint: str = ""
+    pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
+    """Times and work done of the last reports since the last start or resize."""
+
+    @property
+    def value(self) -> float | None:
+        return self.values[-1] if self.values else None
+
+    @property
+    def work_left(self) -> float | None:
+        total = self.job.work.total_units
+        return None if total is None else max(total - self.work_done, 0.0)
+
+    def finish_s(self, now_s: float) -> float | None:
+        """When it would be done at its present pace; None if that is not known."""
+        left = self.work_left
+        if left is None or self.phase is not Phase.RUNNING or len(self.pace) < 2:
+            return None
+        (first_s, first), (last_s, last) = self.pace[0], self.pace[-1]
+        if last <= first:
+            return None
+        return max(last_s + left * (last_s - first_s) / (last - first), now_s)
+
+
+class Board:
+    """Every job of a run, in order of submission."""
+
+    def __init__(self, study: Study | None = None) -> None:
+        self._study = study
+        self.jobs: dict[str, JobLine] = {}
+        self.now_s = 0.0
+        self._epochs: deque[tuple[float, int]] = deque(maxlen=LATELY)
+        """Time and workers of the last undisturbed epochs of all jobs."""
+
+    def observe(self, event: Event) -> None:
+        """Take note of what happened."""
+        self.now_s = max(self.now_s, event.t_s)
+        if isinstance(event, JobSubmitted):
+            self.jobs[event.job.id] = JobLine(event.job)
+        elif isinstance(event, Decided):
+            for instruction in event.instructions:
+                self._instructed(self.jobs[instruction.job_id], instruction, event.t_s)
+            for job_id, reason in event.reasons.items():
+                self.jobs[job_id].reason = reason
+        elif (line := self.jobs.get(event.subject)) is not None:
+            self._heard(line, event)
+
+    def best(self) -> JobLine | None:
+        """The trial with the best value that did not diverge."""
+        assert self._study is not None
+        shown = [line for line in self.jobs.values() if self.best_value(line) is not None]
+        return max(shown, key=lambda line: self._score(self.best_value(line)), default=None)
+
+    def best_value(self, line: JobLine) -> float | None:
+        """The best a trial showed; None if it showed nothing or diverged."""
+        if not line.values or line.values[-1] is None:
+            return None
+        return max((value for value in line.values if value is not None), key=self._score)
+
+    def count(self, *phases: Phase) -> int:
+        return sum(line.phase in phases for line in self.jobs.values())
+
+    def slowness(self, profile: Profile) -> float:
+        """How much longer epochs took lately than the profile says; 1 if nothing is known."""
+        expected = [profile.latency.epoch_s / profile.scaling.speedup(workers) for _, workers in self._epochs]
+        return sum(epoch_s for epoch_s, _ in self._epochs) / sum(expected) if expected else 1.0
+
+    def _score(self, value: float | None) -> float:
+        return -math.inf if self._study is None else self._study.score(value)
+
+    def _instructed(self, line: JobLine, instruction: Instruction, t_s: float) -> None:
+        if instruction.action is Action.STOP:
+            self._end(line, Phase.STOPPED, t_s)
+        elif instruction.action is Action.PARK:
+            line.phase, line.allocation, line.batch = Phase.PAUSED, NOTHING, None
+        else:
+            line.batch = instruction.batch
+            if instruction.action is not Action.SET_BATCH:
+                line.allocation = instruction.allocation
+                line.started_s = t_s if line.started_s is None else line.started_s
+                line.phase = Phase.STARTING if instruction.action is Action.START else line.phase
+        line.pace.clear()
+
+    def _heard(self, line: JobLine, event: Event) -> None:
+        match event:
+            case JobReported():
+                self._reported(line, event)
+            case JobFinished():
+                self._end(line, Phase.FINISHED, event.t_s)
+            case JobFailed():
+                line.error = event.error
+                self._end(line, Phase.FAILED, event.t_s)
+            case WorkerLost():
+                line.phase, line.allocation = Phase.WAITING, NOTHING
+            case JobRetried():
+                line.retries += 1
+                line.error = event.error
+                line.phase = Phase.STARTING
+                line.pace.clear()
+            case CheckpointSaved():
+                line.checkpoint = event.path or line.checkpoint
+                line.best_checkpoint = event.path if event.best else line.best_checkpoint
+            case JobNoted() | _:
+                pass
+
+    def _reported(self, line: JobLine, event: JobReported) -> None:
+        line.epoch, line.work_done = event.epoch, event.work_done
+        line.values.extend(result.value for result in event.results)
+        self._epochs.extend((one.epoch_s, one.workers) for one in event.results if one.epoch_s is not None)
+        if line.phase is Phase.STARTING:
+            line.phase = Phase.RUNNING
+        if line.phase not in ENDED:
+            line.pace.append((event.t_s, event.work_done))
+
+    def _end(self, line: JobLine, phase: Phase, t_s: float) -> None:
+        if line.phase in ENDED:
+            return
+        line.phase, line.ended_s = phase, t_s
+        line.allocation, line.batch = NOTHING, None
+        line.pace.clear()

@@ -1,0 +1,139 @@
+"""Commands as the work of a real run: a substrate of processes on the one node that this machine is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
+from stretto.core.cluster import Node, Wish
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.core.resources import Resources
+from stretto.substrate.local_nodes import RentedSlots
+from stretto.substrate.local_slots import Slots
+from stretto.substrate.process import Command, ProcessSubstrate
+
+MACHINE_NODE = "local"
+
+
+class CommandsFor(Mapping[str, Command]):
+    """The command of any job, by its id."""
+
+    def __init__(self, command_of: Callable[[str], Command]) -> None:
+        self._command_of = command_of
+
+    def __getitem__(self, job_id: str) -> Command:
+        return self._command_of(job_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class CommandSubstrate:
+    """Runs commands; slots that a policy rents are all slots of the one machine."""
+
+    changes_batch_in_place = False
+
+    def __init__(
+        self,
+        commands: Mapping[str, Command],
+        *,
+        run_dir: Path,
+        slots: Slots,
+        clock: Callable[[], float],
+        retries: int,
+    ) -> None:
+        devices = (
+            {MACHINE_NODE: slots.devices} if len(set(slots.devices)) == len(slots) and slots.has_gpus else {}
+        )
+        self._inner = ProcessSubstrate(
+            (Node(MACHINE_NODE, Resources(gpu=len(slots))),),
+            commands,
+            run_dir=run_dir,
+            devices=devices,
+            clock=clock,
+            retries=retries,
+        )
+        self._rented = RentedSlots(len(slots))
+        self._nodes: deque[Event] = deque()
+        self._running: set[str] = set()
+        self._finishing = False
+        self._last_number = 0
+
+    def now_s(self) -> float:
+        return self._inner.now_s()
+
+    def admit(self, job: Job) -> None:
+        self._inner.admit(job)
+
+    def apply(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            self._last_number = max(self._last_number, instruction.number)
+            self._follow(instruction)
+        self._inner.apply([_on_this_machine(instruction) for instruction in instructions])
+
+    def provision(self, wish: Wish) -> None:
+        self._nodes.extend(self._rented.provision(wish, self.now_s()))
+
+    def next_event(self, until_s: float) -> Event | None:
+        """The next event; None at `until_s`, or, if that is never, once nothing runs any more."""
+        event = self._nodes.popleft() if self._nodes else self._inner.next_event(until_s)
+        if isinstance(event, JobFinished | JobFailed):
+            self._running.discard(event.job_id)
+        elif isinstance(event, JobReported) and event.results and self._finishing:
+            self._park([event.job_id])
+        return event
+
+    def recover(self, history: Iterable[Event]) -> None:
+        events = list(history)
+        self._rented.recall(events)
+        for event in events:
+            if isinstance(event, Decided):
+                for instruction in event.instructions:
+                    self._last_number = max(self._last_number, instruction.number)
+                    self._follow(instruction)
+            elif isinstance(event, JobFinished | JobFailed):
+                self._running.discard(event.job_id)
+        self._inner.recover([_as_told(event) for event in events])
+
+    def finish_epochs(self) -> None:
+        """Let every trial run to its next result, which is the end of its epoch, and park it there."""
+        self._finishing = True
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def stop_now(self) -> None:
+        """A command cannot be ended sooner than by SIGTERM and, after the grace, SIGKILL."""
+        self._inner.close()
+
+    def _follow(self, instruction: Instruction) -> None:
+        if instruction.action in {Action.PARK, Action.STOP}:
+            self._running.discard(instruction.job_id)
+        else:
+            self._running.add(instruction.job_id)
+
+    def _park(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            if job_id in self._running:
+                self._last_number += 1
+                self.apply([Instruction(self._last_number, Action.PARK, job_id, NOTHING, BatchChoice(0))])
+
+
+def _on_this_machine(instruction: Instruction) -> Instruction:
+    workers = instruction.allocation.worker_count
+    return replace(instruction, allocation=on_nodes({MACHINE_NODE: workers}))
+
+
+def _as_told(event: Event) -> Event:
+    """A decision as the processes saw it."""
+    if not isinstance(event, Decided):
+        return event
+    return replace(event, instructions=tuple(_on_this_machine(one) for one in event.instructions))

@@ -1,0 +1,198 @@
+"""Driving a run for real: the controller over a substrate where time passes by itself, to a clean end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from stretto.app.real_stop import Stop, listening
+from stretto.app.run_folder import RunFolder
+from stretto.app.threads import one_blas_thread
+from stretto.control.controller import Controller, Limit, Settings
+from stretto.core.cluster import Node
+from stretto.core.events import Event
+from stretto.core.source import JobSource
+from stretto.core.substrate import Substrate
+from stretto.journal.base import Journal
+from stretto.journal.sqlite import SqliteJournal
+from stretto.policies.base import Policy
+
+BEAT_S = 0.2
+"""How soon Ctrl-C is noticed and a display is redrawn."""
+
+
+class RealSubstrate(Substrate, Protocol):
+    """A substrate of processes."""
+
+    def finish_epochs(self) -> None:
+        """Let every running job end its epoch, save it and leave."""
+
+    def stop_now(self) -> None:
+        """End every process without waiting for anything."""
+
+
+class AtDeadline(StrEnum):
+    """What running trials do when the deadline comes."""
+
+    STOP = "stop"
+    """Save at the next step, and stop."""
+    FINISH_EPOCH = "finish-epoch"
+    """Go on to the end of their epoch."""
+
+
+class EndedBy(StrEnum):
+    """Why a run is over, or not going on."""
+
+    JOBS = "jobs"
+    """Every job came to its end."""
+    DEADLINE = "deadline"
+    BUDGET = "budget"
+    STALLED = "stalled"
+    """Jobs are left that the policy, asked again and again, does not start."""
+    REQUEST = "request"
+    """Somebody asked it to stop."""
+
+    @property
+    def for_good(self) -> bool:
+        """Whether there is nothing to resume."""
+        return self in {EndedBy.JOBS, EndedBy.DEADLINE, EndedBy.BUDGET}
+
+
+class Watcher(Protocol):
+    """Looks on while a run goes."""
+
+    def observe(self, event: Event) -> None:
+        """Something happened, or had happened before the run was resumed."""
+
+    def tick(self, now_s: float) -> None:
+        """A moment passed."""
+
+
+class Unwatched:
+    """Nobody looks on."""
+
+    def observe(self, event: Event) -> None:
+        """Not seen."""
+
+    def tick(self, now_s: float) -> None:
+        """Not seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Everything a real run is made of."""
+
+    folder: RunFolder
+    policy: Policy
+    make: Callable[[], RealSubstrate]
+    """Makes what trains."""
+    nodes: tuple[Node, ...]
+    source: JobSource
+    seed: int = 0
+    deadline_s: float | None = None
+    at_deadline: AtDeadline = AtDeadline.STOP
+    limit: Limit | None = None
+    share_priors: bool = False
+
+
+def wall_clock(started_at_s: float) -> Callable[[], float]:
+    """Seconds since the run first started, downtime included; later changes of the clock do not count."""
+    offset_s = time.time() - started_at_s - _boot_clock_s()
+    return lambda: _boot_clock_s() + offset_s
+
+
+def _boot_clock_s() -> float:
+    """A clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
+    """Run, or go on where the journal ends, until the run is over or somebody asks it to stop."""
+    # The journal first: it says at once that the run is going on, where the substrate waits for leftovers.
+    with (
+        one_blas_thread(),
+        closing(SqliteJournal(score.folder.journal, run=score.folder.name)) as journal,
+        listening(stop),
+        _running(score.make(), stop) as substrate,
+    ):
+        return _drive(score, substrate, _WatchedJournal(journal, watcher), stop, watcher)
+
+
+def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop, watcher: Watcher) -> EndedBy:
+    for event in journal.events():
+        watcher.observe(event)
+    watcher.tick(substrate.now_s())
+    until_s = math.inf if score.deadline_s is None else score.deadline_s
+    controller = Controller(
+        policy=score.policy,
+        substrate=substrate,
+        journal=journal,
+        nodes=score.nodes,
+        arrivals=score.source,
+        settings=Settings(seed=score.seed, until_s=until_s, beat_s=BEAT_S, share_priors=score.share_priors),
+        limit=score.limit,
+        on_turn=lambda _: watcher.tick(substrate.now_s()),
+        stop=stop,
+    )
+    controller.run()
+    ended_by = _ending(controller, substrate.now_s(), until_s, score.limit, asked=stop())
+    if ended_by is EndedBy.DEADLINE and score.at_deadline is AtDeadline.FINISH_EPOCH:
+        stop.impatient = True
+        with suppress(KeyboardInterrupt):
+            substrate.finish_epochs()
+            controller.record_rest(math.inf)
+        stop.impatient = False
+    substrate.close()
+    controller.record_rest(substrate.now_s())
+    return ended_by
+
+
+def _ending(
+    controller: Controller, now_s: float, until_s: float, limit: Limit | None, *, asked: bool
+) -> EndedBy:
+    if not controller.state.jobs and not controller.jobs_to_come:
+        return EndedBy.JOBS
+    if now_s >= until_s:
+        return EndedBy.DEADLINE
+    if limit is not None and now_s >= limit.ends_s():
+        return EndedBy.BUDGET
+    return EndedBy.REQUEST if asked else EndedBy.STALLED
+
+
+@contextmanager
+def _running(substrate: RealSubstrate, stop: Stop) -> Iterator[RealSubstrate]:
+    """However the block ends, nothing is left running; a second request kills."""
+    try:
+        try:
+            yield substrate
+        except Exception:
+            substrate.close()
+            raise
+    except KeyboardInterrupt:
+        stop.ask()
+        substrate.stop_now()
+        raise
+
+
+class _WatchedJournal:
+    """A journal whose new events a watcher sees too."""
+
+    def __init__(self, inner: Journal, watcher: Watcher) -> None:
+        self._inner = inner
+        self._watcher = watcher
+
+    def append(self, events: Sequence[Event]) -> None:
+        self._inner.append(events)
+        for event in events:
+            self._watcher.observe(event)
+
+    def events(self) -> Iterator[Event]:
+        return self._inner.events()
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,166 @@
+"""What `tune` was asked for, read and checked before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stretto.app.real_drive import AtDeadline
+from stretto.app.real_substrate import count_slots
+from stretto.app.real_work import Entry, RealWork, check_command, find_entry
+from stretto.app.run_folder import RUNS, RunFolder, Tables, run_folder
+from stretto.app.study_file import MOST_SLOTS, OWN_MACHINE, StudyOutline, read_outline
+from stretto.core.errors import InputError
+from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.planning.tuning import Limits, Tuning
+from stretto.policies.registry import make_policy
+from stretto.search.samplers import make_sampler
+
+UNKNOWN = Profile(latency=Latency(epoch_s=1.0), scaling=Scaling(((1, 1.0),)))
+"""Stands for a profile that is still to be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What was asked for; None is what the study's file says."""
+
+    study: Path
+    work: str | tuple[str, ...] | None = None
+    """`train.py:train`, or the words of a command."""
+    deadline_s: float | None = None
+    """From now; infinite lifts the deadline of the file."""
+    deadline_as: str | None = None
+    """As it was written: the same words resume a run, though they may mean another time by now."""
+    budget_usd: float | None = None
+    """Infinite lifts the budget of the file."""
+    policy: str = "hypersched"
+    options: Mapping[str, str] = field(default_factory=dict)
+    slots: int | None = None
+    name: str | None = None
+    runs: Path = RUNS
+    seed: int = 0
+    at_deadline: AtDeadline = AtDeadline.STOP
+    retries: int = 2
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A request in which everything that can be wrong beforehand is right."""
+
+    request: TuneRequest
+    outline: StudyOutline
+    work: RealWork
+    slots: int
+    limits: Limits
+    """With the deadline from now."""
+    folder: RunFolder
+
+    @property
+    def asked(self) -> Tables:
+        """What must be the same for the run to be resumed."""
+        request, work = self.request, self.work
+        return {
+            "study": self.outline.tables,
+            "entry": str(work) if isinstance(work, Entry) else None,
+            "command": None if isinstance(work, Entry) else list(work.argv),
+            "policy": request.policy,
+            "options": dict(request.options),
+            "deadline": request.deadline_as,
+            "budget_usd": "none" if request.budget_usd == math.inf else request.budget_usd,
+            "slots": self.slots,
+            "seed": request.seed,
+        }
+
+    def tuning(self, profile: Profile, deadline_s: float | None) -> Tuning:
+        """The study on this machine."""
+        return machine_tuning(
+            self.outline, profile, self.slots, dataclasses.replace(self.limits, deadline_s=deadline_s)
+        )
+
+    def notes(self) -> Iterator[str]:
+        """What of the file plays no part here."""
+        if self.outline.has_cluster:
+            yield f"[cluster] is for plans and simulations; here are the {self.slots} slots of this machine."
+
+
+def check_request(request: TuneRequest) -> Checked:
+    """Read the study and check everything that was asked; InputError for anything wrong."""
+    outline = read_outline(request.study)
+    if not outline.space:
+        raise InputError(
+            "names no hyperparameters.",
+            where=f"{request.study}: space",
+            remedy="Add a section [space] with a line such as lr = { log = [1e-4, 1.0] }.",
+        )
+    if request.retries < 0:
+        raise InputError(f"--retries {request.retries} is negative.", remedy="Give 0 or more.")
+    checked = Checked(
+        request=request,
+        outline=outline,
+        work=_work(request, outline),
+        slots=check_slots(request.slots if request.slots is not None else outline.machine.slots),
+        limits=_limits(request, outline.limits),
+        folder=run_folder(outline.study.name if request.name is None else request.name, request.runs),
+    )
+    make_policy(request.policy, options=request.options, tuning=checked.tuning(UNKNOWN, None))
+    make_sampler(outline.sampler, outline.space, outline.study, request.seed)
+    return checked
+
+
+def check_slots(slots: int | None) -> int:
+    """So many slots, or as many as the machine has."""
+    if slots is None:
+        return count_slots()
+    if not 1 <= slots <= MOST_SLOTS:
+        raise InputError(f"{slots} slots are out of range.", remedy=f"Give --slots from 1 to {MOST_SLOTS}.")
+    return slots
+
+
+def machine_tuning(outline: StudyOutline, profile: Profile, slots: int, limits: Limits) -> Tuning:
+    """A study on so many slots of this machine, each of them a node to whoever rents."""
+    return Tuning(
+        study=outline.study,
+        profile=profile,
+        instances=(outline.machine.instance,),
+        max_nodes=slots,
+        billing=OWN_MACHINE,
+        limits=limits,
+    )
+
+
+def _work(request: TuneRequest, outline: StudyOutline) -> RealWork:
+    """What to train: as asked, else as the file says."""
+    names = [dimension.name for dimension in outline.space.dimensions]
+    if isinstance(request.work, str):
+        return find_entry(request.work, Path())
+    if request.work:
+        return check_command(request.work, names)
+    if outline.entry is not None:
+        return find_entry(outline.entry, outline.path.parent, where=f"{outline.path}: study.entry")
+    if outline.command:
+        return check_command(outline.command, names, where=f"{outline.path}: study.command")
+    raise InputError(
+        f"nothing says what {outline.path} trains.",
+        remedy="Add train.py:train after the file, or -- and a command; or write entry in its [study].",
+    )
+
+
+def _limits(request: TuneRequest, limits: Limits) -> Limits:
+    for name, value in (("deadline", request.deadline_s), ("budget", request.budget_usd)):
+        if value is not None and not value > 0:
+            raise InputError(f"a {name} of {value:g} is not above 0.", remedy="Give a larger one.")
+    return dataclasses.replace(
+        limits,
+        deadline_s=_other(limits.deadline_s, request.deadline_s),
+        budget_usd=_other(limits.budget_usd, request.budget_usd),
+    )
+
+
+def _other(of_file: float | None, asked: float | None) -> float | None:
+    if asked is None:
+        return of_file
+    return asked if asked < math.inf else None

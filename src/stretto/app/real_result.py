@@ -1,0 +1,241 @@
+"""What a real study came to, read off the files of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.app.history import history_of
+from stretto.app.profile_file import believe, read_profile
+from stretto.app.real_board import ENDED, Board, JobLine, Phase
+from stretto.app.real_drive import EndedBy
+from stretto.app.real_expect import Expectation, machine_instance
+from stretto.app.real_request import UNKNOWN, machine_tuning
+from stretto.app.run_folder import RunFolder, Tables
+from stretto.app.study_file import StudyOutline, outline_of
+from stretto.core.errors import InputError
+from stretto.core.events import Event
+from stretto.core.job import Value
+from stretto.core.units import HOUR_S
+from stretto.planning.forecast import Estimate
+from stretto.planning.tuning import Limits, Tuning
+from stretto.pricing.meter import CostMeter
+
+NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
+"""What `metrics.jsonl` has beside what the training code reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One trial."""
+
+    id: str
+    config: dict[str, Value]
+    state: str
+    epochs: int
+    best_metric: float | None
+    """None if it showed no number or diverged."""
+    retries: int
+    error: str
+    """Of a trial that failed: its own traceback, and where its log is."""
+    log: Path
+    checkpoint: Path | None
+    """Of its best epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What a study came to."""
+
+    run: Path
+    policy: str
+    metric: str
+    ended_by: str
+    """jobs, deadline, budget, stalled or request; "unfinished" of a run that is going on or was killed."""
+    best_trial: str | None
+    best_config: dict[str, Value] | None
+    best_metric: float | None
+    checkpoint: Path | None
+    """Of the best trial's best epoch."""
+    cost_usd: float
+    finished_s: float
+    """Seconds from the first start to the last event, or to the deadline that ended it."""
+    gpu_hours: float
+    predicted_finish_s: Estimate | None
+    predicted_cost_usd: Estimate | None
+    trials: tuple[TrialResult, ...]
+    problem: str = ""
+    """Why there is no best trial, where that can be said."""
+
+    @property
+    def succeeded(self) -> bool:
+        """It is over, and there is a model."""
+        over = {str(ending) for ending in EndedBy if ending.for_good}
+        return self.best_metric is not None and self.ended_by in over
+
+    @property
+    def trials_by_state(self) -> dict[str, int]:
+        return dict(Counter(trial.state for trial in self.trials))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        plain = dataclasses.asdict(self)
+        plain["trials_by_state"] = self.trials_by_state
+        return json.loads(json.dumps(plain, default=str, allow_nan=False))  # type: ignore[no-any-return]
+
+
+def run_outline(folder: RunFolder, spec: Tables) -> StudyOutline:
+    """The study of a run, as it was begun."""
+    outline = outline_of(spec["asked"]["study"], Path(spec["file"]))
+    if outline.profile is None and folder.profile.is_file():
+        return dataclasses.replace(outline, profile=believe(read_profile(folder.profile)))
+    return outline
+
+
+def run_tuning(outline: StudyOutline, spec: Tables) -> Tuning:
+    """What its policy was told."""
+    limits = Limits(deadline_s=spec["deadline_s"], budget_usd=spec["budget_usd"], q=outline.limits.q)
+    return machine_tuning(outline, outline.profile or UNKNOWN, spec["asked"]["slots"], limits)
+
+
+def read_ending(folder: RunFolder) -> EndedBy | None:
+    """What ended the run; None if it is not over."""
+    result = folder.read("result")
+    return None if result is None else EndedBy(result["ended_by"])
+
+
+def plan_tables(expectation: Expectation) -> Tables:
+    """What is kept of a forecast, to be compared with what comes."""
+    kept = (expectation.finish_s, expectation.cost_usd, expectation.epochs)
+    finish_s, cost_usd, epochs = (None if one is None else dataclasses.asdict(one) for one in kept)
+    return {"finish_s": finish_s, "cost_usd": cost_usd, "epochs": epochs}
+
+
+def kept_expectation(folder: RunFolder) -> Expectation | None:
+    """The forecast that was made before a run began; None if it has not begun."""
+    plan = folder.read("plan")
+    if plan is None:
+        return None
+    return Expectation(
+        finish_s=_estimate(plan["finish_s"]),
+        cost_usd=_estimate(plan["cost_usd"]),
+        epochs=_estimate(plan["epochs"]),
+    )
+
+
+def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
+    """The summary of a run, over or not."""
+    spec = folder.read("spec")
+    if spec is None:
+        raise InputError("is not the folder of a run.", where=str(folder.path), remedy="It has no spec.json.")
+    events = list(folder.events())
+    tuning = run_tuning(run_outline(folder, spec), spec)
+    board = Board(tuning.study)
+    for event in events:
+        board.observe(event)
+    best = board.best()
+    over = ended_by is not None and ended_by.for_good
+    deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
+    finished_s = max(board.now_s, deadline_s or 0.0)
+    plan = kept_expectation(folder)
+    return TuneResult(
+        run=folder.path,
+        policy=spec["asked"]["policy"],
+        metric=tuning.study.metric,
+        ended_by="unfinished" if ended_by is None else str(ended_by),
+        best_trial=None if best is None else best.job.id,
+        best_config=None if best is None else dict(best.job.config),
+        best_metric=None if best is None else board.best_value(best),
+        checkpoint=None if best is None else _checkpoint(best),
+        cost_usd=cost_usd(tuning, events, finished_s),
+        finished_s=finished_s,
+        gpu_hours=sum(job.gpu_s for job in history_of(events).jobs.values()) / HOUR_S,
+        predicted_finish_s=None if plan is None else plan.finish_s,
+        predicted_cost_usd=None if plan is None else plan.cost_usd,
+        trials=tuple(_trial(folder, board, line, over=over) for line in board.jobs.values()),
+        problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
+    )
+
+
+def cost_usd(tuning: Tuning, events: Sequence[Event], until_s: float) -> float:
+    """What the slots cost until then."""
+    meter = CostMeter((*tuning.instances, machine_instance(tuning)), tuning.billing)
+    for event in events:
+        meter.observe(event)
+    return meter.cost_usd(until_s)
+
+
+def _trial(folder: RunFolder, board: Board, line: JobLine, *, over: bool) -> TrialResult:
+    return TrialResult(
+        id=line.job.id,
+        config=dict(line.job.config),
+        state=_state(line, over=over),
+        epochs=line.epoch,
+        best_metric=board.best_value(line),
+        retries=line.retries,
+        error=line.error if line.phase is Phase.FAILED else "",
+        log=folder.log(line.job.id),
+        checkpoint=_checkpoint(line),
+    )
+
+
+def _state(line: JobLine, *, over: bool) -> str:
+    """Where a trial stands, or stood when the run was over."""
+    return "cut off" if over and line.phase in {Phase.RUNNING, Phase.STARTING} else str(line.phase)
+
+
+def _checkpoint(line: JobLine) -> Path | None:
+    saved = line.best_checkpoint or line.checkpoint
+    return Path(saved) if saved else None
+
+
+def _estimate(table: dict[str, float] | None) -> Estimate | None:
+    return None if table is None else Estimate(**table)
+
+
+def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
+    """Why no trial has shown a number."""
+    failed = [line for line in lines if line.phase is Phase.FAILED]
+    if failed and len(failed) == sum(line.started_s is not None for line in lines):
+        return f"every trial that was started failed; the first: {failed[0].error.strip()}"
+    reported = [line for line in lines if line.epoch]
+    if not reported:
+        return "no trial came to the end of an epoch."
+    names = _reported_names(folder)
+    if names and metric not in names:
+        return f"{_not_reported(metric, names)} {_name_it(metric)}"
+    if any(line.phase in ENDED for line in reported):
+        return f"no trial showed a number as {metric!r}: all diverged."
+    return f"no trial has shown {metric!r} yet."
+
+
+def check_reported(folder: RunFolder, metric: str) -> None:
+    """Refuse a study whose code reports something, and never its metric."""
+    names = _reported_names(folder)
+    if names and metric not in names:
+        raise InputError(_not_reported(metric, names), where="study.metric", remedy=_name_it(metric))
+
+
+def _not_reported(metric: str, names: Sequence[str]) -> str:
+    return f"{metric!r} is never reported; what is reported is {', '.join(names)}."
+
+
+def _name_it(metric: str) -> str:
+    return f"Call run.report({metric}=...) once per epoch, or name another metric in [study]."
+
+
+def _reported_names(folder: RunFolder) -> list[str]:
+    """What the code of the jobs calls its metrics."""
+    for path in sorted(folder.path.glob("jobs/*/metrics.jsonl")):
+        try:
+            first = json.loads(path.read_text(encoding="utf-8").partition("\n")[0])
+        except (OSError, ValueError):
+            continue
+        if isinstance(first, dict):
+            return [name for name in first if name not in NOT_METRICS]
+    return []

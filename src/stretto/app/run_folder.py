@@ -1,0 +1,163 @@
+"""The folder of a real run: `runs/<name>/` with its specification, its journal and its jobs' files.
+
+spec.json        what was asked for, and when the run first started on the wall clock
+profile.json     what a probe measured, where there was one
+plan.json        what was expected before anything started
+journal.sqlite   everything that happened
+result.json      what it came to, once it is over
+jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.core.errors import InputError, JournalError
+from stretto.core.events import Event
+from stretto.journal.codec import decode
+
+RUNS = Path("runs")
+"""Where runs are kept unless another folder is named."""
+
+Tables = dict[str, Any]
+"""Plain JSON data."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where everything of one run lies."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.sqlite"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile.json"
+
+    def log(self, job_id: str) -> Path:
+        return self.path / "jobs" / job_id / "stdout.log"
+
+    def read(self, name: str) -> Tables | None:
+        """A JSON file of the folder; None if it is not there."""
+        path = self.path / f"{name}.json"
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot be read as JSON ({error}).",
+                where=str(path),
+                remedy="Start the run anew under another name.",
+            ) from error
+        if not isinstance(found, dict):
+            raise InputError(
+                "is not a JSON object.", where=str(path), remedy="Start the run anew under another name."
+            )
+        return found
+
+    def write(self, name: str, tables: Tables) -> None:
+        """A JSON file of the folder, whole or not at all."""
+        path = self.path / f"{name}.json"
+        unfinished = path.with_suffix(".new")
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump(tables, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+
+    def events(self) -> Iterator[Event]:
+        """Everything journaled so far, also while the run goes on."""
+        if not self.journal.is_file():
+            return
+        try:
+            # Nobody writes to a journal without a write-ahead log; reading it then leaves no files behind.
+            resting = not self.journal.with_name(self.journal.name + "-wal").exists()
+            how = "mode=ro&immutable=1" if resting else "mode=ro"
+            connection = sqlite3.connect(f"{self.journal.absolute().as_uri()}?{how}", uri=True)
+            try:
+                rows = connection.execute("SELECT kind, payload FROM event ORDER BY seq").fetchall()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.journal} cannot be read as a journal ({error}).") from error
+        for kind, payload in rows:
+            yield decode(kind, payload)
+
+
+def run_folder(name: str, runs: Path = RUNS) -> RunFolder:
+    """The folder of a run that is begun or resumed under this name."""
+    if name in {"", ".", ".."} or "/" in name or "\0" in name or not name.isprintable() or len(name) > 100:
+        raise InputError(
+            f"{name!r} cannot be the name of a run, which is a folder.",
+            remedy="Give a --name without slashes, of at most 100 characters.",
+        )
+    return RunFolder(runs / name)
+
+
+def find_run(run: str, runs: Path = RUNS) -> RunFolder:
+    """The folder of a run that was begun: a name under `runs`, or a path."""
+    for path in (runs / run, Path(run)):
+        if (path / "spec.json").is_file():
+            return RunFolder(path)
+    there = sorted(path.parent.name for path in runs.glob("*/spec.json"))
+    raise InputError(
+        f"there is no run {run!r}.",
+        remedy=f"There are {', '.join(there)}; or give a path."
+        if there
+        else f"{runs}/ has none; or give a path.",
+    )
+
+
+def begin(folder: RunFolder, spec: Tables, started_at_s: float) -> Tables:
+    """The specification as it was first written, with `started_at_s`, the time of the first start."""
+    begun = folder.read("spec")
+    if begun is not None:
+        check_same(folder, begun, spec["asked"])
+        return begun
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        begun = {"started_at_s": started_at_s, **spec}
+        folder.write("spec", begun)
+    except OSError as error:
+        raise InputError(
+            f"{folder.path} cannot be written: {error.strerror}.", remedy="Run where files may be written."
+        ) from error
+    return begun
+
+
+def check_same(folder: RunFolder, begun: Tables, asked: Tables) -> None:
+    """Refuse to resume a run with another specification, and tell the difference."""
+    changed = list(differences(begun["asked"], asked))
+    if changed:
+        raise InputError(
+            f"{folder.path} was begun otherwise: {'; '.join(changed)}.",
+            remedy="Use what it was begun with to resume it, or another --name to begin anew.",
+        )
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """What differs between two pieces of JSON data, in words."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield f"{path} was {_shown(old)} and is {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value)

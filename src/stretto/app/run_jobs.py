@@ -1,0 +1,281 @@
+"""Running several jobs for real on this machine, which they share under a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from stretto.app.history import History, history_of
+from stretto.app.jobs_file import JobsFile, complete, read_jobs
+from stretto.app.real_board import Board, JobLine, Phase
+from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
+from stretto.app.real_request import check_slots
+from stretto.app.real_result import read_ending
+from stretto.app.real_stop import Stop
+from stretto.app.real_substrate import Describe, Hands, MakeSubstrate, describe_entries, make_substrate
+from stretto.app.real_work import Entry
+from stretto.app.run_folder import RUNS, RunFolder, Tables, begin, check_same, run_folder
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.job import Job
+from stretto.core.resources import Resources
+from stretto.core.source import Arrivals
+from stretto.core.units import HOUR_S
+from stretto.policies.base import Policy
+from stretto.policies.registry import make_policy, rents_nodes
+from stretto.wire.messages import Described
+
+NODE = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What was asked for."""
+
+    jobs: Path
+    policy: str = "pollux"
+    options: Mapping[str, str] = field(default_factory=dict)
+    interval_s: float | None = None
+    """How often the policy is asked, whatever happens; None: its own."""
+    slots: int | None = None
+    name: str | None = None
+    """None: the file's name."""
+    runs: Path = RUNS
+    seed: int = 0
+    retries: int = 2
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRun:
+    """A request in which everything that can be wrong beforehand is right."""
+
+    request: RunRequest
+    file: JobsFile
+    slots: int
+    folder: RunFolder
+
+    @property
+    def asked(self) -> Tables:
+        """What must be the same for the run to be resumed."""
+        request = self.request
+        return {
+            "jobs": json.loads(json.dumps(self.file.tables, default=str)),
+            "works": {job.name: str(job.work) for job in self.file.jobs},
+            "policy": request.policy,
+            "options": dict(request.options),
+            "interval_s": request.interval_s,
+            "slots": self.slots,
+            "seed": request.seed,
+        }
+
+    def policy(self) -> Policy:
+        request = self.request
+        return make_policy(request.policy, options=request.options, interval_s=request.interval_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """One job."""
+
+    id: str
+    state: str
+    epochs: int
+    jct_s: float | None
+    """From submission to completion; None if it did not finish."""
+    restarts: int
+    """Starts and resizes after the first start."""
+    retries: int
+    gpu_hours: float
+    error: str
+    """Of a job that failed: its own traceback, and where its log is."""
+    log: Path
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run of jobs came to."""
+
+    run: Path
+    policy: str
+    ended_by: str
+    """jobs, stalled or request; "unfinished" of a run that is going on or was killed."""
+    finished_s: float
+    mean_jct_s: float | None
+    gpu_hours: float
+    cost_usd: float
+    jobs: tuple[JobResult, ...]
+
+    @property
+    def succeeded(self) -> bool:
+        """Every job finished."""
+        return self.ended_by == EndedBy.JOBS and all(job.state == Phase.FINISHED for job in self.jobs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        return json.loads(json.dumps(dataclasses.asdict(self), default=str, allow_nan=False))  # type: ignore[no-any-return]
+
+
+def check_run(request: RunRequest) -> CheckedRun:
+    """Read the jobs and check everything that was asked; InputError for anything wrong."""
+    file = read_jobs(request.jobs)
+    if request.retries < 0:
+        raise InputError(f"--retries {request.retries} is negative.", remedy="Give 0 or more.")
+    if request.interval_s is not None and not request.interval_s > 0:
+        raise InputError(
+            f"an interval of {request.interval_s:g} s is not above 0.", remedy="Give one like 10s."
+        )
+    checked = CheckedRun(
+        request=request,
+        file=file,
+        slots=check_slots(request.slots if request.slots is not None else file.machine.slots),
+        folder=run_folder(request.jobs.stem if request.name is None else request.name, request.runs),
+    )
+    if rents_nodes(checked.policy()):
+        raise InputError(
+            f"policy {request.policy} rents nodes for a study.", remedy="Take another, or `stretto tune`."
+        )
+    return checked
+
+
+def finished_run(checked: CheckedRun) -> RunResult | None:
+    """What a run of this name came to, if it is over; InputError if it was begun otherwise."""
+    spec = checked.folder.read("spec")
+    if spec is None:
+        return None
+    check_same(checked.folder, spec, checked.asked)
+    ended_by = read_ending(checked.folder)
+    return None if ended_by is None else run_result(checked.folder, ended_by)
+
+
+def start_run(
+    checked: CheckedRun,
+    *,
+    stop: Stop | None = None,
+    watcher: Watcher | None = None,
+    make: MakeSubstrate = make_substrate,
+    describe: Describe = describe_entries,
+) -> RunResult:
+    """Begin the run, or go on with it, until every job is over or `stop` is asked."""
+    folder, request, slots = checked.folder, checked.request, checked.slots
+    jobs = _jobs(checked, describe)
+    price_usd = checked.file.machine.usd_per_slot_hour
+    spec = begin(folder, {"kind": "run", "usd_per_slot_hour": price_usd, "asked": checked.asked}, time.time())
+    works = {job.name: job.work for job in checked.file.jobs}
+    nodes = (Node(NODE, Resources(gpu=slots)),)
+    hands = Hands(
+        work=lambda job: works.get(job.id, checked.file.jobs[0].work),
+        slots=slots,
+        nodes=nodes,
+        seed=request.seed,
+        retries=request.retries,
+        tensorboard=request.tensorboard,
+    )
+    ended_by = drive(
+        Score(
+            folder=folder,
+            policy=checked.policy(),
+            make=lambda: make(hands, folder, wall_clock(spec["started_at_s"])),
+            nodes=nodes,
+            source=Arrivals(jobs),
+            seed=request.seed,
+            share_priors=True,
+        ),
+        stop or Stop(),
+        watcher or Unwatched(),
+    )
+    if ended_by.for_good:
+        folder.write("result", {"ended_by": str(ended_by)})
+    return run_result(folder, ended_by)
+
+
+def run(
+    jobs: Path | str,
+    *,
+    policy: str = "pollux",
+    options: Mapping[str, str] | None = None,
+    interval_s: float | None = None,
+    slots: int | None = None,
+    name: str | None = None,
+    folder: Path | str = RUNS,
+    seed: int = 0,
+    retries: int = 2,
+    tensorboard: bool = False,
+) -> RunResult:
+    """Run the jobs of a file on this machine, or resume the run of this name, and say what came of it."""
+    checked = check_run(
+        RunRequest(
+            jobs=Path(jobs),
+            policy=policy,
+            options=options or {},
+            interval_s=interval_s,
+            slots=slots,
+            name=name,
+            runs=Path(folder),
+            seed=seed,
+            retries=retries,
+            tensorboard=tensorboard,
+        )
+    )
+    return finished_run(checked) or start_run(checked)
+
+
+def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
+    """The summary of a run of jobs, over or not."""
+    spec = folder.read("spec")
+    if spec is None:
+        raise InputError("is not the folder of a run.", where=str(folder.path), remedy="It has no spec.json.")
+    events = list(folder.events())
+    board = Board()
+    for event in events:
+        board.observe(event)
+    history = history_of(events)
+    jobs = tuple(_job_result(folder, history, line) for line in board.jobs.values())
+    jcts = [job.jct_s for job in jobs if job.jct_s is not None]
+    return RunResult(
+        run=folder.path,
+        policy=spec["asked"]["policy"],
+        ended_by="unfinished" if ended_by is None else str(ended_by),
+        finished_s=board.now_s,
+        mean_jct_s=fmean(jcts) if jcts else None,
+        gpu_hours=sum(job.gpu_hours for job in jobs),
+        cost_usd=spec["usd_per_slot_hour"] * spec["asked"]["slots"] * board.now_s / HOUR_S,
+        jobs=jobs,
+    )
+
+
+def _job_result(folder: RunFolder, history: History, line: JobLine) -> JobResult:
+    past = history.jobs[line.job.id]
+    saved = line.checkpoint
+    return JobResult(
+        id=line.job.id,
+        state=str(line.phase),
+        epochs=line.epoch,
+        jct_s=past.jct_s,
+        restarts=past.restarts,
+        retries=line.retries,
+        gpu_hours=past.gpu_s / HOUR_S,
+        error=line.error if line.phase is Phase.FAILED else "",
+        log=folder.log(line.job.id),
+        checkpoint=Path(saved) if saved else None,
+    )
+
+
+def _jobs(checked: CheckedRun, describe: Describe) -> Sequence[Job]:
+    """Every job, with what its training code says of itself; that is asked once, and kept for a resume."""
+    folder, specs = checked.folder, checked.file.jobs
+    kept = (folder.read("described") or {}) if folder.path.is_dir() else {}
+    described = {name: Described(**one) for name, one in kept.items()}
+    unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
+    if unknown:
+        described |= describe(unknown, checked.slots)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write("described", {name: dataclasses.asdict(one) for name, one in described.items()})
+    return [complete(spec, described.get(spec.name), checked.slots) for spec in specs]

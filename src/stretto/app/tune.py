@@ -1,0 +1,332 @@
+"""Tuning a study for real on this machine: planned, begun or resumed, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.app.probe import OnProgress, probe
+from stretto.app.profile_file import MeasuredProfile, believe, read_profile, write_profile
+from stretto.app.real_drive import (
+    AtDeadline,
+    EndedBy,
+    Score,
+    Unwatched,
+    Watcher,
+    drive,
+    wall_clock,
+)
+from stretto.app.real_expect import Expectation, after_loading, expect, machine_instance
+from stretto.app.real_request import Checked, TuneRequest, check_request
+from stretto.app.real_result import (
+    TuneResult,
+    check_reported,
+    kept_expectation,
+    plan_tables,
+    read_ending,
+    tune_result,
+)
+from stretto.app.real_stop import Stop
+from stretto.app.real_substrate import Hands, MakeSubstrate, make_substrate
+from stretto.app.replay import Replayed, replay
+from stretto.app.run_folder import RUNS, RunFolder, begin, check_same
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.events import Event, JobReported
+from stretto.core.resources import Resources
+from stretto.core.seeds import child_rng
+from stretto.core.units import format_duration, parse_duration_s
+from stretto.planning.profile import Profile
+from stretto.planning.tuning import Tuning
+from stretto.policies.registry import make_policy, rents_nodes
+from stretto.pricing.purse import Purse
+from stretto.search.samplers import make_sampler
+from stretto.search.source import TrialSource, trials_ahead
+
+LOCAL = "local"
+"""The node of a policy that does not rent: the whole machine."""
+PROBE_S = 90.0
+PROBE_SHARE = 1 / 8
+"""Of the time until the deadline, at most so much goes to a probe."""
+MOST_PROBED = 4
+"""Configurations of a probe: some show how much trials differ."""
+COMPARED = ("asha", "hypersched")
+"""The policy a run is compared with; the second where it is the first itself."""
+RESERVE_S = 15.0
+"""A budget ends this much earlier, so that there is money to save checkpoints with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A study that was checked, measured and planned, and can be begun or resumed."""
+
+    checked: Checked
+    tuning: Tuning
+    """Its deadline is the first start's if there was one, else counts from now."""
+    expectation: Expectation
+    resumes: bool
+
+
+def finished(checked: Checked) -> TuneResult | None:
+    """What a run of this name came to, if it is over; InputError if it was begun otherwise."""
+    folder = checked.folder
+    spec = folder.read("spec")
+    if spec is None:
+        return None
+    check_same(folder, spec, checked.asked)
+    ended_by, deadline_s = read_ending(folder), spec["deadline_s"]
+    if ended_by is None and deadline_s is not None and time.time() - spec["started_at_s"] >= deadline_s:
+        ended_by = EndedBy.DEADLINE
+    return None if ended_by is None else tune_result(folder, ended_by)
+
+
+def prepare(
+    checked: Checked,
+    *,
+    make: MakeSubstrate = make_substrate,
+    on_progress: OnProgress = lambda _: None,
+) -> Prepared:
+    """Measure what is not known, and say what to expect; no trial is started.
+
+    The time this takes counts against the deadline, which is from when the command was given.
+    """
+    asked_s = time.monotonic()
+    profile = checked.outline.profile or _measured(checked, make, on_progress)
+    tuning = checked.tuning(profile, _deadline_s(checked, asked_s))
+    request, deadline_s = checked.request, tuning.limits.deadline_s
+    expectation = kept_expectation(checked.folder) or after_loading(
+        expect(checked.outline, tuning, request.policy, request.options, request.seed),
+        _loading_s(checked),
+        deadline_s,
+    )
+    return Prepared(
+        checked=checked,
+        tuning=checked.tuning(profile, _deadline_s(checked, asked_s)),
+        expectation=expectation,
+        resumes=checked.folder.read("spec") is not None,
+    )
+
+
+def start(
+    prepared: Prepared,
+    *,
+    stop: Stop | None = None,
+    watcher: Watcher | None = None,
+    make: MakeSubstrate = make_substrate,
+) -> TuneResult:
+    """Begin the run, or go on with it, until it is over or `stop` is asked."""
+    checked, tuning = prepared.checked, prepared.tuning
+    folder = checked.folder
+    spec = begin(
+        folder,
+        {
+            "kind": "tune",
+            "deadline_s": tuning.limits.deadline_s,
+            "budget_usd": tuning.limits.budget_usd,
+            "file": str(checked.outline.path.absolute()),
+            "asked": checked.asked,
+        },
+        time.time(),
+    )
+    if folder.read("plan") is None:
+        folder.write("plan", plan_tables(prepared.expectation))
+    guarded = MetricGuard(folder, tuning.study.metric, watcher or Unwatched())
+    ended_by = drive(_score(prepared, make, spec["started_at_s"]), stop or Stop(), guarded)
+    if ended_by.for_good:
+        folder.write("result", {"ended_by": str(ended_by)})
+    return tune_result(folder, ended_by)
+
+
+def tune(
+    study: Path | str,
+    work: str | Sequence[str] | None = None,
+    *,
+    deadline: float | str | None = None,
+    policy: str = "hypersched",
+    budget_usd: float | None = None,
+    slots: int | None = None,
+    name: str | None = None,
+    folder: Path | str = RUNS,
+    options: Mapping[str, str] | None = None,
+    seed: int = 0,
+    at_deadline: str = AtDeadline.STOP,
+    retries: int = 2,
+    tensorboard: bool = False,
+) -> TuneResult:
+    """Tune a study on this machine, or resume the run of this name, and say what came of it.
+
+    `work` is `train.py:train`, or the words of a command such as ["python", "train.py", "--lr", "{lr}"].
+    `deadline` is seconds or a text such as 10m. Files go to `folder`/`name`.
+    """
+    if at_deadline not in tuple(AtDeadline):
+        raise InputError(f"at_deadline is {at_deadline!r}.", remedy=f"It is one of {', '.join(AtDeadline)}.")
+    checked = check_request(
+        TuneRequest(
+            study=Path(study),
+            work=work if work is None or isinstance(work, str) else tuple(work),
+            deadline_s=parse_duration_s(deadline, where="deadline")
+            if isinstance(deadline, str)
+            else deadline,
+            deadline_as=None if deadline is None else str(deadline),
+            budget_usd=budget_usd,
+            policy=policy,
+            options=options or {},
+            slots=slots,
+            name=name,
+            runs=Path(folder),
+            seed=seed,
+            at_deadline=AtDeadline(at_deadline),
+            retries=retries,
+            tensorboard=tensorboard,
+        )
+    )
+    return finished(checked) or start(prepare(checked))
+
+
+def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
+    """What another policy would have reached, by a replay; None of a run without a model."""
+    if not result.succeeded:
+        return None
+    other = COMPARED[1] if checked.request.policy == COMPARED[0] else COMPARED[0]
+    return next(iter(replay(checked.folder, [other]).replayed), None)
+
+
+class Reserve:
+    """A budget that ends a while earlier, to leave money for the last checkpoints."""
+
+    def __init__(self, purse: Purse, reserve_s: float) -> None:
+        self._purse = purse
+        self._reserve_s = reserve_s
+
+    def observe(self, event: Event) -> None:
+        """Take note of what happened."""
+        self._purse.observe(event)
+
+    def ends_s(self) -> float:
+        """When the run must be over, as things stand."""
+        return max(self._purse.ends_s() - self._reserve_s, 0.0)
+
+
+class MetricGuard:
+    """Ends a run whose training code reports, but never what the study compares."""
+
+    def __init__(self, folder: RunFolder, metric: str, watcher: Watcher) -> None:
+        self._folder = folder
+        self._metric = metric
+        self._watcher = watcher
+        self._sound = False
+
+    def observe(self, event: Event) -> None:
+        """Look at the first results, and pass everything on."""
+        if isinstance(event, JobReported) and event.results and not self._sound:
+            check_reported(self._folder, self._metric)
+            self._sound = True
+        self._watcher.observe(event)
+
+    def tick(self, now_s: float) -> None:
+        """Pass it on."""
+        self._watcher.tick(now_s)
+
+
+def _measured(checked: Checked, make: MakeSubstrate, on_progress: OnProgress) -> Profile:
+    """As measured before, or by a probe now."""
+    folder = checked.folder
+    if folder.read("spec") is None and not _is_of_this(folder, checked):
+        deadline_s = checked.limits.deadline_s
+        time_s = PROBE_S if deadline_s is None else min(PROBE_S, deadline_s * PROBE_SHARE)
+        write_profile(folder.profile, _probe(checked, make, time_s, on_progress))
+    return believe(read_profile(folder.profile))
+
+
+def _deadline_s(checked: Checked, asked_s: float) -> float | None:
+    """The first start's deadline if there was one; else what is left of the one that was asked for."""
+    spec, deadline_s = checked.folder.read("spec"), checked.limits.deadline_s
+    if spec is not None:
+        begun_s: float | None = spec["deadline_s"]
+        return begun_s
+    if deadline_s is None:
+        return None
+    left_s = deadline_s - (time.monotonic() - asked_s)
+    if left_s <= 0:
+        raise InputError(
+            f"the deadline of {format_duration(deadline_s)} passed while the training was being measured.",
+            remedy="Give a later one, or a [profile].",
+        )
+    return left_s
+
+
+def _is_of_this(folder: RunFolder, checked: Checked) -> bool:
+    """Whether a profile that lies in the folder is of the same training on as many slots."""
+    if not folder.profile.is_file():
+        return False
+    measured = read_profile(folder.profile)
+    return (measured.what, measured.slots) == (str(checked.work), checked.slots)
+
+
+def _loading_s(checked: Checked) -> float:
+    """How much longer than others the very first start takes, where a probe has seen it."""
+    if checked.outline.profile is not None or not checked.folder.profile.is_file():
+        return 0.0
+    measured = read_profile(checked.folder.profile)
+    return max((measured.warm_up_s or 0.0) - measured.start_s, 0.0)
+
+
+def _probe(checked: Checked, make: MakeSubstrate, time_s: float, on_progress: OnProgress) -> MeasuredProfile:
+    """Train some configurations of the study for a moment."""
+    space, seed = checked.outline.space, checked.request.seed
+    count = min(max(checked.slots, 2), MOST_PROBED)
+    return probe(
+        checked.work,
+        [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
+        slots=checked.slots,
+        time_s=time_s,
+        study=checked.outline.study,
+        seed=seed,
+        make=make,
+        on_progress=on_progress,
+    )
+
+
+def _node(prepared: Prepared) -> tuple[Node, ...]:
+    """The machine as one node; a policy that rents begins with none."""
+    tuning, request = prepared.tuning, prepared.checked.request
+    if rents_nodes(make_policy(request.policy, options=request.options, tuning=tuning)):
+        return ()
+    return (Node(LOCAL, Resources(gpu=tuning.max_nodes), machine_instance(tuning).name),)
+
+
+def _hands(prepared: Prepared) -> Hands:
+    request = prepared.checked.request
+    return Hands(
+        work=lambda _: prepared.checked.work,
+        study=prepared.tuning.study,
+        slots=prepared.tuning.max_nodes,
+        nodes=_node(prepared),
+        seed=request.seed,
+        retries=request.retries,
+        tensorboard=request.tensorboard,
+    )
+
+
+def _score(prepared: Prepared, make: MakeSubstrate, started_at_s: float) -> Score:
+    tuning, request, outline = prepared.tuning, prepared.checked.request, prepared.checked.outline
+    sampler = make_sampler(outline.sampler, outline.space, tuning.study, request.seed)
+    slots, budget_usd = tuning.max_nodes, tuning.limits.budget_usd
+    instances = (*tuning.instances, machine_instance(tuning))
+    return Score(
+        folder=prepared.checked.folder,
+        policy=make_policy(request.policy, options=request.options, tuning=tuning),
+        make=lambda: make(_hands(prepared), prepared.checked.folder, wall_clock(started_at_s)),
+        nodes=_node(prepared),
+        source=TrialSource(
+            tuning.study, sampler, most_gpus=slots, ahead=trials_ahead(tuning.study, sampler, slots)
+        ),
+        seed=request.seed,
+        deadline_s=tuning.limits.deadline_s,
+        at_deadline=request.at_deadline,
+        limit=None
+        if budget_usd is None
+        else Reserve(Purse(instances, tuning.billing, budget_usd), RESERVE_S),
+    )

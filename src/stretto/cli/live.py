@@ -1,0 +1,213 @@
+"""What a real run shows while it goes: a display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from stretto.app.real_board import ENDED, Board, JobLine, Phase
+from stretto.app.real_drive import Watcher
+from stretto.app.real_expect import corrected, machine_instance
+from stretto.core.decision import ReasonCode
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried
+from stretto.core.units import format_duration
+from stretto.planning.forecast import Estimate
+from stretto.planning.tuning import Tuning
+from stretto.pricing.meter import CostMeter
+from stretto.report.names import one_line
+from stretto.search.study import Study
+
+REDRAW_S = 0.5
+ROWS_BESIDES = 9
+"""Lines of the display that are not rows of its table."""
+ORDER = (Phase.RUNNING, Phase.STARTING, Phase.PAUSED, Phase.WAITING)
+NEWS = frozenset({ReasonCode.STARTED, ReasonCode.GREW, ReasonCode.SHRANK, ReasonCode.STOPPED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a display of a study knows besides what happens."""
+
+    tuning: Tuning
+    finish_s: Estimate | None
+
+
+@contextmanager
+def watching(title: str, *, study: Study | None = None, outlook: Outlook | None = None) -> Iterator[Watcher]:
+    """Shows a run on standard error while the block runs."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield PlainLines(console, study)
+        return
+    display = Display(console, title, study, outlook)
+    with Live(console=console, auto_refresh=False, transient=True, get_renderable=display.render) as live:
+        display.live = live
+        yield display
+
+
+class PlainLines:
+    """One line for every change worth a note."""
+
+    def __init__(self, console: Console, study: Study | None) -> None:
+        self._console = console
+        self._board = Board(study)
+        self._study = study
+        self._begun = False
+        self._best: float | None = None
+
+    def observe(self, event: Event) -> None:
+        """Print what is news."""
+        self._board.observe(event)
+        if not self._begun:  # what had happened before a resumed run went on
+            return
+        for text in self._news(event):
+            line = f"{format_duration(event.t_s):>8}  {one_line(text)}"
+            self._console.print(line, soft_wrap=True, markup=False)
+
+    def tick(self, now_s: float) -> None:
+        """From the first moment on, events are news."""
+        del now_s
+        if not self._begun and self._study is not None and (best := self._board.best()) is not None:
+            self._best = self._board.best_value(best)
+        self._begun = True
+
+    def _news(self, event: Event) -> Iterator[str]:
+        match event:
+            case Decided():
+                changed = {instruction.job_id for instruction in event.instructions}
+                for job_id, reason in event.reasons.items():
+                    if job_id in changed and reason.code in NEWS:
+                        yield f"{job_id} {reason.code}: {reason.text}"
+            case JobReported() if event.results and self._study is not None:
+                yield from self._best_so_far(event)
+            case JobFinished():
+                yield f"{event.job_id} finished"
+            case JobRetried():
+                yield f"{event.job_id} is retried ({event.attempt}): {last_line(event.error)}"
+            case JobFailed():
+                yield f"{event.job_id} failed: {last_line(event.error)}"
+            case JobNoted():
+                yield f"{event.job_id}: {event.text}"
+            case _:
+                pass
+
+    def _best_so_far(self, event: JobReported) -> Iterator[str]:
+        assert self._study is not None
+        best = self._board.best()
+        value = None if best is None else self._board.best_value(best)
+        if (
+            best is not None
+            and value is not None
+            and self._study.score(value) > self._study.score(self._best)
+        ):
+            self._best = value
+            yield f"{best.job.id} has the best {self._study.metric}: {value:.6g} after epoch {event.epoch}"
+
+
+class Display:
+    """A bar to the deadline, what is spent, and a row for every job that is not over."""
+
+    def __init__(self, console: Console, title: str, study: Study | None, outlook: Outlook | None) -> None:
+        self._console = console
+        self._title = title
+        self._study = study
+        self._outlook = outlook
+        self._board = Board(study)
+        self._meter: CostMeter | None = None
+        if outlook is not None and outlook.tuning.instances[0].usd_per_hour:
+            tuning = outlook.tuning
+            self._meter = CostMeter((*tuning.instances, machine_instance(tuning)), tuning.billing)
+        self._now_s = 0.0
+        self._drawn = 0.0
+        self.live: Live | None = None
+
+    def observe(self, event: Event) -> None:
+        """Take note."""
+        self._board.observe(event)
+        if self._meter is not None:
+            self._meter.observe(event)
+
+    def tick(self, now_s: float) -> None:
+        """Draw again, a few times a second at most."""
+        self._now_s = now_s
+        if self.live is not None and time.monotonic() - self._drawn >= REDRAW_S:
+            self._drawn = time.monotonic()
+            self.live.refresh()
+
+    def render(self) -> RenderableType:
+        """The whole display."""
+        parts: list[RenderableType] = [Text(one_line(self._title), style="bold")]
+        parts += (
+            [Text(format_duration(self._now_s))] if self._outlook is None else self._progress(self._outlook)
+        )
+        parts += [Text(self._counts()), self._table()]
+        return Group(*parts)
+
+    def _progress(self, outlook: Outlook) -> Iterator[RenderableType]:
+        deadline_s = outlook.tuning.limits.deadline_s
+        clock = format_duration(self._now_s)
+        if deadline_s is not None:
+            bar = Table.grid()
+            bar.add_row(ProgressBar(total=deadline_s, completed=min(self._now_s, deadline_s), width=60))
+            yield bar
+            clock += f" of {format_duration(deadline_s)}"
+        if self._meter is not None:
+            clock += f"   spent ${self._meter.cost_usd(max(self._now_s, self._meter.seen_s)):.2f}"
+        if outlook.finish_s is not None:
+            slowness = self._board.slowness(outlook.tuning.profile)
+            eta = corrected(outlook.finish_s, self._now_s, slowness, deadline_s)
+            span = f"{format_duration(eta.p10)} to {format_duration(eta.p90)}"
+            clock += f"   done after {format_duration(eta.mean)} ({span})"
+        best = self._board.best() if self._study is not None else None
+        if best is not None and self._study is not None:
+            clock += f"   best {self._study.metric} {self._board.best_value(best):.6g} ({best.job.id})"
+        yield Text(clock)
+
+    def _counts(self) -> str:
+        counts = [(phase, self._board.count(phase)) for phase in Phase]
+        return ", ".join(f"{count} {phase}" for phase, count in counts if count) or "nothing has come yet"
+
+    def _table(self) -> Table:
+        metric = "epochs" if self._study is None else self._study.metric
+        table = Table(box=None, pad_edge=False, expand=False)
+        for heading in ("job", "state", "workers", "batch", "epoch", metric, "done after", "why"):
+            table.add_column(heading, no_wrap=True, overflow="ellipsis")
+        alive = [line for line in self._board.jobs.values() if line.phase not in ENDED]
+        alive.sort(key=lambda line: ORDER.index(line.phase))
+        room = max(self._console.height - ROWS_BESIDES, 3)
+        for line in alive[:room]:
+            table.add_row(*self._row(line))
+        if len(alive) > room:
+            table.add_row(f"and {len(alive) - room} more")
+        return table
+
+    def _row(self, line: JobLine) -> list[str]:
+        workers = line.allocation.worker_count
+        finish_s = line.finish_s(self._now_s)
+        shown = f"{line.work_done / line.job.work.units_per_epoch:.2f}"
+        if self._study is not None:
+            shown = "-" if line.value is None else f"{line.value:.6g}"
+        return [
+            one_line(line.job.id),
+            str(line.phase) + (f", {line.retries} retries" if line.retries else ""),
+            str(workers or "-"),
+            "-" if line.batch is None or line.job.study is not None else str(line.batch.total(workers)),
+            str(line.epoch),
+            shown,
+            "-" if finish_s is None else format_duration(finish_s),
+            "" if line.reason is None else one_line(line.reason.text),
+        ]
+
+
+def last_line(text: str) -> str:
+    """What a traceback says in the end."""
+    lines = [line for line in text.strip().splitlines() if line and not line.startswith("log: ")]
+    return lines[-1].strip() if lines else ""

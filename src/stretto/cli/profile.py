@@ -1,0 +1,210 @@
+"""`stretto profile`: a short probe of a training script, and the file that plans read."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from stretto.app.probe import ANY_STUDY, Progress, probe
+from stretto.app.profile_file import (
+    FitError,
+    MeasuredProfile,
+    believe,
+    fit_errors,
+    profile_json,
+    write_profile,
+)
+from stretto.app.real_request import check_slots
+from stretto.app.real_work import RealWork, check_command, find_entry
+from stretto.app.study_file import StudyOutline, read_outline
+from stretto.cli.flags import AsJson, Seed
+from stretto.core.errors import InputError
+from stretto.core.job import Value
+from stretto.core.seeds import child_rng
+from stretto.core.units import format_duration, parse_duration_s
+from stretto.report.text_table import markdown_table
+from stretto.search.space import Config
+
+MOST_CONFIGS = 8
+"""Configurations of a study that are tried: enough to see how much they differ."""
+
+
+def profile(
+    work: Annotated[
+        list[str] | None,
+        typer.Argument(help="FILE:FUNCTION, or -- and a command.", show_default=False),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A hyperparameter; repeat for more.", show_default=False),
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="Draw hyperparameters from this study.", show_default=False)
+    ] = None,
+    time: Annotated[str, typer.Option(metavar="DURATION", help="At most so long, once it trains.")] = "90s",
+    slots: Annotated[
+        int | None, typer.Option(help="Workers at once.", show_default="one for every GPU, or core")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("profile.json"),
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    r"""Measure how fast a training script is: epochs and steps by workers, starts, resizes.
+
+    Name the file in a study, [bold]\[profile] file = "profile.json"[/bold], and plans count with it.
+    All slots are kept busy meanwhile, as a study keeps them.
+
+    Example: [bold]stretto profile train.py:train --config lr=0.1 --time 60s[/bold]
+    Example: [bold]stretto profile --study study.toml[/bold]
+    """
+    time_s = parse_duration_s(time, where="--time")
+    if output.is_dir():
+        raise InputError(f"--output {output} is a folder.", remedy="Name a file, such as profile.json.")
+    outline = None if study is None else read_outline(study)
+    chosen = _configs(config, outline, seed)
+    count = check_slots(slots if slots is not None or outline is None else outline.machine.slots)
+    trained = _work(work or [], outline, [name for name, _ in chosen[0]])
+    with _status() as status:
+
+        def show(progress: Progress) -> None:
+            if isinstance(status, Status):
+                gone, of = format_duration(progress.now_s), format_duration(progress.time_s)
+                status.update(f"{progress.doing} ({gone} of at most {of})")
+
+        measured = probe(
+            trained,
+            chosen,
+            slots=count,
+            time_s=time_s,
+            study=ANY_STUDY if outline is None else outline.study,
+            seed=seed,
+            on_progress=show,
+        )
+    write_profile(output, measured)
+    if as_json:
+        print(json.dumps(profile_json(measured), indent=2, allow_nan=False))
+    else:
+        print(profile_text(measured), end="")
+    print(f"profile: {output}", file=sys.stderr)
+
+
+def profile_text(measured: MeasuredProfile) -> str:
+    """What was measured, how well the model fits it, and what was not measured."""
+    lines = [
+        f"{measured.what}: {measured.slots} slots, probed for {format_duration(measured.measured_s)}",
+        "",
+    ]
+    lines += [_epochs_table(measured), ""]
+    if measured.speeds:
+        lines += [_steps_table(fit_errors(measured.speeds)), ""]
+    lines += _sentences(measured)
+    return "\n".join(lines) + "\n"
+
+
+def _epochs_table(measured: MeasuredProfile) -> str:
+    rows = []
+    for workers in measured.worker_counts:
+        times_s = measured.epoch_times_s(workers)
+        speedup = measured.speedup(workers)
+        rows.append(
+            [
+                str(workers),
+                str(len(times_s)),
+                f"{sum(times_s) / len(times_s):.3g} s" if times_s else "not measured",
+                f"{min(times_s):.3g}-{max(times_s):.3g} s" if times_s else "",
+                "not measured" if speedup is None else f"{speedup:.2f}x",
+            ]
+        )
+    return markdown_table(("workers", "epochs timed", "epoch", "from-to", "speed"), rows)
+
+
+def _steps_table(errors: Sequence[FitError]) -> str:
+    rows = []
+    for one in sorted(errors, key=lambda error: (error.sample.workers, error.sample.atomic)):
+        sample = one.sample
+        batch = sample.workers * sample.atomic
+        rows.append(
+            [
+                str(sample.workers),
+                str(batch),
+                f"{1e3 * sample.step_s:.2f}",
+                f"{batch / sample.step_s:,.0f}",
+                f"{1e3 * one.fitted_s:.2f}",
+                f"{one.residual:+.1%}",
+                "" if one.left_out is None else f"{one.left_out:+.1%}",
+            ]
+        )
+    heading = ("workers", "batch", "step ms", "examples/s", "model ms", "error", "error if left out")
+    return markdown_table(heading, rows)
+
+
+def _sentences(measured: MeasuredProfile) -> list[str]:
+    lines = []
+    if measured.epochs:
+        latency = believe(measured).latency
+        lines.append(
+            f"An epoch with one worker: {latency.epoch_s:.3g} s, "
+            f"{latency.trial_sd:.0%} between configurations, {latency.epoch_sd:.0%} from epoch to epoch."
+        )
+    starts = [f"A start costs {measured.start_s:.3g} s"]
+    if measured.warm_up_s is not None:
+        starts.append(f"the first of all, {measured.warm_up_s:.3g} s")
+    if measured.resizes_s:
+        starts.append(f"a resize, {max(measured.resizes_s):.3g} s at most")
+    lines.append("; ".join(starts) + ".")
+    for workers, speed in measured.scaling.points[1:]:
+        if speed <= 1.0:
+            lines.append(f"{workers} workers are {speed:.2f}x as fast as one: more workers do not pay here.")
+    if measured.not_measured:
+        lines.append(f"Not measured, so plans leave room for it: {'; '.join(measured.not_measured)}.")
+    return lines
+
+
+def _configs(texts: Sequence[str] | None, outline: StudyOutline | None, seed: int) -> list[Config]:
+    if texts and outline is not None:
+        raise InputError("--config stands beside --study, which has it.", remedy="Keep one of them.")
+    if outline is None:
+        return [tuple(_assigned(text) for text in texts or ())]
+    rng = child_rng(seed, "probe")
+    return [outline.space.sample(rng) for _ in range(min(MOST_CONFIGS, outline.study.trials))]
+
+
+def _assigned(text: str) -> tuple[str, Value]:
+    """The name and value of `lr=0.1`; a value that is no JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise InputError(f"--config {text!r} assigns nothing.", remedy="Write NAME=VALUE, such as lr=0.1.")
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return name.strip(), value
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        raise InputError(f"--config {text!r} is not finite.", remedy="Give a number such as 0.1.")
+    return name.strip(), parsed if isinstance(parsed, bool | int | float | str) else value
+
+
+def _work(words: Sequence[str], outline: StudyOutline | None, names: Sequence[str]) -> RealWork:
+    """What to train: as asked, else as the study says."""
+    if len(words) == 1 and ":" in words[0]:
+        return find_entry(words[0], Path())
+    if words:
+        return check_command(words, names)
+    if outline is not None and outline.entry is not None:
+        return find_entry(outline.entry, outline.path.parent, where=f"{outline.path}: study.entry")
+    if outline is not None and outline.command:
+        return check_command(outline.command, names, where=f"{outline.path}: study.command")
+    raise InputError("nothing says what to train.", remedy="Give train.py:train, or -- and a command.")
+
+
+def _status() -> AbstractContextManager[Status | None]:
+    console = Console(stderr=True)
+    return console.status("starting") if console.is_terminal else nullcontext()

@@ -1,0 +1,108 @@
+"""`stretto simulate --replay`: a real run beside what other policies would have made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from stretto.app.real_result import TuneResult
+from stretto.app.replay import Replayed, StudyReplay, is_study, replay
+from stretto.app.replay_jobs import recorded_workload, replay_jobs
+from stretto.app.run_folder import RunFolder
+from stretto.app.study_run import StudyResult
+from stretto.core.errors import InputError
+from stretto.core.units import format_duration
+from stretto.policies.registry import Options
+from stretto.report.study_table import HEADING, policy_row
+from stretto.report.table import metrics_text
+from stretto.report.text_table import markdown_table
+from stretto.search.study import Study
+from stretto.worlds.replay import Origin
+
+WORDS = {
+    Origin.RECORDED: "as recorded",
+    Origin.EXTRAPOLATED: "continued",
+    Origin.DRAWN: "of others",
+}
+"""Where the epochs that a policy saw come from."""
+
+
+def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options, *, as_json: bool) -> None:
+    """Simulate the run under every policy in a world of what it showed, and print what came of it."""
+    if is_study(folder):
+        _study(replay(folder, policies, options=options), folder, as_json=as_json)
+        return
+    events = list(folder.events())
+    workload = recorded_workload(events)
+    if not workload.jobs:
+        raise _nothing_seen(folder)
+    for note in workload.notes:
+        print(f"{folder.name}: {note}", file=sys.stderr)
+    metrics = [run.metrics for run in replay_jobs(events, policies, options=options)]
+    if as_json:
+        print(json.dumps({"runs": [dataclasses.asdict(one) for one in metrics]}, indent=2))
+    else:
+        print(metrics_text(metrics))
+
+
+def _study(found: StudyReplay, folder: RunFolder, *, as_json: bool) -> None:
+    if not found.replayed:
+        raise _nothing_seen(folder)
+    for note in found.notes:
+        print(f"{folder.name}: {note}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(_json(found), indent=2, allow_nan=False))
+        return
+    rows = [[*_really(found.actual), *("" for _ in WORDS)]]
+    rows += [[*_row(found.study, one.result), *_shares(one)] for one in found.replayed]
+    title = f"{found.study.name}: best {found.study.metric} ({found.study.direction}), as it was and replayed"
+    print(f"{title}\n\n{markdown_table([*_without_worst(HEADING), *WORDS.values()], rows)}")
+
+
+def _row(study: Study, result: StudyResult) -> list[str]:
+    return _without_worst(policy_row(study, result.policy, [result]))
+
+
+def _without_worst(cells: Sequence[str]) -> list[str]:
+    """There is one simulation of each, so none is the worst."""
+    return [cell for cell, name in zip(cells, HEADING, strict=True) if name != "worst seed"]
+
+
+def _really(actual: TuneResult) -> list[str]:
+    """The real run as a row of the same table."""
+    best = "none" if actual.best_metric is None else f"{actual.best_metric:.4f}"
+    return [
+        f"{actual.policy}, really",
+        best,
+        str(sum(trial.epochs > 0 for trial in actual.trials)),
+        f"{actual.gpu_hours:.1f}",
+        f"${actual.cost_usd:,.2f}",
+        format_duration(actual.finished_s),
+        actual.ended_by,
+    ]
+
+
+def _shares(one: Replayed) -> list[str]:
+    return [f"{one.shares[origin]:.0%}" for origin in WORDS]
+
+
+def _json(found: StudyReplay) -> dict[str, Any]:
+    return {
+        "actual": found.actual.as_dict(),
+        "runs": [
+            {
+                **dataclasses.asdict(one.result),
+                "shares": {str(origin): share for origin, share in one.shares.items()},
+            }
+            for one in found.replayed
+        ],
+    }
+
+
+def _nothing_seen(folder: RunFolder) -> InputError:
+    return InputError(
+        "showed no epoch, so there is nothing to replay.", where=str(folder.path), remedy="Let it run longer."
+    )

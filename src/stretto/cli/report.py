@@ -1,0 +1,46 @@
+"""`stretto report`: what a run came to, also as a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from stretto.app.real_result import read_ending, run_outline, tune_result
+from stretto.app.run_folder import RunFolder, find_run
+from stretto.app.run_jobs import run_result
+from stretto.cli.flags import AsJson, ReportFile
+from stretto.cli.output import check_report
+from stretto.report.run_jobs_text import jobs_text
+from stretto.report.run_page import write_run_page
+from stretto.report.run_text import tune_text
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run under ./runs, or its folder.")],
+    as_json: AsJson = False,
+    report: ReportFile = None,
+) -> None:
+    """Say what a run came to, or where it stands while it goes on.
+
+    Example: [bold]stretto report resnet-cifar --report run.html[/bold]
+    """
+    check_report(report)
+    folder = find_run(run)
+    text, plain = _summary(folder)
+    print(json.dumps(plain, indent=2, allow_nan=False) + "\n" if as_json else text, end="")
+    if report is not None:
+        write_run_page(report, folder)
+        print(f"report: {report}", file=sys.stderr)
+
+
+def _summary(folder: RunFolder) -> tuple[str, dict[str, Any]]:
+    """In words, and for machines."""
+    spec, ended_by = folder.read("spec") or {}, read_ending(folder)
+    if spec["kind"] == "tune":
+        result = tune_result(folder, ended_by)
+        return tune_text(result, run_outline(folder, spec).study), result.as_dict()
+    jobs = run_result(folder, ended_by)
+    return jobs_text(jobs), jobs.as_dict()

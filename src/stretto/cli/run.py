@@ -1,0 +1,112 @@
+"""`stretto run`: several jobs, trained for real on this machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.app.real_drive import EndedBy
+from stretto.app.real_stop import Stop
+from stretto.app.run_jobs import CheckedRun, RunRequest, RunResult, check_run, finished_run, start_run
+from stretto.app.workloads import check_policies
+from stretto.cli.flags import AsJson, Seed
+from stretto.cli.live import watching
+from stretto.core.errors import InputError
+from stretto.core.units import parse_duration_s
+from stretto.policies.registry import check_targets, parse_options
+from stretto.report.run_jobs_text import jobs_text
+
+
+def run(
+    jobs: Annotated[Path, typer.Argument(help="File of jobs; `stretto init jobs` writes one.")],
+    policy: Annotated[str, typer.Option(help="Who decides which job gets what.")] = "pollux",
+    interval: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Decide at least this often.", show_default="the policy's"),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Workers at once.", show_default="one for every GPU, else for every core"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; the same resumes it.", show_default="the file's")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")
+    ] = None,
+    retries: Annotated[int, typer.Option(help="Starts after a failure without progress.")] = 2,
+    seed: Seed = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run several jobs that share this machine: who gets how many workers, and which batch size.
+
+    Everything lies under runs/NAME. The same command resumes a run that was stopped or killed;
+    Ctrl-C saves checkpoints and stops, a second one stops at once. The exit code is 1 if a job did
+    not finish.
+
+    Example: [bold]stretto run jobs.toml --policy pollux[/bold]
+    """
+    names = check_policies(policy)
+    if len(names) != 1:
+        raise InputError(f"--policy {policy}: a run has one policy.", remedy="Name one.")
+    options = parse_options(option or [])
+    check_targets(options, names)
+    checked = check_run(
+        RunRequest(
+            jobs=jobs,
+            policy=names[0],
+            options=options.get(names[0], {}),
+            interval_s=None if interval is None else parse_duration_s(interval, where="--interval"),
+            slots=slots,
+            name=name,
+            seed=seed,
+            retries=retries,
+            tensorboard=tensorboard,
+        )
+    )
+    result = finished_run(checked) or _run(checked, yes=yes)
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+    else:
+        print(jobs_text(result), end="")
+    if result.ended_by == EndedBy.REQUEST:
+        print(f"stopped, with checkpoints saved; {how_to_resume()}", file=sys.stderr)
+    if not result.succeeded:
+        raise typer.Exit(1)
+
+
+def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
+    resumes = checked.folder.read("spec") is not None
+    if not resumes:
+        agree(checked.file.machine.usd_per_slot_hour, yes=yes)
+    print(f"{checked.folder.path} is {'resumed' if resumes else 'begun'}.", file=sys.stderr)
+    title = f"{len(checked.file.jobs)} jobs under {checked.request.policy} on {checked.slots} slots"
+    try:
+        with watching(f"{title}: {checked.folder.path}") as watcher:
+            return start_run(checked, stop=Stop(), watcher=watcher)
+    except KeyboardInterrupt:
+        print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def agree(price_usd: float, *, yes: bool) -> None:
+    """Ask before money is spent, where there is somebody to ask."""
+    if yes or not price_usd:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(
+            f"a slot costs ${price_usd:g} an hour, and nobody is there to agree.", remedy="Add --yes."
+        )
+    typer.confirm("Spend this?", abort=True, err=True)
+
+
+def how_to_resume() -> str:
+    """The command that goes on with a run."""
+    return f"resume with: {shlex.join(['stretto', *sys.argv[1:]])}"

@@ -1,0 +1,146 @@
+"""`stretto tune`: a study, trained for real on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.app.probe import Progress
+from stretto.app.real_drive import AtDeadline, EndedBy
+from stretto.app.real_request import Checked, TuneRequest, check_request
+from stretto.app.real_result import TuneResult
+from stretto.app.real_stop import Stop
+from stretto.app.tune import elsewhere, finished, prepare, start
+from stretto.app.workloads import check_policies
+from stretto.cli.flags import AsJson, Seed
+from stretto.cli.limits import parse_budget_usd, parse_deadline_s
+from stretto.cli.live import Outlook, watching
+from stretto.cli.run import agree, how_to_resume
+from stretto.core.errors import InputError
+from stretto.policies.registry import check_targets, parse_options
+from stretto.report.run_text import expectation_text, replayed_json, tune_text
+
+
+def tune(
+    study: Annotated[Path, typer.Argument(help="Study file; `stretto init study` writes one.")],
+    work: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="FILE:FUNCTION, or -- and a command.", metavar="[TRAIN]", show_default="the file's"
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="Be done by then: 10m, 18:00, none.", show_default="the file's"),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="Spend no more; or none.", show_default="the file's")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Who decides about trials.")] = "hypersched",
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Workers at once.", show_default="one for every GPU, else for every core"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; the same resumes it.", show_default="the study's")
+    ] = None,
+    at_deadline: Annotated[
+        AtDeadline, typer.Option(help="What trials do when the deadline comes.")
+    ] = AtDeadline.STOP,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as hypersched.eta=4.")
+    ] = None,
+    retries: Annotated[int, typer.Option(help="Starts after a failure without progress.")] = 2,
+    seed: Seed = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tune a study on this machine: the best model by a deadline, or the cheapest way to be on time.
+
+    The plan comes first, then the run, then the best configuration and its checkpoint. Everything
+    lies under runs/NAME. The same command resumes a run that was stopped or killed; Ctrl-C saves
+    checkpoints and stops, a second one stops at once. What is not known of the training's speed is
+    measured first. The exit code is 1 if the run is not over or has no model.
+
+    Example: [bold]stretto tune study.toml train.py:train --deadline 10m[/bold]
+    Example: [bold]stretto tune study.toml --deadline 10m -- python train.py --lr {lr}[/bold]
+    """
+    names = check_policies(policy)
+    if len(names) != 1:
+        raise InputError(f"--policy {policy}: a run has one policy.", remedy="Name one.")
+    options = parse_options(option or [])
+    check_targets(options, names)
+    checked = check_request(
+        TuneRequest(
+            study=study,
+            work=_work(work or []),
+            deadline_s=parse_deadline_s(deadline, datetime.now().astimezone()),
+            deadline_as=deadline,
+            budget_usd=parse_budget_usd(budget),
+            policy=names[0],
+            options=options.get(names[0], {}),
+            slots=slots,
+            name=name,
+            seed=seed,
+            at_deadline=at_deadline,
+            retries=retries,
+            tensorboard=tensorboard,
+        )
+    )
+    result = finished(checked) or _run(checked, yes=yes, as_json=as_json)
+    _show(checked, result, as_json=as_json)
+    if not result.succeeded:
+        raise typer.Exit(1)
+
+
+def _work(words: Sequence[str]) -> str | tuple[str, ...] | None:
+    """One word that names a file or a function is an entry; anything else is a command."""
+    if not words:
+        return None
+    if len(words) == 1 and (":" in words[0] or words[0].endswith(".py")):
+        return words[0]
+    return tuple(words)
+
+
+def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
+    say = sys.stderr if as_json else sys.stdout
+    for note in checked.notes():
+        print(note, file=sys.stderr)
+    prepared = prepare(checked, on_progress=_say_progress)
+    tuning, request = prepared.tuning, checked.request
+    if prepared.resumes:
+        print(f"{checked.folder.path} is resumed.", file=sys.stderr)
+    else:
+        print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
+        agree(tuning.instances[0].usd_per_hour, yes=yes)
+    title = f"{tuning.study.name} under {request.policy} on {tuning.max_nodes} slots: {checked.folder.path}"
+    outlook = Outlook(tuning=tuning, finish_s=prepared.expectation.finish_s)
+    stop = Stop()
+    try:
+        with watching(title, study=tuning.study, outlook=outlook) as watcher:
+            return start(prepared, stop=stop, watcher=watcher)
+    except KeyboardInterrupt:
+        print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _say_progress(progress: Progress) -> None:
+    print(f"measuring, {progress.time_s:.0f} s at most: {progress.doing}", file=sys.stderr, flush=True)
+
+
+def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:
+    other = elsewhere(checked, result)
+    if as_json:
+        compared = None if other is None else replayed_json(other)
+        print(json.dumps({**result.as_dict(), "elsewhere": compared}, indent=2, allow_nan=False))
+    else:
+        print(tune_text(result, checked.outline.study, other), end="")
+    if result.ended_by == EndedBy.REQUEST:
+        print(f"stopped, with checkpoints saved; {how_to_resume()}", file=sys.stderr)

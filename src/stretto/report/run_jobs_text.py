@@ -1,0 +1,86 @@
+"""Runs of jobs, and the stories of runs, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stretto.app.explain import Line, Story, time_text
+from stretto.app.run_jobs import JobResult, RunResult
+from stretto.core.units import format_duration
+from stretto.report.names import one_line
+from stretto.report.text_table import markdown_table
+
+JOB_HEADING = ["job", "state", "epochs", "completion", "restarts", "retries", "GPU hours", "checkpoint"]
+
+_ENDINGS = {
+    "jobs": "every job came to its end",
+    "stalled": "the policy started nothing more",
+    "request": "it was asked to stop",
+    "unfinished": "it is not over",
+}
+
+
+def jobs_text(result: RunResult) -> str:
+    """The summary of a run of jobs."""
+    return "\n".join(_summary(result)) + "\n"
+
+
+def _summary(result: RunResult) -> Iterator[str]:
+    ending = _ENDINGS.get(result.ended_by, result.ended_by)
+    yield f"{result.run.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
+    mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
+    cost = f", ${result.cost_usd:.2f}" if result.cost_usd else ""
+    yield f"{result.gpu_hours:.3f} GPU hours{mean}{cost}"
+    yield ""
+    yield markdown_table(JOB_HEADING, [job_row(job) for job in result.jobs])
+    for job in result.jobs:
+        if job.error:
+            yield ""
+            yield f"{job.id} failed: {job.error.strip()}"
+
+
+def job_row(job: JobResult) -> list[str]:
+    """Cells of a job."""
+    return [
+        one_line(job.id),
+        job.state,
+        str(job.epochs),
+        "-" if job.jct_s is None else format_duration(job.jct_s),
+        str(job.restarts),
+        str(job.retries),
+        f"{job.gpu_hours:.3f}",
+        str(job.checkpoint or "-"),
+    ]
+
+
+def story_text(story: Story) -> str:
+    """What happened, in time order; of a whole run also a line for each job."""
+    lines = [_line(line, story) for line in story.lines]
+    if story.job is not None:
+        return "\n".join(lines) + "\n"
+    heading = ["job", "state", "epochs", "starts", "retries", "best", "last reason"]
+    rows = [
+        [
+            one_line(job.id),
+            job.state,
+            str(job.epochs),
+            str(job.starts),
+            str(job.retries),
+            "-" if job.value is None else f"{job.value:.6g}",
+            one_line(job.last_reason),
+        ]
+        for job in story.jobs
+    ]
+    return "\n".join([*lines, "", markdown_table(heading, rows)]) + "\n"
+
+
+def _line(line: Line, story: Story) -> str:
+    about = line.what if story.job is not None else f"{line.subject} {line.what}"
+    return f"{time_text(line.t_s):>8}  {one_line(about)}{_why(line.text)}"
+
+
+def _why(text: str) -> str:
+    """A traceback keeps its lines, set off from the others."""
+    if "\n" not in text:
+        return f": {one_line(text)}" if text else ""
+    return ":\n" + "\n".join(f"            {one_line(line)}" for line in text.splitlines())

@@ -1,0 +1,171 @@
+"""Real runs in words: what is expected of one before it starts, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stretto.app.real_expect import Expectation
+from stretto.app.real_result import TrialResult, TuneResult
+from stretto.app.replay import Replayed
+from stretto.core.job import Value
+from stretto.core.units import format_duration
+from stretto.planning.forecast import Estimate
+from stretto.planning.tuning import Tuning
+from stretto.report.names import one_line
+from stretto.report.plan_text import plan_text, stage_table, verdict
+from stretto.report.text_table import markdown_table
+from stretto.search.study import Study
+from stretto.worlds.replay import Origin
+
+MOST_ROWS = 10
+"""Trials in the table of a summary: the best."""
+
+_ENDINGS = {
+    "jobs": "every trial came to its end",
+    "deadline": "the deadline came",
+    "budget": "the budget was spent",
+    "stalled": "the policy started nothing more",
+    "request": "it was asked to stop",
+    "unfinished": "it is not over",
+}
+
+
+def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> str:
+    """The plan of a policy that makes one; of any other what is known beforehand."""
+    planned = expectation.planned
+    if planned is not None and tuning.instances[0].usd_per_hour:
+        return plan_text(tuning, planned.outcome)
+    if planned is not None:  # without a price there is no trade-off to show
+        plan = (planned.outcome.chosen or planned.outcome.earliest).plan
+        return f"{verdict(tuning, planned.outcome)}\n\n{stage_table(plan)}\n"
+    study, limits = tuning.study, tuning.limits
+    until = (
+        "without a deadline" if limits.deadline_s is None else f"until {format_duration(limits.deadline_s)}"
+    )
+    slots = f"{tuning.max_nodes} slot{'s' if tuning.max_nodes > 1 else ''}"
+    epoch = (
+        f"An epoch is believed to take {_seconds(tuning.profile.latency.epoch_s)} on one slot, "
+        f"a start {_seconds(tuning.profile.start_s)}."
+    )
+    lines = [
+        (
+            f"{study.name}: at most {study.trials} trials of up to {study.max_epochs} epochs under {policy}, "
+            f"on {slots}, {until}."
+        ),
+        epoch,
+    ]
+    if expectation.finish_s is not None and expectation.epochs is not None:
+        epochs = _between(expectation.epochs, lambda value: f"{value:.0f}")
+        lines.append(
+            f"Expected: done after {_between(expectation.finish_s, format_duration)}, {epochs} epochs in all"
+            + _cost(expectation.cost_usd)
+            + "."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def tune_text(result: TuneResult, study: Study, other: Replayed | None = None) -> str:
+    """The summary of a study, and what another policy would have made of it."""
+    return "\n".join(_summary(result, study, other)) + "\n"
+
+
+def replayed_json(other: Replayed) -> dict[str, Any]:
+    """What another policy would have reached, for machines."""
+    found = other.result
+    return {
+        "policy": found.policy,
+        "best_metric": found.best_metric,
+        "finished_s": found.finished_s,
+        "cost_usd": found.cost_usd,
+        "shares": {str(origin): share for origin, share in other.shares.items()},
+    }
+
+
+def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterator[str]:
+    ending = _ENDINGS.get(result.ended_by, result.ended_by)
+    yield f"{study.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
+    if result.best_metric is None:
+        yield f"There is no best trial: {result.problem}"
+    else:
+        yield f"best {study.metric}   {result.best_metric:.6g} ({result.best_trial})"
+        yield f"configuration   {config_text(result.best_config or {})}"
+        yield f"checkpoint      {result.checkpoint or 'none: the command keeps its own'}"
+    states = ", ".join(f"{count} {state}" for state, count in sorted(result.trials_by_state.items()))
+    yield f"trials          {states or 'none'}"
+    yield f"GPU hours       {result.gpu_hours:.3f}"
+    yield f"finish          {format_duration(result.finished_s)}{_predicted(result.predicted_finish_s)}"
+    if result.cost_usd or (result.predicted_cost_usd and result.predicted_cost_usd.mean):
+        expected = result.predicted_cost_usd
+        yield f"cost            ${result.cost_usd:.2f}" + (
+            f" (expected {_between(expected, lambda usd: f'${usd:.2f}')})" if expected else ""
+        )
+    if other is not None:
+        yield f"elsewhere       {_elsewhere(other)}"
+    yield ""
+    yield trial_table(result, study)
+    for trial in result.trials:
+        if trial.error:
+            yield ""
+            yield f"{trial.id} failed: {trial.error.strip()}"
+
+
+def trial_table(result: TuneResult, study: Study) -> str:
+    """The best trials."""
+    best = ranked(result, study)[:MOST_ROWS]
+    return markdown_table(trial_heading(study), [trial_row(trial) for trial in best])
+
+
+def ranked(result: TuneResult, study: Study) -> list[TrialResult]:
+    """Trials that came to something or failed, the best first."""
+    return sorted(
+        (trial for trial in result.trials if trial.epochs or trial.state == "failed"),
+        key=lambda trial: (-study.score(trial.best_metric), trial.id),
+    )
+
+
+def trial_heading(study: Study) -> list[str]:
+    """Above the cells of `trial_row`."""
+    return ["trial", f"best {study.metric}", "epochs", "state", "retries", "configuration"]
+
+
+def trial_row(trial: TrialResult) -> list[str]:
+    """Cells of a trial."""
+    best = "-" if trial.best_metric is None else f"{trial.best_metric:.6g}"
+    return [trial.id, best, str(trial.epochs), trial.state, str(trial.retries), config_text(trial.config)]
+
+
+def config_text(config: dict[str, Value]) -> str:
+    """One line of names and values."""
+    return one_line(
+        ", ".join(
+            f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
+            for name, value in config.items()
+        )
+    )
+
+
+def _elsewhere(other: Replayed) -> str:
+    found = other.result
+    best = "nothing" if found.best_metric is None else f"{found.best_metric:.6g}"
+    unseen = 1.0 - other.shares[Origin.RECORDED]
+    doubt = f"; {unseen:.0%} of the epochs it saw are extrapolated" if unseen else ""
+    return (
+        f"{found.policy} would have reached {best} in {format_duration(found.finished_s)} (a replay{doubt})"
+    )
+
+
+def _predicted(estimate: Estimate | None) -> str:
+    return "" if estimate is None else f" (expected {_between(estimate, format_duration)})"
+
+
+def _cost(estimate: Estimate | None) -> str:
+    return "" if estimate is None or not estimate.mean else f", ${estimate.mean:.2f}"
+
+
+def _between(estimate: Estimate, shown: Callable[[float], str]) -> str:
+    return f"{shown(estimate.mean)}, {shown(estimate.p10)} to {shown(estimate.p90)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 60 else format_duration(seconds)

@@ -1,0 +1,187 @@
+"""The one thread in which everything that concerns gangs happens, in the order it came."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from stretto.core.events import Event
+from stretto.substrate.local_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn
+from stretto.substrate.local_gang import Gang
+from stretto.substrate.local_workers import Workers
+from stretto.wire.messages import FromWorker
+
+_TICK_S = 0.25
+"""How often patience is checked while workers are there."""
+_LONGEST_NAP_S = 1.0
+"""Time between two looks counts up to this much: more means that nobody could listen."""
+
+Step = Callable[[], None]
+
+
+class Engine:
+    """Carries out what gangs want done, and keeps the events that come of it."""
+
+    def __init__(self, now_s: Callable[[], float], spawn: Callable[[Gang, str], None]) -> None:
+        """`spawn` starts a worker of a gang under an id."""
+        self._now_s = now_s
+        self._spawn = spawn
+        self._gangs: list[Gang] = []
+        self._gang_of: dict[str, Gang] = {}
+        self._effects: deque[tuple[Gang, Effect]] = deque()
+        self._carrying_out = False
+        self._awake_s = 0.0
+        self._changed = threading.Condition()
+        """Guards what this thread and others share: all that follows."""
+        self._inbox: queue.SimpleQueue[Step] = queue.SimpleQueue()
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._stopping = False
+        self._broken: BaseException | None = None
+        self._workers: Workers
+        self._thread = threading.Thread(target=self._run, name="local substrate", daemon=True)
+
+    def start(self, workers: Workers) -> None:
+        self._workers = workers
+        self._thread.start()
+
+    # Called from anywhere
+
+    def post(self, step: Step) -> None:
+        with self._changed:
+            self._inbox.put(step)
+            self._busy = True
+
+    def tell(self, gang: Gang, what: Callable[[Gang, Moment], Sequence[Effect]]) -> None:
+        """Have a gang do something."""
+        self.post(lambda: self._do(gang, what(gang, self._now())))
+
+    def tell_all(self, what: Callable[[Gang, Moment], Sequence[Effect]]) -> None:
+        def tell() -> None:
+            for gang in self._gangs:
+                self._do(gang, what(gang, self._now()))
+
+        self.post(tell)
+
+    def acknowledge(self, gang: Gang, epoch: int) -> None:
+        self.post(lambda: self._do(gang, gang.acknowledge(epoch)))
+
+    def add(self, gang: Gang) -> None:
+        self.post(lambda: self._gangs.append(gang))
+
+    def emit(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def next_event(self, until_s: float, before_waiting: Callable[[], None]) -> Event | None:
+        """None at `until_s`, or, if that is never, once nothing runs any more."""
+        while True:
+            with self._changed:
+                if self._events:
+                    return self._events.popleft() if self._events[0].t_s <= until_s else None
+                if self._broken is not None:
+                    raise self._broken
+                left_s = until_s - self._now_s()
+                if left_s <= 0 or (math.isinf(left_s) and not self._busy):
+                    return None
+            before_waiting()
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._is_news(endless=math.isinf(until_s)), min(left_s, threading.TIMEOUT_MAX)
+                )
+
+    def wait_until_idle(self, patience_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy or self._broken is not None, patience_s)
+
+    def stop(self) -> None:
+        """Do no more."""
+
+        def stop() -> None:
+            self._stopping = True
+
+        self.post(stop)
+        self._thread.join()
+
+    def _is_news(self, *, endless: bool) -> bool:
+        return bool(self._events) or self._broken is not None or (endless and not self._busy)
+
+    # Told about workers, in this thread
+
+    def born(self, worker_id: str) -> None:
+        gang = self._gang_of[worker_id]
+        self._do(gang, gang.born(worker_id, self._now()))
+
+    def heard(self, worker_id: str, message: FromWorker) -> None:
+        gang = self._gang_of[worker_id]
+        self._do(gang, gang.hear(worker_id, message, self._now()))
+
+    def confused(self, worker_id: str, why: str) -> None:
+        gang = self._gang_of[worker_id]
+        self._do(gang, gang.lose(worker_id, why, self._now()))
+
+    def gone(self, worker_id: str, how: Exit) -> None:
+        gang = self._gang_of.pop(worker_id)
+        self._do(gang, gang.gone(worker_id, how, self._now()))
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - raised again where the controller asks for events
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+
+    def _turn(self) -> None:
+        """Do all that has come in, then see whose patience is at an end."""
+        begun_s = time.monotonic()
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=_TICK_S if self._busy else None)()
+            while True:
+                self._inbox.get_nowait()()
+        self._awake_s += min(time.monotonic() - begun_s, _LONGEST_NAP_S)
+        busy = [gang for gang in self._gangs if gang.busy]
+        for gang in busy:
+            self._do(gang, gang.tick(self._now()))
+        self._workers.forget_silent(self._awake_s)
+        self._workers.place()
+        with self._changed:
+            self._busy = not self._inbox.empty() or any(gang.busy for gang in busy)
+            if not self._busy:
+                self._changed.notify_all()
+
+    def _now(self) -> Moment:
+        return Moment(self._now_s(), self._awake_s)
+
+    def _do(self, gang: Gang, effects: Sequence[Effect]) -> None:
+        """In order; what follows from an effect is done after those that are already wanted."""
+        self._effects.extend((gang, effect) for effect in effects)
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        while self._effects:
+            self._carry_out(*self._effects.popleft())
+        self._carrying_out = False
+
+    def _carry_out(self, gang: Gang, effect: Effect) -> None:
+        match effect:
+            case Spawn():
+                self._gang_of[effect.worker_id] = gang
+                self._spawn(gang, effect.worker_id)
+            case End():
+                self._workers.end(effect.worker_id, at_once=False)
+            case Kill():
+                self._workers.end(effect.worker_id, at_once=True)
+            case Send():
+                self._workers.send(effect.worker_id, effect.message)
+            case Emit():
+                self.emit(effect.event)

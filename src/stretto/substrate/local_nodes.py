@@ -1,0 +1,55 @@
+"""Slots of this machine as nodes, for policies that rent: each node is one slot, there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stretto.core.cluster import Node, Wish
+from stretto.core.errors import PolicyError
+from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeReleased
+from stretto.core.resources import Resources
+from stretto.worlds.cloud import node_name
+
+SLOT = "slot"
+"""The one instance type of this machine."""
+
+
+def whole_machine(slots: int) -> Node:
+    """The one node of a policy that does not rent."""
+    return Node("local", Resources(gpu=slots))
+
+
+class RentedSlots:
+    """Nodes that come and go. A wish for more than there are slots is granted as far as they go."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._here: list[str] = []
+        self._launched = 0
+
+    def provision(self, wish: Wish, t_s: float) -> list[Event]:
+        strange = [kind for kind, count in wish.nodes if kind != SLOT and count]
+        if strange:
+            raise PolicyError(f"nodes of {strange[0]} are wished for; this machine has nodes of {SLOT} only")
+        events: list[Event] = []
+        for node_id in wish.release:
+            if node_id in self._here:
+                self._here.remove(node_id)
+                events.append(NodeReleased(t_s=t_s, node_id=node_id))
+        wanted = min(dict(wish.nodes).get(SLOT, 0), self._slots)
+        while len(self._here) < wanted:
+            self._launched += 1
+            node = Node(node_name(SLOT, self._launched), Resources(gpu=1), SLOT)
+            self._here.append(node.id)
+            events += [NodeLaunched(t_s=t_s, node=node), NodeAdded(t_s=t_s, node=node)]
+        return events
+
+    def recall(self, history: Iterable[Event]) -> None:
+        """Which nodes were there when a run's record ends."""
+        for event in history:
+            if isinstance(event, NodeLaunched):
+                self._launched += 1
+            elif isinstance(event, NodeAdded):
+                self._here.append(event.node.id)
+            elif isinstance(event, NodeReleased):
+                self._here.remove(event.node_id)

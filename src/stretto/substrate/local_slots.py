@@ -1,0 +1,117 @@
+"""The slots of this machine: its GPUs, or its CPU cores. One worker takes one slot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.core.errors import InputError
+
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What workers can be put on."""
+
+    devices: tuple[str, ...]
+    """For each slot its CUDA_VISIBLE_DEVICES; empty for a slot without a GPU."""
+    threads_each: int = 1
+    """CPU threads a worker may use."""
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @property
+    def has_gpus(self) -> bool:
+        return any(self.devices)
+
+
+def find_slots(
+    number: int | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    count_gpus: Callable[[], int] | None = None,
+    cores: int | None = None,
+) -> Slots:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible; without any, the cores this process may use.
+
+    A `number` makes it so many slots: fewer use the first GPUs only, more share GPUs in turn.
+    """
+    if number is not None and number < 1:
+        raise InputError(f"{number} slots cannot hold a worker.", where="slots", remedy="Give 1 or more.")
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    devices = _visible((count_gpus or _count_gpus)(), environ.get("CUDA_VISIBLE_DEVICES"))
+    if not devices:
+        devices = ("",) * cores
+    count = len(devices) if number is None else number
+    return Slots(tuple(devices[i % len(devices)] for i in range(count)), max(cores // count, 1))
+
+
+def _visible(gpus: int, setting: str | None) -> tuple[str, ...]:
+    """The devices CUDA would show: those listed, up to the first that is none."""
+    if setting is None or gpus == 0:
+        return tuple(str(i) for i in range(gpus))
+    shown: list[str] = []
+    for name in (part.strip() for part in setting.split(",")):
+        is_index = name.isdigit() and int(name) < gpus
+        if not (is_index or name.startswith(("GPU-", "MIG-"))) or name in shown:
+            break
+        shown.append(name)
+    return tuple(shown)
+
+
+def _count_gpus() -> int:
+    if _NVIDIA_GPUS.is_dir():
+        return sum(1 for _ in _NVIDIA_GPUS.iterdir())
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - a fixed command
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+class SlotPool:
+    """Who is on which slot, and who waits for one: first come, first served."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._free = deque(range(len(slots)))
+        self._held: dict[str, int] = {}
+        self._waiting: deque[str] = deque()
+
+    def ask(self, worker_id: str) -> None:
+        self._waiting.append(worker_id)
+
+    def withdraw(self, worker_id: str) -> bool:
+        """Whether it was still waiting."""
+        if worker_id not in self._waiting:
+            return False
+        self._waiting.remove(worker_id)
+        return True
+
+    def grants(self) -> list[tuple[str, int]]:
+        """Whoever can be placed now, and where."""
+        placed = []
+        while self._waiting and self._free:
+            worker_id, slot = self._waiting.popleft(), self._free.popleft()
+            self._held[worker_id] = slot
+            placed.append((worker_id, slot))
+        return placed
+
+    def give_back(self, worker_id: str) -> None:
+        slot = self._held.pop(worker_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)

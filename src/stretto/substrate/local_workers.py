@@ -1,0 +1,210 @@
+"""Worker processes: who waits for a slot, who runs where, who can be talked to."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from stretto.substrate.local_effects import Exit
+from stretto.substrate.local_nursery import Nursery, Saying, Trainer
+from stretto.substrate.local_slots import SlotPool, Slots
+from stretto.wire.channel import Channel, Listener
+from stretto.wire.codec import WireError
+from stretto.wire.messages import FromWorker, Message, Task, ToWorker
+
+_LAST_WORDS_S = 1.0
+"""How long after a worker's end its connection may still bring something it said."""
+
+Post = Callable[[Callable[[], None]], None]
+"""Has something done in the one thread where everything happens."""
+
+
+class Overseer(Protocol):
+    """Who is told about workers."""
+
+    def born(self, worker_id: str) -> None: ...
+    def heard(self, worker_id: str, message: FromWorker) -> None: ...
+    def confused(self, worker_id: str, why: str) -> None: ...
+    def gone(self, worker_id: str, how: Exit) -> None: ...
+
+
+@dataclass(slots=True)
+class _Hand:
+    """One worker that is wanted or there."""
+
+    task: Task
+    log: Path
+    nursery: Nursery | None = None
+    channel: Channel | None = None
+    how: Exit | None = None
+    """How its process ended, while its last words are waited for."""
+    gone_s: float = 0.0
+
+
+class Workers:
+    """All worker processes of a run. Called in one thread only; what others notice is posted there."""
+
+    def __init__(
+        self,
+        *,
+        slots: Slots,
+        trainer: Trainer,
+        grace_s: float,
+        run_dir: Path,
+        lock_fd: int,
+        post: Post,
+        overseer: Overseer,
+    ) -> None:
+        self._slots = slots
+        self._trainer = trainer
+        self._grace_s = grace_s
+        self._log = run_dir / "nursery.log"
+        self._lock_fd = lock_fd
+        self._post = post
+        self._overseer = overseer
+        self._pool = SlotPool(slots)
+        self._hands: dict[str, _Hand] = {}
+        self._nurseries: dict[str, Nursery] = {}
+        self._secret = secrets.token_hex(32)
+        self._listener = Listener(self._secret, self._serve)
+        self._env = {
+            "OMP_NUM_THREADS": str(slots.threads_each),  # unless the user has set it
+            **os.environ,
+            "STRETTO_GRACE_S": str(grace_s),
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or code that asks for a GPU could not be forked any more
+        }
+
+    def spawn(self, worker_id: str, task: Task, log: Path) -> None:
+        """As soon as a slot is free."""
+        self._hands[worker_id] = _Hand(task, log)
+        self._pool.ask(worker_id)
+
+    def end(self, worker_id: str, *, at_once: bool) -> None:
+        hand = self._hands.get(worker_id)
+        if hand is None:
+            return
+        if self._pool.withdraw(worker_id):
+            self._forget(worker_id, Exit(None, "it was never started"))
+        elif hand.nursery is not None and hand.how is None:
+            (hand.nursery.kill if at_once else hand.nursery.end)(worker_id)
+
+    def send(self, worker_id: str, message: ToWorker) -> None:
+        """To a worker that is gone nothing can be said; its end is told anyway."""
+        hand = self._hands.get(worker_id)
+        if hand is not None and hand.channel is not None:
+            hand.channel.send(message)
+
+    def place(self) -> None:
+        """Start whoever has a slot now."""
+        for worker_id, slot in self._pool.grants():
+            hand = self._hands[worker_id]
+            try:
+                hand.nursery = self._nursery(hand.task.entry)
+            except OSError as error:
+                self._gone(worker_id, Exit(None, f"a worker cannot be started: {error}"))
+                continue
+            hand.nursery.spawn(
+                worker_id,
+                address=self._listener.address,
+                secret=self._secret,
+                log=hand.log,
+                env={"CUDA_VISIBLE_DEVICES": self._slots.devices[slot], "STRETTO_SLOT": str(slot)},
+            )
+
+    def forget_silent(self, awake_s: float) -> None:
+        """A connection may outlive its worker, in the hands of a process that it left behind."""
+        for worker_id, hand in list(self._hands.items()):
+            if hand.how is not None:
+                hand.gone_s = hand.gone_s or awake_s
+                if awake_s - hand.gone_s > _LAST_WORDS_S:
+                    self._forget(worker_id, hand.how)
+
+    def close(self) -> None:
+        """End all that is left and wait for it."""
+        nurseries = list(self._nurseries.values())
+        for nursery in nurseries:
+            nursery.close()
+        for nursery in nurseries:
+            nursery.wait(2 * self._grace_s)
+        self._listener.close()
+
+    def _nursery(self, entry: str) -> Nursery:
+        if entry not in self._nurseries:
+            self._nurseries[entry] = Nursery(
+                entry,
+                self._trainer,
+                grace_s=self._grace_s,
+                env=self._env,
+                log=self._log,
+                lock_fd=self._lock_fd,
+                on_saying=lambda saying: self._post(lambda: self._hear_nursery(saying)),
+                on_end=lambda: self._post(lambda: self._lose_nursery(entry)),
+            )
+        return self._nurseries[entry]
+
+    def _hear_nursery(self, saying: Saying) -> None:
+        if saying.kind == "born":
+            self._overseer.born(saying.worker)
+        elif saying.kind == "gone":
+            self._gone(saying.worker, Exit(saying.code))
+        else:
+            self._gone(saying.worker, Exit(None, saying.error, final=True))
+
+    def _lose_nursery(self, entry: str) -> None:
+        nursery = self._nurseries.pop(entry)
+        why = f"the process that starts its workers has ended; {self._log} may say why"
+        for worker_id, hand in list(self._hands.items()):
+            if hand.nursery is nursery and hand.how is None:
+                self._gone(worker_id, Exit(None, why))
+
+    def _gone(self, worker_id: str, how: Exit) -> None:
+        """The last words may still be on their way: the end of the connection comes after them."""
+        hand = self._hands[worker_id]
+        hand.how = how
+        if hand.channel is None:
+            self._forget(worker_id, how)
+
+    def _forget(self, worker_id: str, how: Exit) -> None:
+        hand = self._hands.pop(worker_id)
+        if hand.channel is not None:
+            hand.channel.close()
+        self._pool.give_back(worker_id)
+        self._overseer.gone(worker_id, how)
+
+    def _serve(self, channel: Channel) -> None:
+        """In a thread of the connection's own."""
+        self._post(lambda: self._connected(channel))
+        why = ""
+        try:
+            for message in channel.messages():
+                self._post(lambda message=message: self._heard(channel.worker, message))  # type: ignore[misc]
+        except WireError as error:
+            why = f"a worker makes no sense: {error}"
+        self._post(lambda: self._hung_up(channel, why))
+
+    def _connected(self, channel: Channel) -> None:
+        hand = self._hands.get(channel.worker)
+        if hand is None or hand.channel is not None:
+            channel.close()
+            return
+        hand.channel = channel
+        channel.send(hand.task)
+
+    def _heard(self, worker_id: str, message: Message) -> None:
+        if worker_id in self._hands and not isinstance(message, ToWorker):
+            self._overseer.heard(worker_id, message)
+
+    def _hung_up(self, channel: Channel, why: str) -> None:
+        channel.close()
+        hand = self._hands.get(channel.worker)
+        if hand is None or hand.channel is not channel:
+            return
+        if why:
+            self._overseer.confused(channel.worker, why)
+        hand.channel = None
+        if hand.how is not None:
+            self._forget(channel.worker, hand.how)

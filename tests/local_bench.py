@@ -1,0 +1,125 @@
+"""A local substrate with stub workers, and what tests ask of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stretto.core.allocation import BatchChoice, on_nodes
+from stretto.core.events import Event
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
+from stretto.core.resources import Resources
+from stretto.substrate.local import LocalSubstrate, Options
+from stretto.substrate.local_effects import LocalJob, Rules
+from stretto.substrate.local_nursery import Trainer
+from stretto.substrate.local_slots import Slots
+
+STUB = Trainer("local_stub:main", "local_stub:load", ())
+EPOCHS = 6
+BATCH = BatchChoice(16)
+QUICK = Rules(grace_s=2.0, park_s=10.0, heartbeat_s=20.0, hang_s=30.0)
+
+
+def job_of(job_id: str, epochs: int = EPOCHS) -> Job:
+    return Job(
+        id=job_id,
+        application="tiny",
+        submit_s=0.0,
+        worker=Role(demand=Resources(gpu=1), max=4),
+        tier=Tier.ADAPTIVE,
+        batch=BatchLimits(initial=16, requested=16, max=64, per_gpu_min=1, per_gpu_max=64),
+        work=Work(units_per_epoch=10.0, epochs=epochs),
+    )
+
+
+def running_with(text: str) -> list[str]:
+    """Command lines of all live processes that mention `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in line:
+                found.append(f"{entry.name} {line}")
+    return found
+
+
+def eventually(done: Callable[[], bool], within_s: float = 20.0) -> bool:
+    end_s = time.monotonic() + within_s
+    while not done():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Bench:
+    """A substrate on two slots, with jobs of stub workers."""
+
+    def __init__(self, folder: Path, *, rules: Rules = QUICK, slots: int = 2) -> None:
+        self.folder = folder
+        self.entry = str(folder / "train.py:train")
+        self.specs: dict[str, LocalJob] = {}
+        began_s = time.monotonic()
+        self.substrate = LocalSubstrate(
+            spec_of=lambda job: self.specs[job.id],
+            run_dir=folder,
+            slots=Slots(("",) * slots),
+            clock=lambda: time.monotonic() - began_s,
+            options=Options(rules=rules, trainer=STUB),
+        )
+        self.seen: list[Event] = []
+        self._number = 0
+
+    def admit(
+        self,
+        job_id: str = "a",
+        *,
+        epochs: int = EPOCHS,
+        entry: str | None = None,
+        waits: bool = False,
+        **config: Value,
+    ) -> None:
+        self.specs[job_id] = LocalJob(
+            entry=entry or self.entry,
+            config=config,
+            epochs=epochs,
+            metric="accuracy",
+            waits_for_ack=waits,
+            follows_batch=True,
+        )
+        self.substrate.admit(job_of(job_id, epochs))
+
+    def tell(self, action: Action, workers: int = 0, job_id: str = "a") -> None:
+        self._number += 1
+        allocation = on_nodes({"local": workers})
+        self.substrate.apply([Instruction(self._number, action, job_id, allocation, BATCH)])
+
+    def run(self, workers: int = 1, job_id: str = "a") -> None:
+        self.tell(Action.START, workers, job_id)
+
+    def wait_for(self, kind: type[Event], where: Callable[[Event], bool] = lambda _: True) -> Event:
+        """The next event of a kind; those before it are seen too."""
+        until_s = self.substrate.now_s() + 30.0
+        while (event := self.substrate.next_event(until_s)) is not None:
+            self.seen.append(event)
+            if isinstance(event, kind) and where(event):
+                return event
+        raise AssertionError(f"no {kind.__name__} among {self.seen}")
+
+    def rest(self) -> list[Event]:
+        """Everything until nothing runs any more."""
+        while (event := self.substrate.next_event(float("inf"))) is not None:
+            self.seen.append(event)
+        return self.seen
+
+    def log(self, job_id: str = "a") -> str:
+        return (self.folder / "jobs" / job_id / "stdout.log").read_text()
+
+    def left(self) -> list[str]:
+        return running_with(str(self.folder))

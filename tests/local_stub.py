@@ -1,0 +1,264 @@
+"""A worker without torch: sleeps instead of training, and meets its group through a folder.
+
+Its config says what goes wrong. It keeps one number, the steps done, in `checkpoints/step`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stretto.core.observations import SpeedSample
+from stretto.wire.channel import Channel, connect
+from stretto.wire.messages import (
+    Ack,
+    Beat,
+    EpochEnd,
+    Failed,
+    Finished,
+    FinishEpoch,
+    Form,
+    Formed,
+    Leave,
+    Left,
+    Park,
+    Ready,
+    Report,
+    Saved,
+    SetBatch,
+    Task,
+    ToWorker,
+)
+
+STEPS_PER_EPOCH = 5
+STEP_S = 0.008
+
+
+def load(entry: str) -> Callable[..., Any]:
+    """The entry `raise` stands for code that cannot be imported."""
+    if entry == "raise":
+        raise ValueError("this module cannot be imported")
+    if entry == "threads":
+        threading.Thread(target=time.sleep, args=(60.0,), name="prefetch", daemon=True).start()
+    return print
+
+
+class _GoneError(Exception):
+    pass
+
+
+class _Worker:
+    def __init__(self, channel: Channel, task: Task) -> None:
+        self.channel, self.task, self.config = channel, task, task.config
+        self.orders: queue.Queue[ToWorker | None] = queue.Queue()
+        self.later: list[ToWorker] = []
+        self.checkpoint = Path(task.folder) / "checkpoints" / "step"
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        self.meeting = Path(task.folder) / "meeting"
+        self.step = 0
+        self.form: Form | None = None
+        self.batch = 16
+        self.finishing = False
+        self.acked = 0
+        self.beats = True
+
+    @property
+    def leads(self) -> bool:
+        return self.form is not None and self.form.rank == 0
+
+    def train(self) -> None:
+        self.channel.send(Ready(store=f"{os.getpid()}"))
+        self.join(self.wait_for_form())
+        epochs = self.task.epochs or 1
+        while self.step < epochs * STEPS_PER_EPOCH:
+            self.check_orders()
+            self.wait_for_others()
+            self.do_step()
+
+    def do_step(self) -> None:
+        time.sleep(STEP_S)
+        self.step += 1
+        trouble = self.config.get("trouble")
+        if trouble and self.step == self.config["at_step"] and self.blamed():
+            self.make_trouble(str(trouble))
+        if self.step % STEPS_PER_EPOCH == 0:
+            self.end_epoch(self.step // STEPS_PER_EPOCH)
+
+    def blamed(self) -> bool:
+        assert self.form is not None
+        once = Path(self.task.folder) / "once"
+        if self.form.rank != self.config.get("rank", 0) or (self.config.get("once") and once.exists()):
+            return False
+        once.touch()
+        return True
+
+    def make_trouble(self, trouble: str) -> None:
+        _say(f"trouble: {trouble}")
+        match trouble:
+            case "raise":
+                raise ValueError("the loss went wrong")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                os._exit(3)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                time.sleep(60.0)
+            case "mute":
+                self.beats = False
+                time.sleep(60.0)
+            case "babble":
+                self.channel._socket.sendall(b'{"kind": "Nonsense"}\n')
+                time.sleep(60.0)
+            case "child":
+                subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", self.task.folder])
+
+    def end_epoch(self, epoch: int) -> None:
+        assert self.form is not None
+        if self.leads:
+            self.save()
+            values = {"accuracy": epoch / 10, "loss": 1 / epoch}
+            speed = SpeedSample(self.form.nodes, self.form.world, 0, self.batch, 0.01, 0.001)
+            end = EpochEnd(epoch=epoch, values=values, epoch_s=0.1)
+            self.channel.send(
+                Report(progress=epoch, epoch=epoch, steps=self.step, speeds=(speed,), ends=(end,))
+            )
+            self.wait_for_ack(epoch)
+        if self.finishing:
+            self.leave(saved=True)
+
+    def wait_for_ack(self, epoch: int) -> None:
+        while self.task.waits_for_ack and self.acked < epoch and not self.later:
+            order = self.orders.get(timeout=10.0)
+            if isinstance(order, Ack):
+                self.acked = order.epoch
+                _say(f"ack {order.epoch}")
+            elif order is not None:
+                self.later.append(order)
+
+    def save(self) -> None:
+        new = self.checkpoint.with_suffix(".new")
+        new.write_text(str(self.step))
+        new.rename(self.checkpoint)
+        self.channel.send(Saved(progress=self.step / STEPS_PER_EPOCH, path=str(self.checkpoint)))
+
+    def wait_for_form(self) -> Form:
+        while True:
+            order = self.orders.get()
+            if order is None:
+                raise _GoneError
+            if isinstance(order, Form):
+                return order
+
+    def join(self, form: Form) -> None:
+        """The leader says where the group stands by writing it down."""
+        self.form = form
+        self.batch = form.batch.atomic if form.batch is not None else self.batch
+        place = self.meeting.with_suffix(f".{form.store}.{form.generation}")
+        if form.rank == 0:
+            if self.step == 0 and self.checkpoint.exists():
+                self.step = int(self.checkpoint.read_text())
+            place.with_suffix(".new").write_text(str(self.step))
+            place.with_suffix(".new").rename(place)
+            self.channel.send(Formed(form.generation, 0.01))
+        else:
+            while not place.exists():
+                time.sleep(0.002)
+            self.step = int(place.read_text())
+
+    def wait_for_others(self) -> None:
+        """All take a step together; if somebody is gone who has not taken it, they cannot go on."""
+        assert self.form is not None
+        own = self.place(self.form.rank)
+        new = own.with_name(f"{own.name}.new")
+        new.write_text(f"{os.getpid()} {self.step}")
+        new.rename(own)
+        for rank in range(self.form.world):
+            while self.orders.empty() and not self.has_taken_step(self.place(rank)):
+                time.sleep(0.002)
+
+    def place(self, rank: int) -> Path:
+        assert self.form is not None
+        return self.meeting.with_suffix(f".{self.form.store}.{self.form.generation}.rank{rank}")
+
+    def has_taken_step(self, place: Path) -> bool:
+        if not place.exists():
+            return False
+        pid, step = place.read_text().split()
+        if int(step) < self.step and not Path(f"/proc/{pid}").exists():
+            self.leave("peer lost")
+        return int(step) >= self.step
+
+    def check_orders(self) -> None:
+        waiting, self.later = self.later, []
+        while not self.orders.empty():
+            order = self.orders.get()
+            if order is None:
+                if self.leads:
+                    self.save()
+                raise _GoneError
+            waiting.append(order)
+        for order in waiting:
+            self.obey(order)
+
+    def obey(self, order: ToWorker) -> None:
+        match order:
+            case Form():
+                self.join(order)
+            case Leave():
+                self.leave("not needed")
+            case SetBatch():
+                self.batch = order.batch.atomic
+            case FinishEpoch():
+                self.finishing = True
+            case Park() if not self.config.get("ignores_park"):
+                self.save()
+                self.leave("parked", saved=True)
+
+    def leave(self, why: str = "", *, saved: bool = False) -> None:
+        self.channel.send(Left(why, saved=saved))
+        raise _GoneError
+
+
+def _say(text: str) -> None:
+    """Into the job's log."""
+    sys.stdout.write(f"{text}\n")
+
+
+def _listen(worker: _Worker) -> None:
+    for message in worker.channel.messages():
+        worker.orders.put(message)  # type: ignore[arg-type]
+    worker.orders.put(None)
+
+
+def _beat(worker: _Worker) -> None:
+    while not worker.beats or worker.channel.send(Beat(worker.step)):
+        time.sleep(0.05)
+
+
+def main(address: str, secret: str, worker_id: str) -> None:
+    """What a nursery calls."""
+    channel = connect(address, secret, worker_id)
+    task = next(channel.messages())
+    assert isinstance(task, Task)
+    worker = _Worker(channel, task)
+    for target in (_listen, _beat):
+        threading.Thread(target=target, args=(worker,), daemon=True).start()
+    _say(f"worker {worker_id} on slot {os.environ['STRETTO_SLOT']}")
+    try:
+        worker.train()
+    except _GoneError:
+        return
+    except ValueError as error:
+        channel.send(Failed(f"Traceback: {error}"))
+        return
+    channel.send(Finished())

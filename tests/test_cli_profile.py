@@ -1,0 +1,159 @@
+"""`stretto profile` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stretto.cli.profile
+from stretto.app.profile_file import MeasuredProfile, TimedEpoch, fit_speed, read_profile
+from stretto.app.real_work import RealWork
+from stretto.core.observations import SpeedSample
+from stretto.search.space import Config
+from study_command import StudyCommand, write
+
+TRAIN = "def train(config, run):\n    pass\n"
+STUDY = """
+[study]
+name = "digits"
+metric = "accuracy"
+direction = "max"
+trials = 5
+entry = "train.py:train"
+[halving]
+rungs = [2]
+eta = 2
+max_epochs = 8
+[space]
+lr = { log = [1e-4, 1.0] }
+[machine]
+slots = 3
+"""
+SPEEDS = (SpeedSample(1, 1, 0, 64, 0.02, 0.0), SpeedSample(1, 2, 0, 32, 0.025, 0.005))
+
+
+class Fake:
+    """Stands for the probe: takes down what it was asked, and answers at once."""
+
+    def __init__(self, two_workers_s: float = 2.5) -> None:
+        self.work: RealWork | None = None
+        self.configs: Sequence[Config] = ()
+        self.asked: dict[str, Any] = {}
+        self.two_workers_s = two_workers_s
+
+    def __call__(self, work: RealWork, configs: Sequence[Config], **asked: Any) -> MeasuredProfile:
+        self.work, self.configs, self.asked = work, configs, asked
+        return MeasuredProfile(
+            what=str(work),
+            slots=asked["slots"],
+            measured_s=12.0,
+            configs=tuple(dict(config) for config in configs),
+            epochs=(
+                TimedEpoch(config=0, workers=1, epoch_s=2.0, first=False),
+                TimedEpoch(config=0, workers=2, epoch_s=self.two_workers_s, first=False),
+            ),
+            speeds=SPEEDS,
+            warm_up_s=7.0,
+            starts_s=(0.5,),
+            resizes_s=(),
+            examples=None,
+            speed=fit_speed(SPEEDS),
+            not_measured=("a resize",),
+        )
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    fake = Fake()
+    monkeypatch.setattr(stretto.cli.profile, "probe", fake)
+    return fake
+
+
+@pytest.fixture
+def stretto_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> StudyCommand:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    write(tmp_path / "train.py", TRAIN)
+    return StudyCommand(monkeypatch, capsys)
+
+
+def test_it_prints_what_was_measured_and_writes_the_file(stretto_command: StudyCommand, probe: Fake) -> None:
+    words = (
+        "profile",
+        "train.py:train",
+        "--config",
+        "lr=0.1",
+        "--config",
+        "name=x",
+        "--slots",
+        2,
+        "--time",
+        "1m",
+    )
+    code, out, err = stretto_command(*words)
+    assert code == 0
+    assert probe.configs == [(("lr", 0.1), ("name", "x"))]
+    assert (probe.asked["slots"], probe.asked["time_s"]) == (2, 60.0)
+    assert "2 workers are 0.80x as fast as one: more workers do not pay here." in out
+    assert "Not measured, so plans leave room for it: a resize." in out
+    assert "| 1 " in out
+    assert "profile: profile.json" in err
+    assert read_profile(Path("profile.json")).epoch_times_s(1) == [2.0]
+
+
+def test_a_second_worker_that_pays_is_not_complained_about(
+    stretto_command: StudyCommand, probe: Fake
+) -> None:
+    probe.two_workers_s = 1.2
+    assert "do not pay" not in stretto_command("profile", "train.py:train", "--slots", 2)[1]
+
+
+def test_json_is_the_file(stretto_command: StudyCommand, probe: Fake) -> None:
+    printed = stretto_command.json("profile", "train.py:train", "--slots", 2, "--output", "here/p.json")
+    assert printed == json.loads(Path("here/p.json").read_text())
+    assert printed["format"] == "stretto-profile"
+    assert probe.configs == [()]
+
+
+def test_a_study_gives_entry_configurations_and_slots(stretto_command: StudyCommand, probe: Fake) -> None:
+    write(Path("study.toml"), STUDY)
+    assert stretto_command("profile", "--study", "study.toml")[0] == 0
+    assert probe.asked["slots"] == 3
+    assert len(set(probe.configs)) == 5
+    assert all(1e-4 <= dict(config)["lr"] <= 1.0 for config in probe.configs)  # type: ignore[operator]
+    assert str(probe.work).endswith("train.py:train")
+    assert probe.asked["study"].metric == "accuracy"
+
+
+def test_any_command_can_be_probed(stretto_command: StudyCommand, probe: Fake) -> None:
+    words = ("profile", "--config", "lr=0.1", "--slots", 1, "--", "python3", "train.py", "--lr", "{lr}")
+    assert stretto_command(*words)[0] == 0
+    assert str(probe.work) == "python3 train.py --lr {lr}"
+
+
+REFUSED = {
+    "nothing to train": ((), "nothing says what to train"),
+    "no file": (("other.py:train",), "cannot be read"),
+    "no function": (("train.py:tran",), "Did you mean train?"),
+    "no assignment": (("train.py:train", "--config", "lr"), "assigns nothing"),
+    "not finite": (("train.py:train", "--config", "lr=NaN"), "not finite"),
+    "no slots": (("train.py:train", "--slots", "0"), "0 slots"),
+    "time": (("train.py:train", "--time", "soon"), "not a duration"),
+    "folder": (("train.py:train", "--output", "."), "is a folder"),
+    "placeholder": (("--config", "lr=1", "--", "python3", "x", "{lrr}"), "stands for nothing"),
+    "both": (("--config", "lr=1", "--study", "study.toml"), "Keep one of them"),
+}
+
+
+@pytest.mark.usefixtures("probe")
+@pytest.mark.parametrize("case", REFUSED)
+def test_nonsense_is_refused_with_a_sentence(stretto_command: StudyCommand, case: str) -> None:
+    write(Path("study.toml"), STUDY)
+    words, said = REFUSED[case]
+    assert said in stretto_command.refused("profile", *words)

@@ -1,0 +1,53 @@
+"""Real processes with stub workers: the conformance suite, and every fault a run must survive."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of, running_with
+from stretto.core.allocation import BatchChoice, on_nodes
+from stretto.core.job import Value
+from stretto.substrate.local import LocalSubstrate, Options
+from stretto.substrate.local_effects import LocalJob
+from stretto.substrate.local_slots import Slots
+from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
+
+
+@pytest.fixture(autouse=True)
+def _stubs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+class TestConformance(SubstrateConformance):
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+        fails = {sketch.id: sketch.fails for sketch in sketches}
+
+        def spec_of(job_id: str) -> LocalJob:
+            trouble: dict[str, Value] = {"trouble": "raise", "at_step": 14} if fails[job_id] else {}
+            return LocalJob(
+                entry=str(folder / "train.py:train"), config=trouble, epochs=EPOCHS, follows_batch=True
+            )
+
+        began_s = time.monotonic()
+        return Stage(
+            substrate=LocalSubstrate(
+                spec_of=lambda job: spec_of(job.id),
+                run_dir=folder,
+                slots=Slots(("",) * 4),
+                clock=lambda: time.monotonic() - began_s,
+                options=Options(rules=QUICK, trainer=STUB),
+            ),
+            jobs={sketch.id: job_of(sketch.id) for sketch in sketches},
+            small=on_nodes({"local": 1}),
+            large=on_nodes({"local": 2}),
+            batch=BATCH,
+            other_batch=BatchChoice(32),
+            tick_s=0.25,
+            patience_s=30.0,
+        )
+
+    def leftovers(self, folder: Path) -> list[str]:
+        return running_with(str(folder))

@@ -1,0 +1,326 @@
+"""The probe on simulated machines whose truth is known."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto.app.probe import ProbeSpec, measure, probe
+from stretto.app.profile_file import believe
+from stretto.app.real_work import check_command, find_entry
+from stretto.core.cluster import Node, Wish
+from stretto.core.errors import InputError
+from stretto.core.events import Event, JobFailed, JobFinished, JobReported
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import BatchLimits, Job, Tier
+from stretto.core.resources import Resources
+from stretto.models.speed import AllReduceSpeed
+from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.search.space import Config
+from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.worlds.curve_family import FAMILIES
+from stretto.worlds.modelled import ModelTruth, NoiseCurve
+from stretto.worlds.trials import StudyWorld
+from stretto.worlds.truth import Truth
+
+START_S = 0.5
+LIMITS = BatchLimits(initial=64, requested=64, max=512, per_gpu_min=8, per_gpu_max=256)
+SPEED = AllReduceSpeed(0.002, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, 1.0)
+
+
+def configs(count: int) -> tuple[Config, ...]:
+    return tuple((("lr", 0.01 * (n + 1)), ("momentum", 0.9)) for n in range(count))
+
+
+def machine(slots: int, latency: Latency, scaling: Scaling) -> SimSubstrate:
+    node = Node("local", Resources(gpu=slots))
+    world = StudyWorld(FAMILIES[0], Profile(latency=latency, scaling=scaling), nodes=(node,))
+    return SimSubstrate(world.truth_of, physics=Physics(restart_s=START_S))
+
+
+class Watched(SimSubstrate):
+    """Keeps account of what is held, and of what was asked."""
+
+    def __init__(self, truth_of: Callable[[Job], Truth], slots: int, restart_s: float = START_S) -> None:
+        super().__init__(truth_of, physics=Physics(restart_s=restart_s, report_s=1.0))
+        self.slots = slots
+        self.held: dict[str, int] = {}
+        self.asked: list[Instruction] = []
+
+    def apply(self, instructions: Sequence[Instruction]) -> None:
+        for one in instructions:
+            self.asked.append(one)
+            self.held[one.job_id] = one.allocation.worker_count
+            assert sum(self.held.values()) <= self.slots
+        super().apply(instructions)
+
+    def next_event(self, until_s: float) -> Event | None:
+        event = super().next_event(until_s)
+        if isinstance(event, JobFinished):
+            self.held[event.job_id] = 0
+        return event
+
+
+def trials(slots: int, latency: Latency, scaling: Scaling) -> Watched:
+    node = Node("local", Resources(gpu=slots))
+    world = StudyWorld(FAMILIES[0], Profile(latency=latency, scaling=scaling), nodes=(node,))
+    return Watched(world.truth_of, slots)
+
+
+def test_the_probe_finds_the_truth() -> None:
+    scaling = Scaling(((1, 1.0), (2, 1.7), (4, 2.5)))
+    latency = Latency(epoch_s=2.0, trial_sd=0.2, epoch_sd=0.02)
+    spec = ProbeSpec(what="it", configs=configs(8), epochs=50)
+    measured = measure(spec, machine(4, latency, scaling), slots=4, time_s=120.0)
+    assert dict(measured.scaling.points) == pytest.approx({1: 1.0, 2: 1.7, 4: 2.5}, rel=0.05)
+    assert measured.not_measured == ()
+    assert set(measured.starts_s) == {START_S}
+    assert set(measured.resizes_s) == {START_S}
+    assert measured.warm_up_s == START_S
+    believed = believe(measured)
+    assert believed.latency.epoch_s == pytest.approx(2.0, rel=0.3)
+    assert believed.latency.epoch_sd < 0.06
+    assert {one.config for one in measured.epochs} == set(range(8))
+
+
+def test_a_worker_that_does_not_pay_is_seen() -> None:
+    scaling = Scaling(((1, 1.0), (2, 0.8)))
+    spec = ProbeSpec(what="it", configs=configs(2), epochs=50)
+    measured = measure(spec, machine(2, Latency(epoch_s=1.0), scaling), slots=2, time_s=60.0)
+    assert measured.speedup(2) == pytest.approx(0.8)
+    assert measured.scaling.most_gpus == 1
+
+
+def test_a_short_time_leaves_things_out_and_names_them() -> None:
+    measured = measure(
+        ProbeSpec(what="it", configs=configs(2), epochs=50),
+        trials(2, Latency(epoch_s=10.0), Scaling(((1, 1.0), (2, 1.5)))),
+        slots=2,
+        time_s=8.0,
+    )
+    assert measured.measured_s <= START_S + 10.0 + 8.0
+    assert measured.epochs
+    assert "whole epochs with 2 workers" in measured.not_measured
+
+
+def test_one_slot_and_one_configuration_are_enough() -> None:
+    substrate = trials(1, Latency(epoch_s=1.0), Scaling(((1, 1.0),)))
+    measured = measure(ProbeSpec(what="it", configs=configs(1), epochs=50), substrate, slots=1, time_s=30.0)
+    assert measured.starts_s == (START_S,), "a start is measured by parking and starting again"
+    assert measured.not_measured == ("how much configurations differ",)
+    assert [one.first for one in measured.epochs] == [True, False, False, True]
+
+
+def test_a_rigid_training_is_started_anew_with_more_workers() -> None:
+    substrate = trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0), (2, 1.5))))
+    spec = ProbeSpec(what="it", configs=configs(2), epochs=50, tier=Tier.RIGID)
+    measured = measure(spec, substrate, slots=2, time_s=60.0)
+    assert measured.speedup(2) == pytest.approx(1.5)
+    assert all(one.action is not Action.RESIZE for one in substrate.asked)
+    capped = ProbeSpec(what="it", configs=configs(2), epochs=50, tier=Tier.RIGID, max_workers=1)
+    alone = measure(capped, trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0),))), slots=2, time_s=60.0)
+    assert alone.worker_counts == (1,)
+
+
+def test_a_training_that_ends_early_is_begun_again() -> None:
+    substrate = trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0), (2, 1.5))))
+    measured = measure(ProbeSpec(what="it", configs=configs(3), epochs=2), substrate, slots=2, time_s=60.0)
+    assert measured.speedup(2) == pytest.approx(1.5)
+    assert all(len(measured.epoch_times_s(1, config)) >= 1 for config in range(3))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 5), st.integers(1, 6), st.floats(0.05, 20.0), st.floats(1.0, 60.0))
+def test_whatever_the_machine_everything_is_stopped_and_no_slot_is_held_twice(
+    slots: int, count: int, epoch_s: float, time_s: float
+) -> None:
+    substrate = trials(slots, Latency(epoch_s=epoch_s, epoch_sd=0.1), Scaling(((1, 1.0), (4, 3.0))))
+    spec = ProbeSpec(what="it", configs=configs(count), epochs=5)
+    measured = measure(spec, substrate, slots=slots, time_s=time_s)
+    assert not any(substrate.held.values())
+    assert substrate.now_s() <= START_S + 2 * epoch_s + time_s, "its time counts from the first epoch"
+    assert measured.epochs
+    assert all(1 <= one.workers <= slots for one in measured.epochs)
+
+
+def adaptive(slots: int) -> Watched:
+    def truth_of(job: Job) -> Truth:
+        return ModelTruth(
+            epochs=10**5,
+            units_per_epoch=job.work.units_per_epoch,
+            initial_batch=64,
+            speed=SPEED,
+            noise=(NoiseCurve(64, (100.0,)),),
+            losses=(1.0, 0.5),
+        )
+
+    return Watched(truth_of, slots)
+
+
+def test_batch_sizes_are_tried_where_the_batch_may_change() -> None:
+    spec = ProbeSpec(what="it", configs=configs(1), tier=Tier.ADAPTIVE, batch=LIMITS)
+    measured = measure(spec, adaptive(2), slots=2, time_s=60.0)
+    tried = {(one.workers, one.atomic) for one in measured.speeds}
+    assert {(1, 32), (1, 64), (1, 128), (1, 256), (2, 32), (2, 64)} <= tried
+    assert measured.speed is not None
+    for one in measured.speeds:
+        fitted_s = float(measured.speed.step_s(one.nodes, one.workers, one.atomic))
+        assert fitted_s == pytest.approx(one.step_s, rel=0.05)
+
+
+class Broken:
+    """A substrate on which training fails, or ends without a word."""
+
+    changes_batch_in_place = True
+
+    def __init__(self, kind: type[JobFailed | JobFinished], *, broken: Callable[[Job], bool]) -> None:
+        self._inner = trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0), (2, 1.5))))
+        self._kind = kind
+        self._broken = broken
+        self._jobs: dict[str, Job] = {}
+        self._to_come: list[Event] = []
+
+    def now_s(self) -> float:
+        return self._inner.now_s()
+
+    def admit(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        self._inner.admit(job)
+
+    def apply(self, instructions: Sequence[Instruction]) -> None:
+        for one in instructions:
+            if not self._broken(self._jobs[one.job_id]):
+                self._inner.apply([one])
+            elif one.action is Action.START:
+                end = (
+                    JobFailed(t_s=self.now_s(), job_id=one.job_id, error="Traceback\nValueError: no")
+                    if self._kind is JobFailed
+                    else JobFinished(t_s=self.now_s(), job_id=one.job_id)
+                )
+                self._to_come.append(end)
+
+    def provision(self, wish: Wish) -> None: ...
+
+    def next_event(self, until_s: float) -> Event | None:
+        return self._to_come.pop(0) if self._to_come else self._inner.next_event(until_s)
+
+    def recover(self, history: Iterable[Event]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_training_that_fails_is_told_with_its_own_error() -> None:
+    with pytest.raises(InputError, match="ValueError: no"):
+        measure(
+            ProbeSpec(what="it", configs=configs(2), epochs=9),
+            Broken(JobFailed, broken=lambda _: True),
+            slots=2,
+            time_s=30.0,
+        )
+
+
+def test_one_configuration_that_fails_does_not_end_the_probe() -> None:
+    bad = configs(3)[1]
+    measured = measure(
+        ProbeSpec(what="it", configs=configs(3), epochs=9),
+        Broken(JobFailed, broken=lambda job: job.config == bad),
+        slots=2,
+        time_s=60.0,
+    )
+    assert {one.config for one in measured.epochs} == {0, 2}
+    assert any("configuration 1, which failed: ValueError: no" in text for text in measured.not_measured)
+
+
+def test_training_that_reports_nothing_is_told_how_to() -> None:
+    with pytest.raises(InputError, match=r"run\.report"):
+        measure(
+            ProbeSpec(what="it", configs=configs(1), epochs=9),
+            Broken(JobFinished, broken=lambda _: True),
+            slots=1,
+            time_s=30.0,
+        )
+
+
+class Slow(Watched):
+    """Epochs that never end in time, of which parts are reported."""
+
+    def next_event(self, until_s: float) -> Event | None:
+        event = super().next_event(min(until_s, self.now_s() + 1.0))
+        running = [job_id for job_id, held in self.held.items() if held]
+        if event is None and self.now_s() < until_s and running:
+            progress = self.now_s() / 1000.0
+            return JobReported(t_s=self.now_s(), job_id=running[0], work_done=progress, epoch=0)
+        return event
+
+
+def test_part_of_an_epoch_says_how_long_a_whole_one_takes() -> None:
+    node = Node("local", Resources(gpu=1))
+    world = StudyWorld(
+        FAMILIES[0], Profile(latency=Latency(epoch_s=1e4), scaling=Scaling(((1, 1.0),))), nodes=(node,)
+    )
+    spec = ProbeSpec(what="it", configs=configs(1), epochs=9)
+    measured = measure(spec, Slow(world.truth_of, 1), slots=1, time_s=100.0)
+    assert [one.epoch_s for one in measured.epochs] == [pytest.approx(1000.0, rel=0.01)]
+    assert "whole epochs with 1 worker" in measured.not_measured
+    assert "what an epoch with 1 worker does after its last step" in measured.not_measured
+
+
+@pytest.mark.parametrize(("slots", "time_s"), [(0, 10.0), (2, 0.0), (2, float("nan")), (2, float("inf"))])
+def test_nonsense_is_refused(slots: int, time_s: float) -> None:
+    substrate = trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0),)))
+    with pytest.raises(InputError):
+        measure(ProbeSpec(what="it", epochs=9), substrate, slots=slots, time_s=time_s)
+
+
+TRAIN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(config, run):
+    torch.set_num_threads(1)
+    x = torch.randn(64, 4)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+    loader = DataLoader(TensorDataset(x), batch_size=8)
+    model, optimizer, loader = run.prepare(model, optimizer, loader)
+    for _ in run.epochs(10**6):
+        for (a,) in loader:
+            optimizer.zero_grad()
+            model(a).square().mean().backward()
+            optimizer.step()
+        run.report(loss=0.0)
+"""
+
+
+def test_real_training_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "train.py").write_text(TRAIN)
+    lrs: list[Config] = [(("lr", 0.1),), (("lr", 0.2),)]
+    measured = probe(find_entry("train.py:train", tmp_path), lrs, slots=2, time_s=60.0)
+    assert measured.examples == 64
+    assert measured.worker_counts == (1, 2)
+    assert {one.config for one in measured.epochs if one.workers == 1} == {0, 1}
+    assert measured.starts_s
+    assert measured.resizes_s
+    assert measured.warm_up_s is not None
+    assert {one.workers * one.atomic for one in measured.speeds} == {8}
+    assert not list(tmp_path.glob("stretto-probe-*")), "nothing is left behind"
+
+
+def test_the_log_of_training_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    command = check_command((sys.executable, "-c", "print('my data is gone'); raise SystemExit(3)"), ())
+    with pytest.raises(InputError, match="my data is gone") as told:
+        probe(command, [()], slots=1, time_s=60.0)
+    (log,) = tmp_path.glob("stretto-probe-*/jobs/*/stdout.log")
+    assert str(log) in str(told.value)

@@ -1,0 +1,276 @@
+"""Replays: a run in the world of what it showed, under its own policy and under others."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.app.replay import record_of, replay_study
+from stretto.app.replay_jobs import recorded_workload, replay_jobs
+from stretto.app.simulate import Setup, simulate
+from stretto.app.study_run import StudyRun
+from stretto.core.cluster import gpu_nodes
+from stretto.core.events import Event, JobFailed, JobReported
+from stretto.core.seeds import child_rng
+from stretto.journal.base import MemoryJournal
+from stretto.journal.sqlite import SqliteJournal
+from stretto.search.study import Direction
+from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, extended
+from stretto.worlds.synthetic import demo_workload
+from stretto.worlds.truth import make_workload
+from study_command import StudyCommand
+from study_inputs import NO_LIMITS, SMALL_STUDY, TWICE_AS_SLOW, edited, run, study_file
+
+POLICIES = ("asha", "hypersched", "rubberband", "sha", "random")
+TIGHT = edited(SMALL_STUDY, ('deadline = "40m"', 'deadline = "8m"'))
+TEXTS = {"usual": SMALL_STUDY, "tight": TIGHT, "slow": TWICE_AS_SLOW}
+SEED = 3
+DEMO = demo_workload()
+FEW_JOBS = make_workload("few", [(job, DEMO.truth_of(job)) for job in DEMO.jobs[:5]])
+
+
+def recorded(policy: str, text: str) -> tuple[StudyRun, list[Event]]:
+    journal = MemoryJournal()
+    done = run(policy, text, seed=SEED, journal=journal)
+    return done, list(journal.events())
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_under_its_own_policy_comes_out_as_it_was(policy: str, text: str) -> None:
+    done, events = recorded(policy, TEXTS[text])
+    (again,) = replay_study(study_file(TEXTS[text]), events, [policy], seed=SEED)
+    assert again.result.best_metric == pytest.approx(done.result.best_metric, rel=0.01)
+    assert again.result.finished_s == pytest.approx(done.result.finished_s, rel=0.06)
+    assert again.result.cost_usd == pytest.approx(done.result.cost_usd, rel=0.06)
+    assert again.shares[Origin.RECORDED] > 0.9
+
+
+def test_what_was_not_recorded_is_counted() -> None:
+    _, events = recorded("sha", TIGHT)
+    random, hypersched = replay_study(study_file(NO_LIMITS), events, ["random", "hypersched"], seed=SEED)
+    for one in (random, hypersched):
+        assert sum(one.shares.values()) == pytest.approx(1.0)
+    assert random.shares[Origin.EXTRAPOLATED] > 0.3, "random trains every trial to the end"
+
+
+def test_trials_that_never_started_are_drawn_from_those_that_did() -> None:
+    done, events = recorded("rubberband", edited(TIGHT, ("trials = 8", "trials = 40")))
+    started = done.result.trials_started
+    file = study_file(edited(NO_LIMITS, ("trials = 8", "trials = 80")))
+    (again,) = replay_study(file, events, ["random"], seed=SEED)
+    assert again.result.trials_started == 80 > started
+    assert again.shares[Origin.DRAWN] > 0.3
+
+
+def test_a_run_that_showed_nothing_is_not_replayed() -> None:
+    _, events = recorded("asha", SMALL_STUDY)
+    silent = [event for event in events if not isinstance(event, JobReported)]
+    assert replay_study(study_file(SMALL_STUDY), silent, ["asha"], seed=SEED) == ()
+
+
+def test_true_speeds_are_those_that_were_timed() -> None:
+    _, events = recorded("hypersched", TWICE_AS_SLOW)
+    profile = record_of(study_file(TWICE_AS_SLOW), events, SEED).profile
+    assert profile.latency.epoch_s == pytest.approx(70.0, rel=0.15), "35 s were believed"
+    assert profile.start_s == 60.0
+    speeds = dict(profile.scaling.points)
+    assert speeds[2] == pytest.approx(1.87, rel=0.1)
+    assert speeds[8] == pytest.approx(5.6, rel=0.15)
+
+
+def test_loading_the_training_code_counts_once() -> None:
+    done, events = recorded("asha", NO_LIMITS)
+    first = next(n for n, event in enumerate(events) if isinstance(event, JobReported) and event.resize_s)
+    slow = events[first]
+    assert isinstance(slow, JobReported)
+    assert slow.resize_s is not None
+    events[first] = replace(slow, resize_s=slow.resize_s + 100.0)
+    assert record_of(study_file(NO_LIMITS), events, SEED).loading_s == pytest.approx(100.0)
+    (again,) = replay_study(study_file(NO_LIMITS), events, ["asha"], seed=SEED)
+    assert again.result.finished_s == pytest.approx(done.result.finished_s + 100.0, rel=0.06)
+
+
+def test_a_trial_that_failed_has_no_number_from_there_on() -> None:
+    _, events = recorded("asha", NO_LIMITS)
+    last = max(event.t_s for event in events if isinstance(event, JobReported))
+    events.append(JobFailed(t_s=last, job_id="trial-000", error="out of memory"))
+    assert record_of(study_file(NO_LIMITS), events, SEED).curves.trials[0].values[-1] is None
+
+
+values = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30)
+
+
+@given(values, st.integers(1, 60), st.sampled_from(list(Direction)))
+def test_curves_are_kept_and_continued_within_what_is_plausible(
+    seen: list[float], epochs: int, direction: Direction
+) -> None:
+    best = 1.0 if direction is Direction.MAX else 0.0
+    curve = extended(seen, epochs, direction, best)
+    assert len(curve) == epochs
+    assert list(curve[: len(seen)]) == seen[:epochs]
+    tail = curve[len(seen) :]
+    assert all(0.0 <= value <= 1.0 or abs(value) < 10 for value in tail)
+    steps = np.diff(tail)
+    worse = steps < -1e-12 if direction is Direction.MAX else steps > 1e-12
+    assert not worse.any(), "continued curves never turn back"
+    assert all((value <= 1.0) if direction is Direction.MAX else (value >= 0.0) for value in tail)
+
+
+@given(st.floats(0.1, 1.5), st.floats(0.05, 0.5), st.integers(12, 40))
+def test_a_power_law_is_continued_as_one(b: float, a: float, known: int) -> None:
+    epochs = np.arange(1, 101, dtype=float)
+    truth = 0.9 - a * epochs**-b
+    curve = extended(truth[:known].tolist(), 100, Direction.MAX, math.inf)
+    assert curve == pytest.approx(truth.tolist(), abs=0.02)
+
+
+def test_a_continued_curve_gains_less_than_was_gained() -> None:
+    rising = [0.1 * n for n in range(1, 9)]
+    curve = extended(rising, 16, Direction.MAX, math.inf)
+    assert curve[-1] - curve[7] <= rising[7] - rising[3] + 0.05, "a doubling gains no more than the last one"
+
+
+def test_short_or_falling_curves_are_held() -> None:
+    assert extended([0.1, 0.5, 0.7], 6, Direction.MAX, 1.0)[3:] == (0.7, 0.7, 0.7)
+    falling = extended([0.9 - 0.05 * n for n in range(10)], 14, Direction.MAX, 1.0)
+    assert len(set(falling[10:])) == 1
+    assert falling[-1] <= 0.9
+
+
+def test_a_trial_that_diverged_stays_so() -> None:
+    curve = extended([0.1, None, 0.3], 5, Direction.MAX, 1.0)
+    assert curve[0] == 0.1
+    assert all(math.isnan(value) for value in curve[1:])
+
+
+def test_curves_say_where_their_values_come_from() -> None:
+    curves = RecordedCurves(
+        name="it",
+        metric="accuracy",
+        direction=Direction.MAX,
+        configs=((("row", 0),), (("row", 1),)),
+        trials={0: RecordedTrial((0.5, 0.6), 1.2)},
+    )
+    known, new = curves.configs
+    assert [curves.origin(known, epoch) for epoch in (2, 3)] == [Origin.RECORDED, Origin.EXTRAPOLATED]
+    assert curves.origin(new, 1) is Origin.DRAWN
+    assert curves.curve(new, 2, child_rng(0, "x")) == (0.5, 0.6)
+    assert curves.relative_time(known) == 1.2
+    assert curves.relative_time(new) is None
+
+
+@pytest.mark.parametrize("policy", ["pollux", "tiresias", "optimus"])
+def test_jobs_come_out_as_they_were(policy: str) -> None:
+    journal = MemoryJournal()
+    done = simulate(FEW_JOBS, policy, Setup(nodes=gpu_nodes(4, 4)), journal=journal)
+    (again,) = replay_jobs(journal.events(), [policy])
+    assert again.metrics.completed == again.metrics.jobs == done.metrics.jobs
+    assert again.metrics.mean_jct_s == pytest.approx(done.metrics.mean_jct_s, rel=0.08)
+    assert again.metrics.makespan_s == pytest.approx(done.metrics.makespan_s, rel=0.08)
+
+
+def test_jobs_that_never_ran_are_left_out_and_named() -> None:
+    journal = MemoryJournal()
+    simulate(FEW_JOBS, "fifo", Setup(nodes=gpu_nodes(4, 4)), journal=journal)
+    silent = FEW_JOBS.jobs[0].id
+    heard = [e for e in journal.events() if not (isinstance(e, JobReported) and e.job_id == silent)]
+    workload = recorded_workload(heard)
+    assert len(workload.jobs) == len(FEW_JOBS.jobs) - 1
+    assert silent in workload.notes[0]
+
+
+@pytest.fixture
+def stretto(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> StudyCommand:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return StudyCommand(monkeypatch, capsys)
+
+
+MACHINE_STUDY = """
+[study]
+name = "digits"
+metric = "accuracy"
+direction = "max"
+trials = 6
+[halving]
+rungs = "geometric"
+min_epochs = 2
+eta = 2
+max_epochs = 8
+[space]
+lr = { log = [1e-4, 1.0] }
+[machine]
+slots = 2
+usd_per_slot_hour = 3.6
+[profile]
+epoch_s = { mean = 10, sd = 1 }
+speedup = { "1" = 1.0, "2" = 1.6 }
+start_s = 1
+"""
+
+
+def folder_of_a_run(runs: Path, kind: str = "tune") -> list[Event]:
+    """A run's folder as `tune` leaves it, of a simulated study on two slots."""
+    import tomllib  # noqa: PLC0415
+
+    folder = runs / "digits"
+    folder.mkdir(parents=True)
+    tables = tomllib.loads(MACHINE_STUDY)
+    asked = {"study": tables, "policy": "asha", "slots": 2, "seed": SEED, "budget_usd": None}
+    spec = {
+        "kind": kind,
+        "deadline_s": None,
+        "budget_usd": None,
+        "file": "study.toml",
+        "asked": asked,
+        "started_at_s": 0.0,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    journal = SqliteJournal(folder / "journal.sqlite", run="digits")
+    try:
+        if kind == "tune":
+            run("asha", MACHINE_STUDY, seed=SEED, journal=journal)
+        else:
+            simulate(FEW_JOBS, "fifo", Setup(nodes=gpu_nodes(4, 4)), journal=journal)
+        return list(journal.events())
+    finally:
+        journal.close()
+
+
+def test_the_command_puts_the_run_beside_its_replays(stretto: StudyCommand, tmp_path: Path) -> None:
+    folder_of_a_run(tmp_path / "runs")
+    code, out, err = stretto("simulate", "--replay", "digits", "--policy", "asha,rubberband")
+    assert code == 0
+    assert "asha, really" in out
+    assert "| rubberband " in out
+    assert "100%" in out
+    assert "epochs; the rest is continued." in err
+    found = stretto.json("simulate", "--replay", "digits", "--policy", "asha")
+    (again,) = found["runs"]
+    assert again["best_metric"] == pytest.approx(found["actual"]["best_metric"], rel=0.01)
+    assert again["finished_s"] == pytest.approx(found["actual"]["finished_s"], rel=0.1)
+    assert again["shares"]["recorded"] > 0.8
+
+
+def test_the_command_replays_jobs(stretto: StudyCommand, tmp_path: Path) -> None:
+    folder_of_a_run(tmp_path / "runs", "run")
+    code, out, _ = stretto("simulate", "--replay", tmp_path / "runs" / "digits", "--policy", "tiresias")
+    assert code == 0
+    assert "| tiresias " in out
+
+
+def test_the_command_refuses_what_does_not_go_together(stretto: StudyCommand, tmp_path: Path) -> None:
+    folder_of_a_run(tmp_path / "runs")
+    assert "--nodes" in stretto.refused("simulate", "--replay", "digits", "--nodes", 3)
+    assert "--deadline" in stretto.refused("simulate", "--replay", "digits", "--deadline", "3m")
+    assert "there is no run 'other'" in stretto.refused("simulate", "--replay", "other")

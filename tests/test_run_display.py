@@ -1,0 +1,116 @@
+"""What a real run shows while it goes, and its page afterwards."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stretto.app.explain import explain
+from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.tune import Prepared, prepare, start
+from stretto.cli.live import Display, Outlook, PlainLines, last_line
+from stretto.core.events import Event, JobFailed, JobReported, JobRetried
+from stretto.report.run_jobs_text import story_text
+from stretto.report.run_page import write_run_page
+from study_command import without_libraries
+from tune_world import STUDY, simulated, write_study
+
+PRICED = STUDY.replace("slots = 2", "slots = 2\nusd_per_slot_hour = 3600")
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    monkeypatch.chdir(tmp_path)
+    study = write_study(tmp_path, PRICED)
+    request = TuneRequest(study=study, work="train.py:train", policy="asha", deadline_s=400.0)
+    return prepare(check_request(request), make=simulated)
+
+
+@pytest.fixture
+def events(prepared: Prepared) -> list[Event]:
+    start(prepared, make=simulated)
+    return list(prepared.checked.folder.events())
+
+
+def terminal(height: int = 40) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=160, height=height, color_system=None)
+
+
+def drawn(display: Display, console: Console) -> str:
+    with console.capture() as capture:
+        console.print(display.render())
+    return capture.get()
+
+
+def shown(prepared: Prepared, events: list[Event], until_s: float, height: int = 40) -> str:
+    console = terminal(height)
+    outlook = Outlook(tuning=prepared.tuning, finish_s=prepared.expectation.finish_s)
+    display = Display(console, "a run", prepared.tuning.study, outlook)
+    for event in events:
+        if event.t_s <= until_s:
+            display.observe(event)
+    display.tick(until_s)
+    return drawn(display, console)
+
+
+def test_the_display_tells_where_the_run_stands(prepared: Prepared, events: list[Event]) -> None:
+    text = shown(prepared, events, 60.0)
+    assert "1m 00s of 6m " in text
+    assert "spent $120.00" in text
+    assert "done after 2m" in text
+    assert "best accuracy 0." in text
+    assert "running" in text
+    assert "No GPU is free for a new trial." in text
+
+
+def test_every_moment_can_be_drawn(prepared: Prepared, events: list[Event]) -> None:
+    for now_s in range(0, 160, 10):
+        assert len(shown(prepared, events, float(now_s), height=12).splitlines()) <= 12
+
+
+def test_jobs_without_a_study_are_drawn_too(events: list[Event]) -> None:
+    console = terminal()
+    display = Display(console, "jobs", None, None)
+    for event in events:
+        display.observe(event)
+    assert "finished" in drawn(display, console)
+
+
+def test_plain_lines_leave_out_what_had_happened_before(prepared: Prepared, events: list[Event]) -> None:
+    out = io.StringIO()
+    lines = PlainLines(Console(file=out, width=80), prepared.tuning.study)
+    half = len(events) // 2
+    for event in events[:half]:
+        lines.observe(event)
+    assert out.getvalue() == ""
+    lines.tick(0.0)
+    for event in events[half:]:
+        lines.observe(event)
+    trial = next(event.job_id for event in events if isinstance(event, JobReported))
+    lines.observe(JobRetried(t_s=149.0, job_id=trial, attempt=1, error="Traceback\nOSError: gone\nlog: x"))
+    lines.observe(JobFailed(t_s=150.0, job_id=trial, error="ValueError: [red]oh"))
+    text = out.getvalue()
+    assert "is retried (1): OSError: gone" in text
+    assert "failed: ValueError: [red]oh" in text
+    assert len(text.splitlines()) < len(events)
+
+
+def test_the_last_line_of_a_traceback() -> None:
+    assert last_line("Traceback:\n  File x\nValueError: no\n\nlog: /a/b\n") == "ValueError: no"
+    assert last_line("") == ""
+
+
+@pytest.mark.usefixtures("events")
+def test_the_page_and_the_story(prepared: Prepared, tmp_path: Path) -> None:
+    folder = prepared.checked.folder
+    write_run_page(tmp_path / "run.html", folder)
+    page = without_libraries(tmp_path / "run.html")
+    assert "measured, not simulated" in page
+    assert "trial-005" in page
+    told = story_text(explain(folder, "trial-000"))
+    assert "submitted: lr = " in told
+    assert "start with 1 (local: 1): started: " in told
+    assert "| trial-000 " in story_text(explain(folder))

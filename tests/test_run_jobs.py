@@ -1,0 +1,158 @@
+"""Files of jobs, and what the training code adds to them; real jobs that share a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.app.jobs_file import BatchSpec, JobSpec, complete, read_jobs
+from stretto.app.real_commands import CommandSubstrate
+from stretto.app.real_work import CommandLine, Entry, find_entry
+from stretto.app.run_folder import RunFolder, begin, differences, find_run, run_folder
+from stretto.app.run_jobs import RunRequest, check_run, finished_run, start_run
+from stretto.core.cluster import Wish
+from stretto.core.errors import InputError
+from stretto.core.events import NodeAdded, NodeReleased
+from stretto.core.job import Tier
+from stretto.substrate.local_slots import Slots
+from stretto.wire.messages import Described
+from tune_world import TRAIN
+
+DESCRIBED = Described(
+    examples=1000,
+    batch=100,
+    adaptive=True,
+    max_batch=800,
+    per_worker_min=10,
+    per_worker_max=200,
+    accumulation=True,
+)
+SPEC = JobSpec(
+    name="a",
+    work=Entry(Path("/train.py"), "train"),
+    epochs=3,
+    min_workers=1,
+    max_workers=None,
+    batch=BatchSpec(),
+    tier=None,
+    submit_s=0.0,
+    config=(),
+)
+
+
+class TestComplete:
+    def test_what_the_file_leaves_out_is_as_the_code_says(self) -> None:
+        job = complete(SPEC, DESCRIBED, 4)
+        assert job.tier is Tier.ADAPTIVE
+        assert (job.worker.min, job.worker.max) == (1, 4)
+        assert (job.batch.initial, job.batch.max) == (100, 800)
+        assert (job.batch.per_gpu_min, job.batch.per_gpu_max) == (10, 200)
+        assert job.work.units_per_epoch == pytest.approx(10.0)
+
+    def test_the_file_is_heard_first(self) -> None:
+        spec = dataclasses.replace(
+            SPEC, batch=BatchSpec(initial=50, max=200, per_gpu=(5, 25)), tier=Tier.ELASTIC, max_workers=2
+        )
+        job = complete(spec, DESCRIBED, 4)
+        assert job.tier is Tier.ELASTIC
+        assert job.worker.max == 2
+        assert (job.batch.initial, job.batch.max, job.batch.per_gpu_max) == (50, 200, 25)
+        assert job.work.units_per_epoch == pytest.approx(20.0)
+
+    def test_code_that_keeps_its_batch_cannot_be_adaptive(self) -> None:
+        spec = dataclasses.replace(SPEC, tier=Tier.ADAPTIVE)
+        with pytest.raises(InputError, match="keeps its batch size"):
+            complete(spec, dataclasses.replace(DESCRIBED, adaptive=False), 2)
+
+    def test_a_command_is_rigid_unless_the_file_says_otherwise(self) -> None:
+        spec = dataclasses.replace(SPEC, work=CommandLine(("true",)))
+        assert complete(spec, None, 2).tier is Tier.RIGID
+        assert complete(dataclasses.replace(spec, tier=Tier.ELASTIC), None, 2).tier is Tier.ELASTIC
+
+
+class TestEntry:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "def train(config, run): ...",
+            "def train(config, run, extra=1): ...",
+            "def train(*given): ...",
+            "from elsewhere import train",
+            "train = print",
+            "if True:\n    def train(config, run): ...",
+        ],
+    )
+    def test_functions_are_found_without_running_the_file(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "t.py").write_text(f"{text}\nraise SystemExit('it was run')\n")
+        assert str(find_entry("t.py:train", tmp_path)) == f"{tmp_path}/t.py:train"
+
+    @pytest.mark.parametrize(
+        "text", ["def train(run): ...", "def train(a, b, c): ...", "def other(a, b): ..."]
+    )
+    def test_others_are_refused(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "t.py").write_text(text)
+        with pytest.raises(InputError):
+            find_entry("t.py:train", tmp_path)
+
+
+class TestFolder:
+    def test_the_first_start_is_kept(self, tmp_path: Path) -> None:
+        folder = run_folder("a", tmp_path)
+        assert begin(folder, {"asked": {"x": 1}}, 5.0)["started_at_s"] == 5.0
+        assert begin(folder, {"asked": {"x": 1}}, 9.0)["started_at_s"] == 5.0
+        with pytest.raises(InputError, match="x was 1 and is 2"):
+            begin(folder, {"asked": {"x": 2}}, 9.0)
+        assert find_run("a", tmp_path) == folder == find_run(str(folder.path))
+
+    def test_a_spoilt_file_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "spec.json").write_text("{")
+        with pytest.raises(InputError, match="cannot be read as JSON"):
+            RunFolder(tmp_path).read("spec")
+
+    @given(
+        st.recursive(
+            st.none() | st.integers() | st.text(max_size=3),
+            lambda inner: st.dictionaries(st.text(max_size=2), inner, max_size=3),
+            max_leaves=8,
+        )
+    )
+    def test_nothing_differs_from_itself(self, tables: object) -> None:
+        assert list(differences(tables, tables)) == []
+
+
+def test_slots_that_are_rented_for_commands_come_and_go(tmp_path: Path) -> None:
+    substrate = CommandSubstrate({}, run_dir=tmp_path, slots=Slots(("", "")), clock=lambda: 1.0, retries=0)
+    substrate.provision(Wish((("slot", 5),)))
+    events = [substrate.next_event(1.0) for _ in range(5)]
+    nodes = [event.node.id for event in events if isinstance(event, NodeAdded)]
+    assert len(nodes) == 2
+    substrate.provision(Wish((("slot", 1),), release=(nodes[0],)))
+    assert substrate.next_event(1.0) == NodeReleased(t_s=1.0, node_id=nodes[0])
+    substrate.close()
+
+
+def test_real_jobs_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    (tmp_path / "train.py").write_text(TRAIN)
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text(
+        "".join(
+            f'[[job]]\nname = "{name}"\nentry = "train.py:train"\nepochs = {epochs}\n'
+            "config = { lr = 0.1 }\n"
+            for name, epochs in (("one", 3), ("two", 5))
+        )
+    )
+    assert [job.epochs for job in read_jobs(jobs).jobs] == [3, 5]
+    checked = check_run(RunRequest(jobs=jobs, policy="fifo", slots=2))
+    result = start_run(checked)
+    assert result.succeeded
+    assert {job.id: job.epochs for job in result.jobs} == {"one": 3, "two": 5}
+    assert all(job.checkpoint is not None and job.checkpoint.is_file() for job in result.jobs)
+    assert finished_run(checked) == result

@@ -1,0 +1,232 @@
+"""The batch tuner in a world whose step times and noise are known; learning-rate rules; memory bounds."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+import torch
+
+from stretto.core.allocation import BatchChoice
+from stretto.core.job import BatchLimits
+from stretto.core.observations import NoiseSample, SpeedSample
+from stretto.models.noise import GradientNoise
+from stretto.models.speed import AllReduceSpeed
+from stretto.torch.adaptive import MOST_GROWTH, WARM_UP_STEPS, BatchTuner, Change
+from stretto.torch.memory import BatchMemory
+from stretto.torch.noise import SAMPLE_PERIOD
+from stretto.torch.rules import RULES, Rule, lr_factor, progress_of_step
+
+LIMITS = BatchLimits(initial=64, requested=64, max=4096, per_gpu_min=8, per_gpu_max=4096, accumulation=True)
+CARD = AllReduceSpeed(0.004, 4e-6, 1e-8, 1e-8, 0.001, 1e-5, 2.0)
+
+
+@dataclass
+class World:
+    """A run whose steps take a known time, give or take 2 %, and whose gradients have a known noise."""
+
+    limits: BatchLimits
+    speed: AllReduceSpeed
+    noise_scale: float
+    workers: int = 1
+    batch: BatchChoice = field(default_factory=lambda: BatchChoice(64))
+    changes: list[tuple[int, Change]] = field(default_factory=list)
+
+    def goodput(self, batch: BatchChoice) -> float:
+        noise = GradientNoise(1.0, self.noise_scale / self.limits.initial, self.limits.initial)
+        step_s = self.speed.step_s(1, self.workers, batch.atomic, batch.accumulation)
+        return float(self.limits.initial * noise.gain(batch.total(self.workers)) / step_s)
+
+    def best_goodput(self) -> float:
+        most = min(self.limits.max // self.workers, self.limits.per_gpu_max)
+        least = max(math.ceil(self.limits.initial / self.workers), self.limits.per_gpu_min)
+        return max(self.goodput(BatchChoice(atomic)) for atomic in range(least, most + 1))
+
+    def train(self, steps: int, seed: int = 0) -> None:
+        chance = random.Random(seed)
+        tuner = BatchTuner(self.limits)
+        for step in range(steps):
+            if step % 10 == 9:
+                tuner.saw([self._timed(chance)])
+            sqr = chance.gauss(1.0, 0.03)
+            noise = NoiseSample(sqr=sqr, var=self.noise_scale / self.limits.initial)
+            change = tuner.propose(noise, nodes=1, workers=self.workers, current=self.batch, step=step)
+            if change is not None:
+                self.changes.append((step, change))
+                assert change.batch.total(self.workers) <= MOST_GROWTH * self.batch.total(self.workers)
+                self.batch = change.batch
+
+    def _timed(self, chance: random.Random) -> SpeedSample:
+        step_s = float(self.speed.step_s(1, self.workers, self.batch.atomic)) * chance.uniform(0.98, 1.02)
+        sync_s = min(float(self.speed.sync_s(1, self.workers)), step_s / 2) if self.workers > 1 else 0.0
+        return SpeedSample(1, self.workers, 0, self.batch.atomic, step_s, sync_s)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("noise_scale", [100.0, 1000.0, 20000.0])
+def test_reaches_about_the_best_batch(workers: int, noise_scale: float) -> None:
+    world = World(LIMITS, CARD, noise_scale, workers, BatchChoice(64 // workers))
+    world.train(1500)
+    assert world.goodput(world.batch) >= 0.93 * world.best_goodput()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_does_not_flap(seed: int) -> None:
+    world = World(LIMITS, CARD, 1000.0)
+    world.train(5000, seed)
+    assert 1 <= len(world.changes) <= 8
+    assert not [step for step, _ in world.changes if step > 1500]
+
+
+def test_stays_where_a_larger_batch_is_no_faster() -> None:
+    world = World(LIMITS, AllReduceSpeed(1e-6, 1e-3, 1e-8, 1e-8, 1e-8, 1e-8, 1.0), 50.0)
+    world.train(1000)
+    assert world.batch.total(1) <= 2 * LIMITS.initial
+    assert world.goodput(world.batch) >= 0.7 * world.best_goodput()
+
+
+def test_no_change_while_warming_up() -> None:
+    world = World(LIMITS, CARD, 20000.0)
+    world.train(WARM_UP_STEPS)
+    assert not world.changes
+    world.train(WARM_UP_STEPS + SAMPLE_PERIOD)
+    assert world.changes
+
+
+def test_waits_until_the_present_batch_was_timed() -> None:
+    tuner = BatchTuner(LIMITS)
+    noise = NoiseSample(sqr=1.0, var=100.0)
+    assert tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(64), step=500) is None
+    tuner.saw([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
+    change = tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(64), step=516)
+    assert change is not None
+    assert tuner.propose(noise, nodes=1, workers=1, current=change.batch, step=600) is None
+
+
+def test_says_nothing_without_noise() -> None:
+    tuner = BatchTuner(LIMITS)
+    tuner.saw([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
+    assert tuner.propose(None, nodes=1, workers=1, current=BatchChoice(64), step=500) is None
+
+
+def test_the_reason_has_the_numbers() -> None:
+    world = World(LIMITS, CARD, 1000.0)
+    world.train(1000)
+    trial, change = (change for _, change in world.changes[:2])
+    assert trial.reason.startswith("batch 64 becomes 128 to see how long a step then takes")
+    assert change.reason.startswith(
+        f"batch 128 becomes {change.batch.total(1)}: at a gradient noise scale of "
+    )
+    assert "goodput rises from" in change.reason
+
+
+@st.composite
+def limits_of_users(draw: st.DrawFn) -> BatchLimits:
+    initial, least = draw(st.integers(1, 300)), draw(st.integers(1, 64))
+    return BatchLimits(
+        initial=initial,
+        requested=initial,
+        max=initial * draw(st.integers(1, 40)),
+        per_gpu_min=least,
+        per_gpu_max=least + draw(st.integers(0, 500)),
+        accumulation=draw(st.booleans()),
+    )
+
+
+@given(
+    limits=limits_of_users(),
+    workers=st.integers(1, 6),
+    noise=st.builds(NoiseSample, sqr=st.floats(0, 10), var=st.floats(1e-6, 100)),
+    constant_s=st.floats(1e-4, 1.0),
+    example_s=st.floats(1e-7, 1e-2),
+)
+def test_obeys_every_bound(
+    limits: BatchLimits, workers: int, noise: NoiseSample, constant_s: float, example_s: float
+) -> None:
+    tuner = BatchTuner(limits)
+    current = BatchChoice(max(math.ceil(limits.initial / workers), 1))
+    for step in range(500, 900, 50):
+        step_s = constant_s + example_s * current.atomic
+        tuner.saw([SpeedSample(1, workers, 0, current.atomic, step_s, 0.0)])
+        change = tuner.propose(noise, nodes=1, workers=workers, current=current, step=step)
+        if change is None:
+            continue
+        batch = change.batch
+        assert batch.total(workers) <= limits.max
+        assert batch.total(workers) <= max(MOST_GROWTH * current.total(workers), limits.initial)
+        assert limits.per_gpu_min <= batch.atomic <= limits.per_gpu_max
+        assert limits.accumulation or not batch.accumulation
+        current = batch
+
+
+def test_rules_at_their_limits() -> None:
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    adam = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    all_noise, no_noise = NoiseSample(0.0, 1.0), NoiseSample(1.0, 0.0)
+    assert lr_factor("adascale", sgd, all_noise, 8.0) == pytest.approx(8.0)
+    assert lr_factor("adascale", sgd, no_noise, 8.0) == pytest.approx(1.0)
+    assert lr_factor("auto", sgd, all_noise, 8.0) == pytest.approx(8.0)
+    assert lr_factor("auto", adam, all_noise, 9.0) == pytest.approx(3.0)
+    assert lr_factor("sqrt", sgd, None, 9.0) == pytest.approx(3.0)
+    assert lr_factor("linear", adam, None, 9.0) == pytest.approx(9.0)
+    assert lr_factor("auto", sgd, None, 9.0) == pytest.approx(1.0)
+
+
+@given(
+    sqr=st.floats(0, 1e3),
+    var=st.floats(1e-6, 1e3),
+    scale=st.floats(1, 1e3),
+    rule=st.sampled_from(RULES),
+)
+def test_no_rule_goes_beyond_the_batch(sqr: float, var: float, scale: float, rule: Rule) -> None:
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    factor = lr_factor(rule, sgd, NoiseSample(sqr, var), scale)
+    assert 1.0 - 1e-9 <= factor <= scale * (1 + 1e-9)
+    assert progress_of_step(NoiseSample(sqr, var), 1.0) == pytest.approx(1.0)
+
+
+def test_progress_without_noise_is_a_step_at_most() -> None:
+    assert progress_of_step(None, 4.0) == 1.0
+    assert progress_of_step(None, 0.25) == 0.25
+
+
+def test_memory_is_linear_in_the_batch() -> None:
+    memory = BatchMemory()
+    assert memory.most(1000) is None
+    memory.saw(10, 200)
+    assert memory.most(1000) == 50
+    memory.saw(20, 300)
+    assert memory.most(1000) == 90
+    memory.saw(20, 280)
+    assert memory.most(1000) == 90
+    assert memory.most(250) == 20
+
+
+def test_memory_that_does_not_grow_is_no_bound() -> None:
+    memory = BatchMemory()
+    memory.saw(10, 200)
+    memory.saw(20, 200)
+    assert memory.most(1000) is None
+
+
+class SmallCard:
+    def look(self, atomic: int) -> None: ...
+
+    def most(self) -> int | None:
+        return 100
+
+
+def test_the_card_bounds_the_batch() -> None:
+    tuner = BatchTuner(replace(LIMITS, accumulation=False), SmallCard())
+    current = BatchChoice(64)
+    for step in range(500, 1000, 50):
+        tuner.saw([SpeedSample(1, 1, 0, current.atomic, 0.01, 0.0)])
+        change = tuner.propose(NoiseSample(0.0, 1.0), nodes=1, workers=1, current=current, step=step)
+        current = change.batch if change else current
+    assert 64 < current.atomic <= 100

@@ -1,0 +1,120 @@
+"""A study that is tuned without processes: the substrate is a simulation, everything around it is real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_substrate import Hands
+from stretto.app.run_folder import RunFolder
+from stretto.core.events import Event
+from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.pricing.instances import Instance
+from stretto.search.study import Direction
+from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.worlds.curve_family import FAMILIES
+from stretto.worlds.trials import StudyWorld
+
+TRUTH = Profile(latency=Latency(epoch_s=10.0), scaling=Scaling(((1, 1.0), (2, 1.8))), start_s=2.0)
+
+STUDY = """
+[study]
+name = "tiny"
+metric = "accuracy"
+direction = "max"
+trials = 6
+
+[halving]
+rungs = "geometric"
+min_epochs = 2
+eta = 2
+max_epochs = 8
+
+[space]
+lr = { log = [1e-4, 1.0] }
+
+[machine]
+slots = 2
+
+[profile]
+epoch_s = 10
+speedup = { "1" = 1.0, "2" = 1.8 }
+start_s = 2
+"""
+
+SCRIPT = """
+def train(config, run):
+    pass
+"""
+
+TRAIN = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(config, run):
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = (x.sum(1, keepdim=True) > 0).float()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+    model, optimizer, loader = run.prepare(model, optimizer, loader)
+    for epoch in run.epochs(100):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.binary_cross_entropy_with_logits(model(inputs), labels).backward()
+            optimizer.step()
+            time.sleep(0.01)
+        run.report(accuracy=((model(x) > 0).float() == y).float().mean().item())
+"""
+"""A real training, of a moment."""
+
+
+class SimulatedHands(SimSubstrate):
+    """Simulated workers with the ways to end them that real ones have."""
+
+    def __init__(self, hands: Hands, *, until_s: float = float("inf"), break_off: bool = False) -> None:
+        slot = Instance(name="slot", gpus=1, usd_per_hour=1.0)
+        machine = Instance(name="machine", gpus=hands.slots, usd_per_hour=2.0)
+        world = StudyWorld(FAMILIES[0], TRUTH, instances=(slot, machine), nodes=hands.nodes, seed=0)
+        super().__init__(
+            world.truth_of,
+            physics=Physics(restart_s=TRUTH.start_s),
+            seed=0,
+            cloud=None if hands.nodes else world.cloud,
+        )
+        self._break_off_s = until_s
+        self._break_off = break_off
+        self.finishing = 0
+        self.killed = 0
+
+    def next_event(self, until_s: float) -> Event | None:
+        if self._break_off and self.now_s() >= self._break_off_s:
+            raise SystemExit(9)
+        return super().next_event(until_s)
+
+    def finish_epochs(self) -> None:
+        self.finishing += 1
+        self.close()
+
+    def stop_now(self) -> None:
+        self.killed += 1
+        self.close()
+
+
+def simulated(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    """Makes a simulation where a run wants processes."""
+    del folder, clock
+    assert hands.study is None or hands.study.direction is Direction.MAX
+    return SimulatedHands(hands)
+
+
+def write_study(folder: Path, text: str = STUDY) -> Path:
+    """A study and its training script in a folder."""
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    path = folder / "study.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
