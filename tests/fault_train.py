@@ -126,7 +126,7 @@ def follow(config: dict[str, Any], run: Run, place: Place, epochs: int = EPOCHS)
             place.spring()
             loss = mse_loss(model(x), y)
             optimizer.zero_grad()
-            (loss * math.nan if place.poisoned(ledger.step) else loss).backward()
+            torch.autograd.backward(loss * math.nan if place.poisoned(ledger.step) else loss)
             optimizer.step()
             ledger.step += 1
             time.sleep(config.get("nap_s", 0.0))

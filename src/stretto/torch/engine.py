@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,17 +15,16 @@ import torch
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
-from stretto.torch.checkpoint import CheckpointStore
 from stretto.torch.data import ElasticLoader, Position
 from stretto.torch.group import Code, Group, Order
+from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
 from stretto.torch.meter import SpeedMeter
-from stretto.torch.metrics_log import MetricsLog
 from stretto.torch.pack import pack, unpack
 from stretto.torch.session import Departure, Session
 from stretto.torch.stepper import Stepper
 from stretto.torch.turn import WHOLE, Layout, Turn
-from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report, Saved
+from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
 
 FORMAT = 1
 _REPORT_S = 5.0
@@ -42,14 +40,9 @@ class Engine:
     def __init__(
         self,
         session: Session,
+        keeping: Keeping,
         *,
-        folder: Path | None,
         seed: int,
-        checkpoint_every_s: float,
-        keep_checkpoints: int,
-        metric: str | None = None,
-        maximise: bool = True,
-        tensorboard: bool = False,
     ) -> None:
         self.session = session
         self.group = Group()
@@ -61,14 +54,7 @@ class Engine:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.epoch = 0
         self.joined = False
-        self._folder = folder
-        self._checkpoint_every_s = checkpoint_every_s
-        self._keep_checkpoints = keep_checkpoints
-        self._metric = metric
-        self._maximise = maximise
-        self._tensorboard = tensorboard
-        self._store: CheckpointStore | None = None
-        self._log: MetricsLog | None = None
+        self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
         self._meter = SpeedMeter()
         self._units = 0.0
         """Adaptive batch: steps at the initial batch that the work done so far is worth."""
@@ -80,7 +66,6 @@ class Engine:
         """Loops of the epoch up to this one were over when this worker came."""
         self._loader: ElasticLoader | None = None
         self._values: dict[str, float] = {}
-        self._best: float | None = None
         self._epoch_began_s: float | None = None
         """When the present epoch began; None once it was interrupted."""
         self._mid_epoch = False
@@ -89,7 +74,6 @@ class Engine:
         self._described = False
         self._reported_s = time.monotonic()
         self._report_after_s = _FIRST_REPORT_S
-        self._saved_s = time.monotonic()
 
     # Joining and regrouping
 
@@ -115,9 +99,9 @@ class Engine:
     def _take_up(self, *, share_state: bool) -> None:
         """Rank 0 goes on from its checkpoint, if there is one, and the others from rank 0's state."""
         if self.group.is_leader:
-            loaded = self._checkpoints.load() if self._folder is not None else None
-            if loaded is not None:
-                self._restore(loaded.state)
+            state = self._keeper.load()
+            if state is not None:
+                self._restore(state)
         if share_state:
             self._share_state(newcomer=True)
 
@@ -307,7 +291,7 @@ class Engine:
         return True
 
     def _park(self) -> None:
-        saved = self.save(wait=True) if self.group.is_leader else True
+        saved = self._save(wait=True) if self.group.is_leader else True
         self.group.leave()
         raise Departure("parked", saved=saved)
 
@@ -336,20 +320,10 @@ class Engine:
         values, self._values = self._values, {}
         began_s = self._epoch_began_s
         epoch_s = None if began_s is None else time.monotonic() - began_s
-        if self._folder is not None:
-            self._metrics.write(self.epoch, values, workers=self.group.world, batch=self.turn.layout.total)
+        self._keeper.write_metrics(self.epoch, values, workers=self.group.world, batch=self.turn.layout.total)
         self._report((EpochEnd(epoch=self.epoch, values=values, epoch_s=epoch_s),))
-        if self._folder is not None and self._is_best(values):
-            self.save(best=True)
-
-    def _is_best(self, values: dict[str, float]) -> bool:
-        if self._metric is None or values.get(self._metric) is None:
-            return False
-        score = values[self._metric] if self._maximise else -values[self._metric]
-        if score != score or (self._best is not None and score <= self._best):  # noqa: PLR0124  (NaN)
-            return False
-        self._best = score
-        return True
+        if self._keeper.is_best(values):
+            self._save(best=True)
 
     def _report(self, ends: tuple[EpochEnd, ...] = ()) -> None:
         self._reported_s, self._report_after_s = time.monotonic(), _REPORT_S
@@ -377,47 +351,22 @@ class Engine:
         now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_after_s:
             self._report()
-        if self._folder is not None and now_s - self._saved_s >= self._checkpoint_every_s:
-            self.save()
+        if self._keeper.is_due:
+            self._save()
             self._meter.skip()
 
-    @property
-    def _checkpoints(self) -> CheckpointStore:
-        assert self._folder is not None
-        if self._store is None:
-            self._store = CheckpointStore(
-                self._folder / "checkpoints", keep=self._keep_checkpoints, note=self.note
-            )
-        return self._store
-
-    @property
-    def _metrics(self) -> MetricsLog:
-        assert self._folder is not None
-        if self._log is None:
-            self._log = MetricsLog(self._folder, tensorboard=self._tensorboard, note=self.note)
-        return self._log
-
-    def save(self, *, best: bool = False, wait: bool = False) -> bool:
-        if self._folder is None:
-            return False
-        self._saved_s = time.monotonic()
-        progress = self.progress
-
-        def saved(path: Path, is_best: bool) -> None:
-            self.session.send(Saved(progress=progress, path=str(path), best=is_best))
-
-        return self._checkpoints.save(self.state(), progress=progress, best=best, wait=wait, on_saved=saved)
+    def _save(self, *, best: bool = False, wait: bool = False) -> bool:
+        return self._keeper.save(self.state, self.progress, best=best, wait=wait)
 
     def finish(self) -> None:
         """Training is over: keep its result, and leave the group."""
-        if self.joined and self.group.is_leader and self._folder is not None and self.turn.step:
-            self.save(wait=True)
+        if self.joined and self.group.is_leader and self.turn.step:
+            self._save(wait=True)
         self.finish_saving()
         self.group.leave()
 
     def finish_saving(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._keeper.finish()
 
     # State
 
@@ -434,7 +383,7 @@ class Engine:
                 loop: [position.pass_number, position.examples] for loop, position in self._loops.items()
             },
             "values": dict(self._values),
-            "best": self._best,
+            "best": self._keeper.best,
             "batching": self.batching.state_dict(),
             "noise": [stepper.noise.state_dict() if stepper.noise else None for stepper in self.steppers],
             "chance": chance_state(),
@@ -450,7 +399,7 @@ class Engine:
         self.luggage.restore(state)
         self.epoch, self._units = state["epoch"], state["units"]
         self.turn.step = state["step"]
-        self._values, self._best = dict(state["values"]), state["best"]
+        self._values, self._keeper.best = dict(state["values"]), state["best"]
         self._loops = {loop: Position(*at) for loop, at in state["loops"].items()}
         self._mid_epoch = state["in_epoch"]
         self._done_loops = state["loop"] - 1 if self._mid_epoch else -1

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stretto.core.errors import InputError
 from stretto.torch.data import ElasticLoader, Source, source_of
 from stretto.torch.engine import Engine
+from stretto.torch.keeper import Keeping
 from stretto.torch.luggage import Stateful
 from stretto.torch.rules import RULES, Rule
 from stretto.torch.session import Alone, Session
@@ -54,16 +55,19 @@ class Run:
         session = session or Alone()
         task = session.task
         self._session = session
-        self._engine = Engine(
-            session,
-            folder=Path(task.folder) if task else None if folder is None else Path(folder),
-            seed=task.seed if task else seed,
-            checkpoint_every_s=task.checkpoint_every_s if task else checkpoint_every_s,
-            keep_checkpoints=task.keep_checkpoints if task else keep_checkpoints,
-            metric=task.metric if task else None,
-            maximise=task.maximise if task else True,
-            tensorboard=task.tensorboard if task else False,
-        )
+        if task is None:
+            where = None if folder is None else Path(folder)
+            keeping = Keeping(folder=where, every_s=checkpoint_every_s, checkpoints=keep_checkpoints)
+        else:
+            keeping = Keeping(
+                folder=Path(task.folder),
+                every_s=task.checkpoint_every_s,
+                checkpoints=task.keep_checkpoints,
+                metric=task.metric,
+                maximise=task.maximise,
+                tensorboard=task.tensorboard,
+            )
+        self._engine = Engine(session, keeping, seed=task.seed if task else seed)
 
     @property
     def device(self) -> torch.device:
