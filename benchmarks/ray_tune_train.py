@@ -54,7 +54,7 @@ class Digits:
         with torch.no_grad():
             guesses = self.model(self._test[0]).argmax(1)
         self.model.train()
-        return (guesses == self._test[1]).float().mean().item()
+        return float((guesses == self._test[1]).float().mean())
 
 
 def train(config: dict[str, Any], run: Run) -> None:

@@ -255,9 +255,8 @@ class Disturbed:
         return False
 
     def _limit_files(self, limit_bytes: int) -> None:
-        """Of all workers and of the processes that start them."""
-        workers = self._workers()
-        for pid in {worker.pid for worker in workers} | {_parent(worker.pid) for worker in workers}:
+        """Of everything but the command: first of whoever starts workers, which inherit it."""
+        for pid in sorted(set(running_with(str(self.folder))) - {self._process.pid}):
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 

@@ -52,8 +52,6 @@ def problems(study: Disturbed, *, trials: int, epochs: int) -> Iterator[str]:
     for trial in result.trials:
         for problem in _problems_of_trial(run.path / "jobs" / trial.id, trial, told[trial.id], epochs):
             yield f"{trial.id}: {problem}"
-    if result.checkpoint is None or not result.checkpoint.is_file():
-        yield f"the best checkpoint is not there: {result.checkpoint}"
 
 
 def _problems_of_trial(
@@ -77,6 +75,8 @@ def _problems_of_trial(
     for epoch, value in told:
         if not _equal(math.nan if value is None else value, truth, epoch, poisoned):
             yield f"loss {value} was told of epoch {epoch}, undisturbed {truth[epoch - 1]}"
+    if trial.checkpoint is None or not trial.checkpoint.is_file():
+        yield f"its best checkpoint is not there: {trial.checkpoint}"
     yield from _problems_of_checkpoint(job, steps)
 
 

@@ -40,8 +40,16 @@ def loader_at(
     def is_over(loader: ElasticLoader) -> bool:
         return loader.left == 0 or (stop_after is not None and steps >= stop_after)
 
+    turn = Turn(layout, layout)
     loader = ElasticLoader(
-        source, Turn(layout), seed=3, before=lambda _: True, after_step=after_step, is_over=is_over
+        source,
+        turn,
+        seed=3,
+        before=lambda _: True,
+        after_step=after_step,
+        is_over=is_over,
+        layout_at=lambda _: turn.base,
+        lay_out=lambda _: None,
     )
     loader.position = position
     return loader

@@ -107,6 +107,7 @@ def test_an_interrupted_epoch_is_not_timed(tmp_path: Path) -> None:
     with gang_of(tmp_path) as gang:
         gang.spawn("w0")
         gang.form("w0")
+        gang.wait("w0", Report, lambda report: report.epoch >= 1)
         gang.spawn("w1")
         gang.form("w0", "w1")
         gang.wait("w0", Finished)
@@ -184,7 +185,7 @@ def test_an_epoch_can_be_finished_before_leaving(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("adam", [False, True])
 def test_an_adaptive_run_takes_the_batch_it_is_told(tmp_path: Path, adam: bool) -> None:
-    with gang_of(tmp_path, adaptive=True, adam=adam, epochs=8) as gang:
+    with gang_of(tmp_path, adaptive=True, adam=adam, epochs=20, nap_s=0.0) as gang:
         gang.spawn("w0")
         gang.spawn("w1")
         gang.form("w0", "w1", batch=BatchOrder(24, 0))
@@ -200,7 +201,7 @@ def test_an_adaptive_run_takes_the_batch_it_is_told(tmp_path: Path, adam: bool) 
             json.loads(line)["batch"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
         }
         assert batches == {48, 96}
-        assert reports[-1].progress == pytest.approx(8.0, abs=0.3)
+        assert reports[-1].progress == pytest.approx(20.0, abs=0.3)
 
 
 def test_what_would_be_trained_can_be_asked_for(tmp_path: Path) -> None:

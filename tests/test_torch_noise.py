@@ -14,10 +14,11 @@ import torch
 from stretto.core.observations import NoiseSample
 from stretto.torch.noise import (
     ADAM_WARM_STEPS,
+    EARLY_STEPS,
+    FEWEST_SAMPLES,
     MIN_VAR,
     SAMPLE_PERIOD,
     SMOOTHING,
-    SPLIT_PERIOD,
     NoiseEstimator,
     is_adam_like,
 )
@@ -232,7 +233,7 @@ def test_a_better_source_starts_anew() -> None:
 
 
 def test_estimates_forget_at_the_pace_of_the_initial_batch() -> None:
-    """After n steps at the initial batch a sample counts 0.999^n of a new one."""
+    """After n steps at the initial batch a sample counts 0.999^n of a new one, but at least 0.95."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     estimator = NoiseEstimator(torch.optim.SGD([parameter], lr=0.1), 100)
 
@@ -242,12 +243,32 @@ def test_estimates_forget_at_the_pace_of_the_initial_batch() -> None:
             estimator.total([parameter], step=number, batch=200)
 
     pair(0, 1.0)
-    pair(20 * SAMPLE_PERIOD, 3.0)
-    old = 0.999 ** (2 * 20 * SAMPLE_PERIOD)
+    pair(SAMPLE_PERIOD, 3.0)
+    pair(20 * SAMPLE_PERIOD, 5.0)
+    first = 0.999 ** (2 * SAMPLE_PERIOD)
+    total = (1.0 * first + 9.0) * 0.95 + 25.0
     sample = estimator.sample()
     assert sample is not None
-    assert sample.sqr == pytest.approx((1.0 * old + 9.0) / (1 + old), rel=1e-5)
+    assert sample.sqr == pytest.approx(total / ((first + 1) * 0.95 + 1), rel=1e-5)
     assert sample.var == MIN_VAR
+
+
+def test_caution_makes_the_gradient_larger_until_it_is_sure() -> None:
+    problem = Regression(torch.optim.SGD)
+    gaps = []
+    for pairs in range(1, 41):
+        for number in (pairs * SAMPLE_PERIOD, pairs * SAMPLE_PERIOD + 1):
+            problem.set_gradient(problem.draw(BATCH))
+            problem.estimator.total(problem.parameters, step=number, batch=BATCH)
+        sample, cautious = problem.estimator.sample(), problem.estimator.cautious()
+        assert sample is not None
+        if cautious is None:
+            assert pairs <= FEWEST_SAMPLES + 1
+            continue
+        assert cautious.sqr > sample.sqr
+        assert cautious.var == sample.var
+        gaps.append(cautious.sqr - sample.sqr)
+    assert gaps[-1] < gaps[0]
 
 
 def test_a_step_that_is_not_the_next_is_not_compared() -> None:
@@ -268,11 +289,13 @@ def test_parameters_without_a_gradient_are_left_out() -> None:
 
 
 def test_the_same_steps_are_sampled_everywhere_and_come_in_pairs() -> None:
-    wanted = [step for step in range(10 * SAMPLE_PERIOD) if NoiseEstimator.wants(step)]
-    assert wanted[0] == 0
+    later = range(EARLY_STEPS, EARLY_STEPS + 12 * SAMPLE_PERIOD)
+    wanted = [step for step in later if NoiseEstimator.wants(step)]
     assert wanted[1::2] == [step + 1 for step in wanted[::2]]
-    assert len(wanted) == 20
-    assert all(NoiseEstimator.splits(step) == (step % SPLIT_PERIOD == 0) for step in wanted)
+    assert len(wanted) == 24
+    assert sum(NoiseEstimator.splits(step) for step in later) == 4
+    assert all(NoiseEstimator.wants(step) for step in range(2000) if NoiseEstimator.splits(step))
+    assert sum(NoiseEstimator.splits(step) for step in range(EARLY_STEPS)) == 100
 
 
 def test_biased_samples_count_only_when_better_ones_are_long_past() -> None:

@@ -91,7 +91,9 @@ class Gang:
         return self.members[name]
 
     def _start_python(self, name: str) -> int:
-        code = f"from stretto.torch.worker import main; main({self._listener.address!r}, {SECRET!r}, {name!r})"
+        code = (
+            f"from stretto.torch.worker import main; main({self._listener.address!r}, {SECRET!r}, {name!r})"
+        )
         with (self.folder / "stdout.log").open("ab") as log:
             return os.posix_spawn(
                 sys.executable,

@@ -10,7 +10,9 @@ initial batch less 0.3 points, which is also what final accuracies may differ by
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
+import io
 import math
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -18,34 +20,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from shared import DEVICE, device_name, now_s, save, small_cnn, verdict
+from shared import DEVICE, OnCard, as_it_is, device_name, now_s, save, small_cnn, verdict
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, RandomSampler
 
 from stretto.core.allocation import BatchChoice
-from stretto.core.job import BatchLimits
-from stretto.core.observations import SpeedSample
-from stretto.torch.adaptive import BatchTuner
-from stretto.torch.noise import NoiseEstimator
-from stretto.torch.rules import lr_factor, progress_of_step
+from stretto.torch import Run
 
 INITIAL_BATCH, MAX_BATCH = 64, 1024
 FIXED = (64, 128, 256, 512, 1024)
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 5e-4
-EPOCHS = 6.0
-EVALUATIONS = 60
-TIMED_STEPS = 20
-"""The clock is read after so many steps, which costs everybody the same."""
+STRETCH, STRETCHES = 6000, 60
+"""Examples' worth of work between two looks at the accuracy, and how many such: six passes in all."""
 TOLERANCE = 0.003
 SOONER, NEAR_BEST = 1.5, 1.1
-LIMITS = BatchLimits(
-    initial=INITIAL_BATCH,
-    requested=INITIAL_BATCH,
-    max=MAX_BATCH,
-    per_gpu_min=1,
-    per_gpu_max=MAX_BATCH,
-    accumulation=False,
-)
 
 
 @dataclass(frozen=True)
@@ -102,85 +91,45 @@ def load(folder: Path, examples: int | None) -> Data:
 
 
 class Training:
-    """One run; with a tuner its batch size is its own affair."""
+    """One run of the training library; a fixed batch is one that somebody orders."""
 
-    def __init__(
-        self, data: Data, batch: int, seed: int, *, adaptive: bool, pretend: list[float] | None
-    ) -> None:
+    def __init__(self, data: Data, batch: int | None, seed: int) -> None:
         torch.manual_seed(seed)
-        self.data, self.batch, self.pretend = data, batch, pretend
-        self.model = small_cnn()
-        self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(self.parameters, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
-        self.estimator = NoiseEstimator(self.optimizer, INITIAL_BATCH)
-        self.tuner = BatchTuner(LIMITS) if adaptive else None
-        self.step, self.units, self.time_s = 0, 0.0, 0.0
-        self.order = torch.empty(0, dtype=torch.long, device=DEVICE)
-
-    def run(self, epochs: float) -> Course:
-        course = Course()
-        work = epochs * len(self.data.labels) / INITIAL_BATCH
-        while self.units < work:
-            began_s, first_step = now_s(), self.step
-            for _ in range(TIMED_STEPS):
-                self._take_step(work)
-            step_s = (now_s() - began_s) / (self.step - first_step)
-            if self.pretend is not None:
-                step_s = self.pretend[0] + self.pretend[1] * self.batch
-            self.time_s += step_s * TIMED_STEPS
-            self._tune(step_s)
-            if self.units >= work * len(course.times_s) / EVALUATIONS:
-                course.times_s.append(self.time_s)
-                course.accuracies.append(self._accuracy())
-                course.batches.append(self.batch)
-        return course
-
-    def _take_step(self, work: float) -> None:
-        scale = self.batch / INITIAL_BATCH
-        noise = self.estimator.sample()
-        schedule = 0.5 * (1 + math.cos(math.pi * min(self.units / work, 1.0)))
-        for group in self.optimizer.param_groups:
-            group["lr"] = LR * schedule * lr_factor("auto", self.optimizer, noise, scale)
-        self.optimizer.zero_grad()
-        if self.estimator.splits(self.step):
-            self._two_passes(self._next_rows())
-        else:
-            self._pass(self._next_rows())
-        self.optimizer.step()
-        self.units += progress_of_step(noise, scale)
-        self.step += 1
-
-    def _pass(self, rows: Tensor) -> None:
-        torch.autograd.backward(cross_entropy(self.model(self.data.images[rows]), self.data.labels[rows]))
-
-    def _two_passes(self, rows: Tensor) -> None:
-        half = self.batch // 2
-        self._pass(rows[:half])
-        gradients = [one.grad for one in self.parameters if one.grad is not None]
-        self.estimator.first_pass(gradients, self.parameters)
-        self._pass(rows[half:])
-        torch._foreach_mul_(gradients, 0.5)
-        self.estimator.total(self.parameters, step=self.step, batch=self.batch, part_batch=half)
-
-    def _next_rows(self) -> Tensor:
-        if len(self.order) < self.batch:
-            self.order = torch.randperm(len(self.data.labels), device=DEVICE)
-        rows, self.order = self.order[: self.batch], self.order[self.batch :]
-        return rows
-
-    def _tune(self, step_s: float) -> None:
-        if self.tuner is None:
-            return
-        self.tuner.saw([SpeedSample(1, 1, 0, self.batch, step_s, 0.0)])
-        change = self.tuner.propose(
-            self.estimator.sample(), nodes=1, workers=1, current=BatchChoice(self.batch), step=self.step
+        self._data = data
+        self._run = Run(seed=seed)
+        self._model = small_cnn()
+        self._optimizer = torch.optim.SGD(
+            self._model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
         )
-        if change is not None:
-            self.batch = change.batch.atomic // 2 * 2
+        if batch is not None:
+            self._run._engine.batching.order = BatchChoice(batch)  # noqa: SLF001 - as a controller would
+
+    def train(self, stretches: int) -> Course:
+        """So many stretches, of `STRETCH` examples' worth each."""
+        course, time_s = Course(), 0.0
+        data = OnCard(self._data.images, self._data.labels)
+        sampler = RandomSampler(data, num_samples=STRETCH)
+        loader = DataLoader(data, batch_size=INITIAL_BATCH, sampler=sampler, collate_fn=as_it_is)
+        model, optimizer, loader = self._run.prepare(
+            self._model, self._optimizer, loader, adaptive=True, max_batch_size=MAX_BATCH, accumulate=False
+        )
+        for stretch in self._run.epochs(stretches):
+            for group in optimizer.param_groups:
+                group["lr"] = LR * 0.5 * (1 + math.cos(math.pi * stretch / stretches))
+            began_s = now_s()
+            for images, labels in loader:
+                optimizer.zero_grad()
+                torch.autograd.backward(cross_entropy(model(images), labels))
+                optimizer.step()
+            time_s += now_s() - began_s
+            course.times_s.append(time_s)
+            course.accuracies.append(self._accuracy())
+            course.batches.append(self._run.batch_size)
+        return course
 
     @torch.no_grad()
     def _accuracy(self) -> float:
-        right = self.model(self.data.test_images).argmax(dim=1) == self.data.test_labels
+        right = self._model(self._data.test_images).argmax(dim=1) == self._data.test_labels
         return float(right.float().mean())
 
 
@@ -214,31 +163,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--examples", type=int, help="only the first so many, and a sixth of that to test")
-    parser.add_argument("--epochs", type=float, default=EPOCHS)
+    parser.add_argument("--stretches", type=int, default=STRETCHES)
     parser.add_argument("--fixed", type=int, nargs="+", default=list(FIXED))
-    parser.add_argument(
-        "--pretend",
-        type=float,
-        nargs=2,
-        metavar=("CONSTANT_S", "EXAMPLE_S"),
-        help="step times by a formula instead of the clock, to try this without a card",
-    )
     options = parser.parse_args()
     data = load(options.folder, options.examples)
     print(f"Adaptive batch on Fashion-MNIST, {device_name()}, torch {torch.__version__}", flush=True)
 
-    def train(batch: int, seed: int, *, adaptive: bool, epochs: float) -> Course:
-        run = Training(data, batch, seed, adaptive=adaptive, pretend=options.pretend)
-        return run.run(epochs)
-
     for batch in options.fixed:  # the card's libraries load on first use
-        train(batch, 0, adaptive=False, epochs=0.02)
+        Training(data, batch, 0).train(1)
     fixed: dict[int, list[Course]] = {batch: [] for batch in options.fixed}
     adaptive: list[Course] = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for batch, courses in fixed.items():
-            courses.append(train(batch, seed, adaptive=False, epochs=options.epochs))
-        adaptive.append(train(INITIAL_BATCH, seed, adaptive=True, epochs=options.epochs))
+        with contextlib.redirect_stdout(io.StringIO()):  # runs say why they change their batch
+            for batch, courses in fixed.items():
+                courses.append(Training(data, batch, seed).train(options.stretches))
+            adaptive.append(Training(data, None, seed).train(options.stretches))
         newest = adaptive[-1]
         print(f"  seed {seed}: adaptive {newest.final:.4f} in {newest.times_s[-1]:.1f} s, batches ", end="")
         print(" ".join(str(batch) for batch in dict.fromkeys(newest.batches)), flush=True)

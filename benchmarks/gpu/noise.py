@@ -2,78 +2,83 @@
 
     PYTHONPATH=src python3 benchmarks/gpu/noise.py                    (about 3 minutes on an H200)
 
-Blocks of steps with and without the estimator take turns; the median ratio of neighbouring blocks counts.
-One worker, which makes a step now and then in two passes and compares them; with SGD, and with Adam's
-preconditioning.
+Two runs of the training library take turns, block by block: one with `adaptive=True`, whose batch may not
+grow, and one without. The median ratio of neighbouring blocks counts, one worker. The first steps, in which
+noise is measured more often, are shown apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
-from shared import DEVICE, device_name, now_s, resnet18, save, verdict
+from shared import as_it_is, device_name, now_s, random_images, resnet18, save, verdict
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
-from stretto.torch.noise import SPLIT_PERIOD, NoiseEstimator
+from stretto.torch import Run
+from stretto.torch.noise import EARLY_STEPS, SPLIT_PERIOD
 
 BATCHES = (32, 64, 128, 256, 512, 1024)
 COUNTED_FROM, MOST = 128, 0.02
 BLOCK_STEPS = SPLIT_PERIOD
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
-    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
-}
+"""A block has one of everything that happens regularly."""
 
 
 class Training:
-    """Steps on random images, which take as long as on any other."""
+    """A loop that can be left after any number of steps and gone on with."""
 
-    def __init__(self, batch: int, optimizer: str) -> None:
+    def __init__(self, batch: int, optimizer: str, *, adaptive: bool, early: bool) -> None:
         torch.manual_seed(0)
-        self.batch = batch
-        self.model = resnet18()
-        self.parameters = list(self.model.parameters())
-        self.optimizer = OPTIMIZERS[optimizer](self.parameters)
-        self.estimator = NoiseEstimator(self.optimizer, batch)
-        self.images = torch.randn(batch, 3, 32, 32, device=DEVICE)
-        self.labels = torch.randint(10, (batch,), device=DEVICE)
-        self.step = 0
+        self._run = Run()
+        self._adaptive = adaptive
+        self._batch = batch
+        self._model = resnet18()
+        self._optimizer = (
+            torch.optim.SGD(self._model.parameters(), lr=1e-3, momentum=0.9)
+            if optimizer == "SGD"
+            else torch.optim.Adam(self._model.parameters(), lr=1e-4)
+        )
+        if not early:
+            self._run._engine.turn.step = EARLY_STEPS  # noqa: SLF001 - as if so many had gone before
+        self._steps = self._train()
 
-    def block_s(self, *, measured: bool) -> float:
+    def _train(self) -> Iterator[None]:
+        loader = DataLoader(random_images(64 * self._batch), batch_size=self._batch, collate_fn=as_it_is)
+        model, optimizer, loader = self._run.prepare(
+            self._model,
+            self._optimizer,
+            loader,
+            adaptive=self._adaptive,
+            max_batch_size=self._batch if self._adaptive else None,
+        )
+        for _ in self._run.epochs(10**6):
+            for images, labels in loader:
+                optimizer.zero_grad()
+                torch.autograd.backward(cross_entropy(model(images), labels))
+                optimizer.step()
+                if self._run._engine.turn.share.last:  # noqa: SLF001 - a step may have two passes
+                    yield
+
+    def block_s(self, steps: int = BLOCK_STEPS) -> float:
         began_s = now_s()
-        for _ in range(BLOCK_STEPS):
-            self.optimizer.zero_grad()
-            if measured and self.estimator.splits(self.step):
-                self._two_passes()
-            else:
-                torch.autograd.backward(cross_entropy(self.model(self.images), self.labels))
-            self.optimizer.step()
-            self.step += 1
+        for _ in range(steps):
+            next(self._steps)
         return now_s() - began_s
 
-    def _two_passes(self) -> None:
-        half = self.batch // 2
-        for rows in (slice(0, half), slice(half, None)):
-            torch.autograd.backward(cross_entropy(self.model(self.images[rows]), self.labels[rows]))
-            if rows.stop == half:
-                gradients = [one.grad for one in self.parameters if one.grad is not None]
-                self.estimator.first_pass(gradients, self.parameters)
-        torch._foreach_mul_(gradients, 0.5)
-        self.estimator.total(self.parameters, step=self.step, batch=self.batch, part_batch=half)
 
-
-def overhead(batch: int, optimizer: str, pairs: int) -> tuple[float, float]:
-    """Seconds of a step without the estimator, and the share it adds."""
-    training = Training(batch, optimizer)
-    for measured in (False, True):
-        training.block_s(measured=measured)
+def overhead(batch: int, optimizer: str, pairs: int, *, early: bool = False) -> tuple[float, float]:
+    """Seconds of a step without measuring, and the share that measuring adds."""
+    plain = Training(batch, optimizer, adaptive=False, early=early)
+    measured = Training(batch, optimizer, adaptive=True, early=early)
+    for training in (plain, measured):
+        training.block_s()
     plain_s, ratios = [], []
     for _ in range(pairs):
-        without_s = training.block_s(measured=False)
-        ratios.append(training.block_s(measured=True) / without_s)
+        without_s = plain.block_s()
+        ratios.append(measured.block_s() / without_s)
         plain_s.append(without_s / BLOCK_STEPS)
     return statistics.median(plain_s), statistics.median(ratios) - 1
 
@@ -82,19 +87,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=5, help="blocks with and without")
+    parser.add_argument("--pairs", type=int, default=7, help="blocks with and without")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     print(f"Gradient noise on ResNet-18, {device_name()}, torch {torch.__version__}")
-    print("  optimizer  batch   step ms   added")
+    print("  optimizer  batch   step ms   added   in the first steps")
     rows = []
-    for optimizer in OPTIMIZERS:
+    for optimizer in ("SGD", "Adam"):
         for batch in options.batches:
             step_s, share = overhead(batch, optimizer, options.pairs)
-            rows.append({"optimizer": optimizer, "batch": batch, "step_s": step_s, "added": share})
-            print(f"  {optimizer:9} {batch:6} {1e3 * step_s:9.2f} {share:+7.2%}", flush=True)
-    worst = max((row["added"] for row in rows if row["batch"] >= COUNTED_FROM), default=0.0)
+            _, early = overhead(batch, optimizer, 3, early=True)
+            rows.append(
+                {"optimizer": optimizer, "batch": batch, "step_s": step_s, "added": share, "early": early}
+            )
+            print(f"  {optimizer:9} {batch:6} {1e3 * step_s:9.2f} {share:+7.2%} {early:+12.2%}", flush=True)
+    worst = max((float(row["added"]) for row in rows if row["batch"] >= COUNTED_FROM), default=0.0)
     print(f"  worst from batch {COUNTED_FROM} up {worst:+.2%}, at most {MOST:.0%}: {verdict(worst <= MOST)}")
     save("noise", {"device": device_name(), "rows": rows, "worst": worst})
 

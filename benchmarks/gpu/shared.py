@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+from torch.utils.data import Dataset
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -62,6 +63,29 @@ def small_cnn() -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, 10),
     ).to(DEVICE)
+
+
+class OnCard(Dataset[Any]):
+    """Images and labels that lie on the card; a batch is fetched at once."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor(indices, device=self.images.device)
+        return self.images[rows], self.labels[rows]
+
+
+def as_it_is(batch: Any) -> Any:
+    """What to do with a batch that is one already."""
+    return batch
+
+
+def random_images(number: int) -> OnCard:
+    return OnCard(torch.randn(number, 3, 32, 32, device=DEVICE), torch.randint(10, (number,), device=DEVICE))
 
 
 def now_s() -> float:

@@ -25,8 +25,14 @@ SECONDS_EACH = 1.5
 """.. unless they are so short that chance shows: then more, until so much time was measured."""
 LOADING_S = 300.0
 """Training code that shows nothing for so long is not waited for; its time is not the probe's."""
-ALONE_SHARE = 0.5
+SINGLE_SHARE = 0.5
 """Of the time, at most so much goes to single workers; gangs share the rest."""
+AGAIN_SHARE = 0.2
+"""Of what is left then, at most so much goes to further starts .."""
+LONE_SHARE = 0.3
+""".. and of what is left then, so much is kept for a worker that has the machine to itself."""
+STARTED_AGAIN = 2
+"""Copies that are parked and started again: going on from a checkpoint is a start, too."""
 GANG_CONFIGS = 2
 """Configurations that are timed with several workers: their speed-up differs less than their speed."""
 BATCH_SHARE = 0.3
@@ -73,12 +79,14 @@ class Probe:
         self._end_s = self._now_s() + self._time_s
         limits = self._spec.batch or self._seen.batch_limits()
         epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
-        self._single_workers(self._share(epochs_end_s, ALONE_SHARE))
+        self._single_workers(self._share(epochs_end_s, SINGLE_SHARE))
+        self._starts_again(self._share(epochs_end_s, AGAIN_SHARE))
         counts = list(worker_counts(self._most))
+        gangs_end_s = self._share(epochs_end_s, 1.0 - LONE_SHARE)
         for position, workers in enumerate(counts):
-            self._gangs(workers, self._share(epochs_end_s, 1 / (len(counts) - position)))
-        if not self._seen.times_s["start"]:
-            self._restart()
+            self._gangs(workers, self._share(gangs_end_s, 1 / (len(counts) - position)))
+        if self._slots > 1:
+            self._lone_worker(epochs_end_s)
         if limits is not None:
             self._batch_sizes(limits)
 
@@ -99,6 +107,40 @@ class Probe:
             return all(self._is_timed(config, 1) for config in self._usable())
 
         self._until(enough, end_s)
+
+    def _starts_again(self, end_s: float) -> None:
+        """Park copies and start them again, one at a time, as a study pauses trials and goes on with them.
+
+        A rigid training may begin anew, so that is asked only where no other start has shown the cost.
+        """
+        if self._spec.tier is Tier.RIGID and self._seen.times_s["start"]:
+            return
+        for copy in list(self._copies.values())[:STARTED_AGAIN]:
+            if self._now_s() < end_s and copy.job.id in self._copies:
+                self._say("timing a start")
+                self._start_again(copy, "start", end_s)
+
+    def _lone_worker(self, end_s: float) -> None:
+        """One worker while the other slots are idle: a plan need not hold all of them."""
+        if self._now_s() >= end_s:
+            return
+        self._say("timing epochs of one worker alone")
+        resumes = self._spec.tier is not Tier.RIGID and self._copies
+        self._drop(list(self._copies.values())[1 if resumes else 0 :])
+        if resumes:
+            copy = next(iter(self._copies.values()))
+            self._start_again(copy, "lone start", end_s, lone=True)
+        else:
+            known = min(self._usable(), key=lambda one: not self._seen.times_of(one, 1))
+            copy = self._start(known, 1, "lone start", lone=True)
+        self._until(lambda: self._is_timed(copy.config, 1, lone=True) or not self._copies, end_s)
+
+    def _start_again(self, copy: Copy, started_as: str, end_s: float, *, lone: bool = False) -> None:
+        self._seen.note_part(copy)
+        self._tell(Action.PARK, copy)
+        copy.begin(1, started_as, lone=lone)
+        self._tell(Action.START, copy)
+        self._until(lambda: copy.ready or copy.job.id not in self._copies, end_s)
 
     def _gangs(self, workers: int, end_s: float) -> None:
         """As many gangs of this size as the slots hold."""
@@ -123,18 +165,6 @@ class Probe:
 
         self._until(enough, end_s)
 
-    def _restart(self) -> None:
-        """Park and start again, where no other start has shown what that costs."""
-        if self._left_s() <= 0:
-            return
-        self._say("timing a start")
-        self._drop(list(self._copies.values())[1:])
-        for copy in self._copies.values():
-            self._tell(Action.PARK, copy)
-            copy.begin(1, "start")
-            self._tell(Action.START, copy)
-        self._until(lambda: all(copy.ready for copy in self._copies.values()), self._end_s)
-
     def _batch_sizes(self, limits: BatchLimits) -> None:
         """Steps of other batch sizes per worker, with one worker and with the most."""
         counts = sorted({1, self._most})
@@ -157,8 +187,8 @@ class Probe:
             self._tell(Action.SET_BATCH, copy, BatchChoice(atomic))
         self._until(lambda: self._seen.has_step(workers, atomic) or not self._copies, end_s)
 
-    def _is_timed(self, config: int, workers: int) -> bool:
-        times_s = self._seen.times_of(config, workers)
+    def _is_timed(self, config: int, workers: int, *, lone: bool = False) -> bool:
+        times_s = self._seen.times_of(config, workers, lone=lone)
         return len(times_s) >= EPOCHS_EACH and sum(times_s) >= SECONDS_EACH
 
     def _swap_timed(self) -> None:
@@ -196,8 +226,14 @@ class Probe:
         return usable
 
     def _start(
-        self, config: int, workers: int, started_as: str = "start", limits: BatchLimits | None = None
-    ) -> None:
+        self,
+        config: int,
+        workers: int,
+        started_as: str = "start",
+        limits: BatchLimits | None = None,
+        *,
+        lone: bool = False,
+    ) -> Copy:
         """Start a copy; with `limits` its batch is what it is told, and not its own affair."""
         job = Job(
             id=f"probe-{next(self._names):03d}",
@@ -211,8 +247,9 @@ class Probe:
             config=self._spec.configs[config],
         )
         self._substrate.admit(job)
-        self._copies[job.id] = Copy(job, config, workers, started_as)
-        self._tell(Action.START, self._copies[job.id])
+        copy = self._copies[job.id] = Copy(job, config, workers, started_as, lone=lone)
+        self._tell(Action.START, copy)
+        return copy
 
     def _drop(self, copies: Sequence[Copy], action: Action = Action.STOP) -> None:
         for copy in copies:

@@ -55,7 +55,7 @@ class Copy:
     config: int
     workers: int
     started_as: str
-    """"warm-up", "start" or "resize": what its next report tells the time of."""
+    """"warm-up", "start", "lone start" or "resize": what its next report tells the time of."""
     ready: bool = False
     first: bool = True
     """No epoch has ended since the last start or resize."""
@@ -63,13 +63,23 @@ class Copy:
     """Time and progress at the first report since then .."""
     latest: tuple[float, float] | None = None
     """.. and at the last one."""
+    ended_s: float | None = None
+    """When its last epoch ended, of those since then."""
+    lone: bool = False
+    """The other slots are idle."""
     heard: bool = False
     """It reported something, ever."""
 
-    def begin(self, workers: int, started_as: str) -> None:
-        self.workers, self.started_as = workers, started_as
+    def begin(self, workers: int, started_as: str, *, lone: bool = False) -> None:
+        self.workers, self.started_as, self.lone = workers, started_as, lone
         self.ready, self.first = False, True
         self.since = self.latest = None
+        self.ended_s = None
+
+    def timed(self, epoch_s: float, *, first: bool) -> TimedEpoch:
+        return TimedEpoch(
+            config=self.config, workers=self.workers, epoch_s=epoch_s, first=first, lone=self.lone
+        )
 
 
 class Seen:
@@ -85,13 +95,14 @@ class Seen:
         """From a part of an epoch."""
         self.speeds: dict[int, Observations] = {}
         """By configuration: the steps of two are not alike."""
-        self.times_s: dict[str, list[float]] = {"warm-up": [], "start": [], "resize": []}
+        self.times_s: dict[str, list[float]] = {"warm-up": [], "start": [], "lone start": [], "resize": []}
         self.failed: dict[int, str] = {}
         """Configurations whose training failed, and how."""
 
-    def times_of(self, config: int, workers: int) -> list[float]:
+    def times_of(self, config: int, workers: int, *, lone: bool = False) -> list[float]:
         """Whole epochs of the configuration with so many workers."""
-        return [one.epoch_s for one in self.epochs if (one.config, one.workers) == (config, workers)]
+        wanted = (config, workers, lone)
+        return [one.epoch_s for one in self.epochs if (one.config, one.workers, one.lone) == wanted]
 
     def has_step(self, workers: int, atomic: int) -> bool:
         """Whether a step of this kind was timed."""
@@ -123,14 +134,18 @@ class Seen:
             self.speeds.setdefault(copy.config, Observations()).add_speed(sample)
         for result in event.results:
             if result.epoch_s is not None and result.workers == copy.workers:
-                self.epochs.append(
-                    TimedEpoch(
-                        config=copy.config, workers=copy.workers, epoch_s=result.epoch_s, first=copy.first
-                    )
-                )
+                self.epochs.append(copy.timed(self._whole_s(event, copy) or result.epoch_s, first=copy.first))
             copy.first = False
+        if event.results:
+            copy.ended_s = event.t_s
         copy.latest = (event.t_s, event.work_done)
         copy.since = copy.since or copy.latest
+
+    def _whole_s(self, event: JobReported, copy: Copy) -> float | None:
+        """From one epoch's end to the next: with saving, reporting and waiting for a decision."""
+        if copy.ended_s is None or len(event.results) > 1:
+            return None
+        return event.t_s - copy.ended_s
 
     def note_part(self, copy: Copy) -> None:
         """Of an epoch that did not end in time: how long the whole would take at this pace."""
@@ -139,16 +154,14 @@ class Seen:
         part = copy.latest[1] - copy.since[1]
         if part >= LEAST_PROGRESS:
             epoch_s = (copy.latest[0] - copy.since[0]) / part
-            self.guessed.append(
-                TimedEpoch(config=copy.config, workers=copy.workers, epoch_s=epoch_s, first=False)
-            )
+            self.guessed.append(copy.timed(epoch_s, first=False))
 
     def _missing(self, guessed: Sequence[TimedEpoch]) -> Iterator[str]:
         for workers in (1, *worker_counts(self._most)):
             named = f"{workers} worker{'s' if workers > 1 else ''}"
-            if not any(one.workers == workers for one in self.epochs):
+            if not any(one.workers == workers and not one.lone for one in self.epochs):
                 yield f"whole epochs with {named}"
-            if any(one.workers == workers for one in guessed):
+            if any(one.workers == workers and not one.lone for one in guessed):
                 yield f"what an epoch with {named} does after its last step"
         untimed = sum(not self.times_of(config, 1) for config in range(len(self._spec.configs)))
         if untimed and len(self._spec.configs) > 1:
@@ -164,8 +177,8 @@ class Seen:
 
     def profile(self, *, slots: int, measured_s: float) -> MeasuredProfile:
         """All that was seen, the model fitted to it, and what is missing."""
-        whole = {(one.config, one.workers) for one in self.epochs}
-        guessed = [one for one in self.guessed if (one.config, one.workers) not in whole]
+        whole = {(one.config, one.workers, one.lone) for one in self.epochs}
+        guessed = [one for one in self.guessed if (one.config, one.workers, one.lone) not in whole]
         speeds = max((tuple(one.speeds.values()) for one in self.speeds.values()), key=len, default=())
         return MeasuredProfile(
             what=self._spec.what,
@@ -176,6 +189,7 @@ class Seen:
             speeds=speeds,
             warm_up_s=next(iter(self.times_s["warm-up"]), None),
             starts_s=tuple(self.times_s["start"]),
+            lone_starts_s=tuple(self.times_s["lone start"]),
             resizes_s=tuple(self.times_s["resize"]),
             examples=None if self.described is None else self.described.examples,
             speed=fit_speed(speeds),

@@ -41,6 +41,8 @@ class TimedEpoch:
     epoch_s: float
     first: bool
     """The first after a start or resize, which is often slower."""
+    lone: bool = False
+    """The other slots were idle instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +68,15 @@ class MeasuredProfile:
     """The model of a step's time, fitted to `speeds`."""
     not_measured: tuple[str, ...]
     """What a reader might look for and will not find, in words."""
+    lone_starts_s: tuple[float, ...] = ()
+    """Starts while the other slots were idle."""
 
-    def epoch_times_s(self, workers: int, config: int | None = None) -> list[float]:
+    def epoch_times_s(self, workers: int, config: int | None = None, *, lone: bool = False) -> list[float]:
         """Steady epochs with so many workers; first ones only where there are no others."""
         seen = [
-            one for one in self.epochs if one.workers == workers and (config is None or one.config == config)
+            one
+            for one in self.epochs
+            if one.workers == workers and one.lone == lone and (config is None or one.config == config)
         ]
         return [one.epoch_s for one in seen if not one.first] or [one.epoch_s for one in seen]
 
@@ -104,6 +110,23 @@ class MeasuredProfile:
         return max(rates, default=None)
 
     @property
+    def lone_epoch(self) -> float:
+        """Time of an epoch while the other slots are idle, relative to when they are busy; 1: not known."""
+        ratios = [
+            fmean(lone) / fmean(busy)
+            for config in range(len(self.configs))
+            if (lone := self.epoch_times_s(1, config, lone=True)) and (busy := self.epoch_times_s(1, config))
+        ]
+        return fmean(ratios) if ratios else 1.0
+
+    @property
+    def lone_start_s(self) -> float:
+        """What a start costs while the other slots are idle; as ever where that was not measured."""
+        if not self.lone_starts_s:
+            return self.start_s
+        return fmean(self.lone_starts_s) + self.first_epoch_extra_s
+
+    @property
     def first_epoch_extra_s(self) -> float:
         """How much longer than the others the first epoch after a start takes, where both were seen."""
         extra = [
@@ -114,7 +137,8 @@ class MeasuredProfile:
                 steady := [
                     other.epoch_s
                     for other in self.epochs
-                    if not other.first and (other.config, other.workers) == (one.config, one.workers)
+                    if not other.first
+                    and (other.config, other.workers, other.lone) == (one.config, one.workers, one.lone)
                 ]
             )
         ]
@@ -137,6 +161,27 @@ class MeasuredProfile:
         return Scaling(((1, 1.0), *((workers, speedup) for workers, speedup in known if speedup is not None)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineProfile(Profile):
+    """Of trials that run where they were probed: all slots busy, and what changes when few of them are."""
+
+    slots: int
+    lone_epoch: float
+    """Time of an epoch while the other slots are idle, relative to when they are busy."""
+    lone_start_s: float
+
+    def epoch_factor(self, busy: int) -> float:
+        """Time of an epoch while so many slots are busy, relative to all of them: linear in between."""
+        return self.lone_epoch + (1.0 - self.lone_epoch) * self._crowding(busy)
+
+    def start_s_at(self, busy: int) -> float:
+        """What a start costs while so many slots are busy."""
+        return self.lone_start_s + (self.start_s - self.lone_start_s) * self._crowding(busy)
+
+    def _crowding(self, busy: int) -> float:
+        return (min(busy, self.slots) - 1) / (self.slots - 1) if self.slots > 1 else 1.0
+
+
 def believe(
     measured: MeasuredProfile,
     *,
@@ -152,7 +197,16 @@ def believe(
     posterior = learn_latency(_observations(measured, scaling), child_rng(0, "profile"))
     if same_machine:
         draws = posterior.draws
-        posterior = LatencyPosterior(replace(draws, node_sd=np.zeros_like(draws.node_sd)))
+        return MachineProfile(
+            latency=LatencyPosterior(replace(draws, node_sd=np.zeros_like(draws.node_sd))),
+            scaling=scaling,
+            start_s=measured.start_s,
+            queue_s=Spread(0.0) if queue_s is None else queue_s,
+            init_s=Spread(0.0) if init_s is None else init_s,
+            slots=measured.slots,
+            lone_epoch=measured.lone_epoch,
+            lone_start_s=measured.lone_start_s,
+        )
     return Profile(
         latency=posterior,
         scaling=scaling,
@@ -268,7 +322,7 @@ def _check(measured: MeasuredProfile, where: str) -> None:
     """Times that a plan divides by are positive, and epochs belong to a configuration."""
     times = [*(one.epoch_s for one in measured.epochs), *(one.step_s for one in measured.speeds)]
     counts = [measured.slots, *measured.worker_counts, 1 if measured.examples is None else measured.examples]
-    delays = [*measured.starts_s, *measured.resizes_s, measured.warm_up_s or 0.0]
+    delays = [*measured.starts_s, *measured.lone_starts_s, *measured.resizes_s, measured.warm_up_s or 0.0]
     if not all(0.0 < time_s < float("inf") for time_s in times):
         raise InputError("an epoch or step has a time that is not above 0.", where=where, remedy=_REMEDY)
     if not all(0.0 <= delay_s < float("inf") for delay_s in delays):

@@ -13,7 +13,9 @@ import typer
 
 from stretto.app.plan import plan as plan_file
 from stretto.app.plan import plan_json
-from stretto.app.study_file import read_study
+from stretto.app.probe_seen import Progress
+from stretto.app.probe_study import study_to_plan
+from stretto.app.real_request import TuneRequest
 from stretto.app.study_run import with_limits
 from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
@@ -30,6 +32,14 @@ PLANNING_OPTIONS = ("rubberband.planner", "rubberband.rule")
 
 def plan(
     study: Annotated[Path, typer.Argument(help="Study file; `stretto init study` writes one.")],
+    work: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="FILE:FUNCTION, or -- and a command, to measure.",
+            metavar="[TRAIN]",
+            show_default="the file's",
+        ),
+    ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="WHEN", help="Be done by then: 2h, 18:00, none.", show_default="the file's"),
@@ -44,21 +54,36 @@ def plan(
     as_json: AsJson = False,
     report: ReportFile = None,
 ) -> None:
-    """Plan a study: the cheapest way to meet a deadline, or the fastest within a budget.
+    r"""Plan a study: the cheapest way to meet a deadline, or the fastest within a budget.
 
     With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
-    keeps it. With both: the cheapest that keeps both. With neither: the trade-off. Nothing is started.
-    The exit code is 1 if no plan keeps the limits.
+    keeps it. With both: the cheapest that keeps both. With neither: the trade-off. No trial is started.
+    A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine for at
+    most 90 s, and [bold]stretto tune[/bold] need not measure again. It is planned for its
+    [bold]\[cluster][/bold], else for this machine. The exit code is 1 if no plan keeps the limits.
 
     Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
+    Example: [bold]stretto plan study.toml train.py:train --deadline 10m[/bold]
     """
     options = _planning_options(option or [])
     check_report(report)
-    file = with_limits(
-        read_study(study),
-        deadline_s=parse_deadline_s(deadline, datetime.now().astimezone()),
-        budget_usd=parse_budget_usd(budget),
+    budget_usd = parse_budget_usd(budget)
+    found = study_to_plan(
+        TuneRequest(
+            study=study,
+            work=_work(work or []),
+            policy=RubberBand.name,
+            options=options,
+            deadline_s=_deadline_s(deadline),
+            budget_usd=budget_usd,
+            seed=seed,
+        ),
+        on_progress=_say_progress,
     )
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    # Measuring takes none of the study's time, but brings a time of day nearer.
+    file = with_limits(found.file, deadline_s=_deadline_s(deadline), budget_usd=budget_usd)
     policy = make_policy(RubberBand.name, options=options, tuning=file.tuning)
     assert isinstance(policy, RubberBand)
     planned = plan_file(file, planner=policy.planner, rule=policy.rule, seed=seed)
@@ -71,6 +96,25 @@ def plan(
         print(f"report: {report}", file=sys.stderr)
     if not planned.outcome.feasible:
         raise typer.Exit(1)
+
+
+def _deadline_s(text: str | None) -> float | None:
+    return parse_deadline_s(text, datetime.now().astimezone())
+
+
+def _work(words: Sequence[str]) -> str | tuple[str, ...] | None:
+    """One word that names a file or a function is an entry; anything else is a command."""
+    if len(words) == 1 and (":" in words[0] or words[0].endswith(".py")):
+        return words[0]
+    return tuple(words) or None
+
+
+def _say_progress(progress: Progress) -> None:
+    print(
+        f"measuring on this machine, {progress.time_s:.0f} s at most: {progress.doing}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _planning_options(texts: Sequence[str]) -> Mapping[str, str]:

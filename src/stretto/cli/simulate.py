@@ -73,7 +73,7 @@ def simulate(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(help="Nodes of the cluster.", show_default="16; builtin:demo 4, builtin:servers 13"),
+        typer.Option(help="Nodes; builtin:demo has 4, builtin:servers 13.", show_default="16"),
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.", show_default="4")] = None,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="Time between decisions.")] = "60s",
@@ -89,15 +89,13 @@ def simulate(
     noise: Annotated[float, typer.Option(help="Relative error of what jobs measure.")] = 0.0,
     priors: Annotated[
         bool | None,
-        typer.Option(
-            help="New jobs start from what finished jobs like them showed.", show_default="unless --rounds"
-        ),
+        typer.Option(help="New jobs learn from finished ones.", show_default="unless --rounds"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Jobs to generate, or to take from a log.", show_default=False)
+        int | None, typer.Option(help="Jobs to generate or take from a log.", show_default=False)
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(help="Hours to generate, or to take from a log.", show_default=False)
+        float | None, typer.Option(help="Hours to generate or take from a log.", show_default=False)
     ] = None,
     log_start: Annotated[
         str | None,

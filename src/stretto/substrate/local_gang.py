@@ -132,7 +132,7 @@ class Gang:
                 member.spoke = True
                 member.kill_at_s = now.awake_s + self._rules.grace_s
                 self._take_last_word(member, message, now)
-            elif not member.outgoing:
+            elif not member.outgoing or isinstance(message, Saved):  # what it saved last may be its best
                 self._take(member, message, now)
         return self._settle(now)
 

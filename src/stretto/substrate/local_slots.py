@@ -31,6 +31,12 @@ class Slots:
     def has_gpus(self) -> bool:
         return any(self.devices)
 
+    @property
+    def share_gpus(self) -> bool:
+        """Whether two slots are the same GPU."""
+        gpus = [device for device in self.devices if device]
+        return len(set(gpus)) < len(gpus)
+
 
 def find_slots(
     number: int | None = None,

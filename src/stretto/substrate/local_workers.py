@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from stretto.wire.channel import Channel, Listener
 from stretto.wire.codec import WireError
 from stretto.wire.messages import FromWorker, Message, Task, ToWorker
 
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+"""Workers of one machine need no other network, and its name may lead nowhere."""
 _LAST_WORDS_S = 1.0
 """How long after a worker's end its connection may still bring something it said."""
 
@@ -73,6 +76,8 @@ class Workers:
         self._listener = Listener(self._secret, self._serve)
         self._env = {
             "OMP_NUM_THREADS": str(slots.threads_each),  # unless the user has set it
+            **_LOOPBACK,
+            **({"STRETTO_BACKEND": "gloo"} if slots.share_gpus else {}),  # NCCL wants a GPU for each worker
             **os.environ,
             "STRETTO_GRACE_S": str(grace_s),
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or code that asks for a GPU could not be forked any more

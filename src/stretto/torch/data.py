@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from stretto.core.errors import InputError
-from stretto.torch.turn import Share, Turn
+from stretto.torch.turn import Layout, Share, Turn
 
 _PASSED_ON = (
     "num_workers",
@@ -100,6 +100,7 @@ class ElasticLoader:
     `before(loader)` is asked when a loop begins: False if the loop was already over when this worker came.
     `after_step(loader)` is told when a step is complete: True if the way data is shared out has changed.
     `is_over(loader)` says whether the loop ends here although data may be left, or must go on without.
+    `layout_at(step)` says how a step is shared out, and `lay_out(layout)` is told when that changes.
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class ElasticLoader:
         before: Callable[[ElasticLoader], bool],
         after_step: Callable[[ElasticLoader], bool],
         is_over: Callable[[ElasticLoader], bool],
+        layout_at: Callable[[int], Layout],
+        lay_out: Callable[[Layout], None],
     ) -> None:
         self.source = source
         self.position = Position()
@@ -119,6 +122,8 @@ class ElasticLoader:
         self._before = before
         self._after_step = after_step
         self._is_over = is_over
+        self._layout_at = layout_at
+        self._lay_out = lay_out
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -127,18 +132,18 @@ class ElasticLoader:
     @property
     def batch_size(self) -> int:
         """Examples of a step at present, over all workers."""
-        return self._turn.layout.total
+        return self._turn.base.total
 
     def __len__(self) -> int:
         """Iterations of a whole pass as things stand: steps times passes."""
-        whole, rest = divmod(self.source.examples, self._turn.layout.total)
-        return (whole + (rest > 0 and not self.source.drop_last)) * self._turn.layout.passes
+        whole, rest = divmod(self.source.examples, self._turn.base.total)
+        return (whole + (rest > 0 and not self.source.drop_last)) * self._turn.base.passes
 
     @property
     def left(self) -> int:
         """Examples of this pass that are still to be trained on."""
         left = self.source.examples - self.position.examples
-        return 0 if self.source.drop_last and left < self._turn.layout.total else left
+        return 0 if self.source.drop_last and left < self._turn.base.total else left
 
     def __iter__(self) -> Iterator[Any]:
         if not self._before(self):
@@ -154,15 +159,17 @@ class ElasticLoader:
     def _stretch(self) -> Iterator[Any]:
         """Batches from here on, until the data of this pass ends, the loop is over or the layout changes."""
         order = self.source.order(self._seed, self.position.pass_number)
-        shares = list(self._shares())
+        passes = list(self._passes())
         generator = torch.Generator().manual_seed(self._seed)  # else DataLoader draws from the global one
         batches = DataLoader(
             self.source.dataset,
-            batch_sampler=[_indices(order, start, share) for start, share in shares],
+            batch_sampler=[_indices(order, start, share) for start, _, share in passes],
             generator=generator,
             **self.source.options,
         )
-        for (_, share), batch in zip(shares, batches, strict=True):
+        for (_, layout, share), batch in zip(passes, batches, strict=True):
+            if layout != self._turn.layout:
+                self._lay_out(layout)
             self._turn.share = share
             yield batch
             if share.last:
@@ -171,16 +178,17 @@ class ElasticLoader:
                 if changed or self._is_over(self):
                     return
 
-    def _shares(self) -> Iterator[tuple[int, Share]]:
+    def _passes(self) -> Iterator[tuple[int, Layout, Share]]:
         """This worker's passes over what is left, each with the place where its step begins."""
-        layout, at, end = self._turn.layout, self.position.examples, self.position.examples + self.left
+        at, end, step = self.position.examples, self.position.examples + self.left, self._turn.step
         while at < end:
+            layout = self._layout_at(step)
             examples = min(layout.total, end - at)
             if examples < layout.total and self.source.drop_last:
                 return
             for share in layout.shares(examples):
-                yield at, share
-            at += examples
+                yield at, layout, share
+            at, step = at + examples, step + 1
 
 
 def _indices(order: Sequence[int], start: int, share: Share) -> list[int]:

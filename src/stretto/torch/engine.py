@@ -32,6 +32,8 @@ _FIRST_REPORT_S = 1.0
 _LOOK_S = 0.05
 """About so often a group looks whether it is to do something else."""
 _MOST_STEPS_BETWEEN_LOOKS = 50
+_TIMED_STEPS = 20
+"""So many steps tell how long one takes."""
 
 
 class Engine:
@@ -46,7 +48,7 @@ class Engine:
     ) -> None:
         self.session = session
         self.group = Group()
-        self.turn = Turn(Layout(total=1))
+        self.turn = Turn(Layout(total=1), Layout(total=1))
         self.luggage = Luggage()
         self.steppers: list[Stepper] = []
         self.batching = Batching()
@@ -56,6 +58,8 @@ class Engine:
         self.joined = False
         self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
         self._meter = SpeedMeter()
+        self._tuning_meter = SpeedMeter()
+        """The same times for our own tuning, which wants them sooner than a report is due."""
         self._units = 0.0
         """Adaptive batch: steps at the initial batch that the work done so far is worth."""
         self._in_epoch = False
@@ -153,11 +157,22 @@ class Engine:
 
     def _arrange(self) -> None:
         """Share steps out over the group as it is now."""
-        self.turn.layout = self.batching.layout(self.group)
+        self.turn.base = self.batching.layout(self.group)
         self.turn.share = WHOLE
+        self.lay_out(self.turn.base)
+        self._meter.skip()
+        self._tuning_meter.skip()
+
+    def lay_out(self, layout: Layout) -> None:
+        self.turn.layout = layout
         for stepper in self.steppers:
             stepper.reducer.arrange()
-        self._meter.skip()
+
+    def layout_at(self, step: int) -> Layout:
+        """How a step is shared out: as usual, or, now and then, in two passes by one worker."""
+        base = self.turn.base
+        split = base.parts == 1 and base.total > 1 and any(one.splits(step) for one in self.steppers)
+        return base.in_passes(2) if split else base
 
     # Epochs and loops
 
@@ -223,9 +238,10 @@ class Engine:
         self.turn.step += 1
         self.session.count_step()
         self._loops[self._loop] = loader.position
-        full = self.turn.share.step_examples == self.turn.layout.total
+        usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
         sync_s = sum(stepper.reducer.sync_s for stepper in self.steppers)
-        self._meter.boundary(self.turn.layout, self.group.nodes, sync_s, full=full)
+        for meter in (self._meter, self._tuning_meter):
+            meter.boundary(self.turn.base, self.group.nodes, sync_s, usual=usual)
         if self.batching.adaptive:
             noise = self.steppers[0].sample() if self.steppers else None
             self._units += self.batching.worth(noise, self.turn.share.step_examples)
@@ -245,6 +261,8 @@ class Engine:
 
     def _own_batch(self) -> Order | None:
         """Without somebody else to decide, an adaptive run picks its batch size itself."""
+        if self._tuning_meter.steps >= _TIMED_STEPS:
+            self.batching.saw(self._tuning_meter.take())
         noise = self.steppers[0].sample() if self.steppers else None
         change = self.batching.tune(self.group, noise, self.turn.step)
         if change is None:
@@ -320,7 +338,7 @@ class Engine:
         values, self._values = self._values, {}
         began_s = self._epoch_began_s
         epoch_s = None if began_s is None else time.monotonic() - began_s
-        self._keeper.write_metrics(self.epoch, values, workers=self.group.world, batch=self.turn.layout.total)
+        self._keeper.write_metrics(self.epoch, values, workers=self.group.world, batch=self.turn.base.total)
         self._report((EpochEnd(epoch=self.epoch, values=values, epoch_s=epoch_s),))
         if self._keeper.is_best(values):
             self._save(best=True)
@@ -331,14 +349,12 @@ class Engine:
         if step_s:
             steps = round(_LOOK_S / step_s)
             self.group.check_every = min(max(steps, 1), _MOST_STEPS_BETWEEN_LOOKS)
-        speeds = self._meter.take()
-        self.batching.saw(speeds)
         self.session.send(
             Report(
                 progress=self.progress,
                 epoch=self.epoch,
                 steps=self.turn.step,
-                speeds=speeds,
+                speeds=self._meter.take(),
                 noise=self.steppers[0].sample() if self.steppers else None,
                 ends=ends,
             )

@@ -49,8 +49,16 @@ class Keeper:
         return self._keeping.folder is not None and time.monotonic() - self._saved_s >= every_s
 
     def load(self) -> dict[str, Any] | None:
-        """The state of the newest checkpoint that is whole."""
-        loaded = self._open_store().load() if self._keeping.folder is not None else None
+        """The state of the newest checkpoint that is whole.
+
+        The best one is told again: whoever saved it may have been killed before it could tell.
+        """
+        if self._keeping.folder is None:
+            return None
+        store = self._open_store()
+        loaded, best = store.load(), store.best()
+        if loaded is not None and best is not None:
+            self._on_saved(Saved(progress=loaded.progress, path=str(best), best=True))
         return None if loaded is None else loaded.state
 
     def save(

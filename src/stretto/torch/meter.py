@@ -34,17 +34,22 @@ class SpeedMeter:
         """What happens until the next boundary is not an ordinary step."""
         self._since_s = None
 
-    def boundary(self, layout: Layout, nodes: int, sync_s: float, *, full: bool) -> None:
-        """A step is over; `full` if it had all the examples a step should have."""
+    def boundary(self, layout: Layout, nodes: int, sync_s: float, *, usual: bool) -> None:
+        """A step is over; `usual` if it had the examples and passes that a step should have."""
         now_s = self._clock()
         since_s, self._since_s = self._since_s, now_s
-        if since_s is None or not full:
+        if since_s is None or not usual:
             return
         key = (nodes, layout.workers, layout.atomic, layout.passes)
         entry = self._sums.setdefault(key, _Sum(passes=layout.passes))
         entry.steps += 1
         entry.seconds += now_s - since_s
         entry.sync_s += min(sync_s, now_s - since_s)
+
+    @property
+    def steps(self) -> int:
+        """Measured since the last `take`."""
+        return sum(one.steps for one in self._sums.values())
 
     @property
     def step_s(self) -> float | None:

@@ -33,8 +33,16 @@ SAMPLE_PERIOD = 24
 """Of so many steps two are sampled, one after the other: the differenced source needs a pair."""
 SPLIT_PERIOD = 3 * SAMPLE_PERIOD
 """A lone worker splits one step in so many: at worst, where a pass of half the batch takes as long, 1.4 %."""
+EARLY_STEPS, EARLY_PERIOD = 1200, 12
+"""At first it splits more often: until some samples are there, nothing is known."""
 SMOOTHING = 0.999
 """What is left of a sample's weight after one step at the initial batch."""
+LEAST_KEPT = 0.95
+"""But so much is left when the next sample comes: at large batches there would be too few to average."""
+FEWEST_SAMPLES = 8
+"""Fewer say nothing that a batch size should depend on."""
+CAUTION = 1.0
+"""Standard errors added to the squared gradient, so that what is not sure does not count as noise."""
 MIN_SQR, MIN_VAR = 0.0, 1e-6
 """Estimates of these can fall below zero, the truth cannot."""
 ADAM_WARM_STEPS = 5
@@ -78,12 +86,12 @@ class NoiseEstimator:
     @staticmethod
     def wants(step: int) -> bool:
         """Whether this step is sampled; a matter of its number only."""
-        return step % SAMPLE_PERIOD < 2
+        return step % SAMPLE_PERIOD < 2 or NoiseEstimator.splits(step)
 
     @staticmethod
     def splits(step: int) -> bool:
         """Whether a lone worker should make this step in two passes, to be compared without bias."""
-        return step % SPLIT_PERIOD == 0
+        return step % (EARLY_PERIOD if step < EARLY_STEPS else SPLIT_PERIOD) == 0
 
     @torch.no_grad()
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
@@ -134,6 +142,13 @@ class NoiseEstimator:
     def sample(self) -> NoiseSample | None:
         """The present estimate, or None before the first; never waits for the device."""
         return self._average.sample(self._initial_batch)
+
+    def cautious(self) -> NoiseSample | None:
+        """The estimate with the gradient as large as it may well be; None while too little is known.
+
+        A squared gradient that is lost in the noise, estimated as 0, would make every batch look worthwhile.
+        """
+        return self._average.sample(self._initial_batch, caution=CAUTION, fewest=FEWEST_SAMPLES)
 
     def state_dict(self) -> State:
         """Everything but a gradient kept for the next step; waits for what is still being computed."""
@@ -301,6 +316,8 @@ class _Average:
     """Mean of the samples, each counting SMOOTHING ** (its age in steps at the initial batch)."""
 
     sqr_sum: float = 0.0
+    square_sum: float = 0.0
+    """Of the squares of what `sqr_sum` sums."""
     trace_sum: float = 0.0
     weight: float = 0.0
     step: int = 0
@@ -319,20 +336,23 @@ class _Average:
         if not self.admits(measured.source, measured.step, scale):
             return
         if self.biased != (measured.source == "steps"):
-            self.sqr_sum = self.trace_sum = self.weight = 0.0
+            self.sqr_sum = self.square_sum = self.trace_sum = self.weight = 0.0
         self.biased = measured.source == "steps"
         age = max(measured.step - self.step, 0) * scale
-        self.sqr_sum = SMOOTHING**age * self.sqr_sum + sqr
-        self.trace_sum = SMOOTHING**age * self.trace_sum + trace
-        self.weight = SMOOTHING**age * self.weight + 1.0
+        kept = max(SMOOTHING**age, LEAST_KEPT)
+        self.sqr_sum = kept * self.sqr_sum + sqr
+        self.square_sum = kept * self.square_sum + sqr**2
+        self.trace_sum = kept * self.trace_sum + trace
+        self.weight = kept * self.weight + 1.0
         self.step = measured.step
 
-    def sample(self, initial_batch: int) -> NoiseSample | None:
-        if not self.weight:
+    def sample(self, initial_batch: int, *, caution: float = 0.0, fewest: int = 0) -> NoiseSample | None:
+        if not self.weight or self.weight < fewest:
             return None
         sqr = self.sqr_sum / self.weight
+        error = math.sqrt(max(self.square_sum / self.weight - sqr**2, 0.0) / self.weight)
         var = self.trace_sum / self.weight / initial_batch
-        return NoiseSample(sqr=max(sqr, MIN_SQR), var=max(var, MIN_VAR))
+        return NoiseSample(sqr=max(sqr, MIN_SQR) + caution * error, var=max(var, MIN_VAR))
 
 
 class _AdamPreconditioner:

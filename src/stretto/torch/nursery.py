@@ -38,6 +38,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -268,6 +269,8 @@ def _prepare(settings: Settings) -> str:
     try:
         for module in settings.preload:
             importlib.import_module(module)
+        for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # noqa: SLF001
+            finalizer.atexit = False  # torch would take its operators apart in every worker that ends
         named(settings.worker)
         if settings.imports_entry:
             named(settings.load)(settings.entry)

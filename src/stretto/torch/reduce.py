@@ -105,7 +105,8 @@ class Reducer:
         self.sync_s = 0.0
         self._in_backward = False
         if self._turn.layout.parts == 1:
-            self._buckets, self._bucket_of = [], {}
+            if self._watcher is None:  # else a step in two passes comes again soon
+                self._buckets, self._bucket_of = [], {}
             if self._watcher is not None and self._parameters:
                 self._hooks = [self._parameters[0].register_post_accumulate_grad_hook(self._on_whole)]
             return

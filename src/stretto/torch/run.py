@@ -91,7 +91,7 @@ class Run:
     @property
     def batch_size(self) -> int:
         """Examples of a step at present, over all workers."""
-        return self._engine.turn.layout.total
+        return self._engine.turn.base.total
 
     def prepare(
         self,
@@ -195,6 +195,8 @@ class Run:
             before=engine.begin_loop,
             after_step=engine.after_step,
             is_over=engine.is_over,
+            layout_at=engine.layout_at,
+            lay_out=engine.lay_out,
         )
 
     def epochs(self, count: int) -> Iterator[int]:

@@ -53,7 +53,8 @@ class Stepper:
         self.reducer.watch(self)
 
     def sample(self) -> NoiseSample | None:
-        return None if self.noise is None else self.noise.sample()
+        """What batch sizes and learning rates may depend on."""
+        return None if self.noise is None else self.noise.cautious()
 
     def _patched(self, *args: Any, **options: Any) -> Any:
         if args or options.get("closure") is not None:
@@ -79,7 +80,16 @@ class Stepper:
         if self.noise is None:
             return 1.0
         scale = self._turn.layout.total / self._initial_batch
-        return lr_factor(self._rule, self.optimizer, self.noise.sample(), scale)
+        return lr_factor(self._rule, self.optimizer, self.sample(), scale)
+
+    def splits(self, step: int) -> bool:
+        """Whether one worker should make this step in two passes, to tell its noise without bias."""
+        return self.noise is not None and self.noise.splits(step)
+
+    def _loss_scale(self) -> float | Tensor:
+        """Still on the GPU where it is there: `get_scale` would wait for it."""
+        there: Tensor | None = None if self._scaler is None else self._scaler._scale  # noqa: SLF001
+        return 1.0 if there is None or not self._scaler.is_enabled() else there
 
     def wants(self) -> bool:
         full = self._turn.share.step_examples == self._turn.layout.total
@@ -87,7 +97,10 @@ class Stepper:
 
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
-        self.noise.part(gradients, parameters)
+        if self._turn.layout.workers == 1:
+            self.noise.first_pass(gradients, parameters)
+        else:
+            self.noise.part(gradients, parameters)
 
     def whole(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
@@ -105,7 +118,7 @@ class Stepper:
             part_batch=part_batch,
             parts=parts,
             part_sqr=part_sqr,
-            loss_scale=1.0 if self._scaler is None else self._scaler.get_scale(),
+            loss_scale=self._loss_scale(),
         )
 
 

@@ -11,7 +11,7 @@ a share of size s counts with weight s * parts / n before the average over parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 
@@ -33,6 +33,10 @@ class Layout:
     def atomic(self) -> int:
         """Examples of one worker's pass, rounded up."""
         return ceil(self.total / self.parts)
+
+    def in_passes(self, passes: int) -> Layout:
+        """The same step in another number of passes."""
+        return replace(self, passes=passes)
 
     def shares(self, examples: int) -> list[Share]:
         """This worker's passes in a step of so many examples."""
@@ -72,7 +76,10 @@ WHOLE = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_examples=
 class Turn:
     """The pass that is being computed: the loader sets it, reducers and optimizers look at it."""
 
+    base: Layout
+    """Of an ordinary step."""
     layout: Layout
+    """Of the present step."""
     share: Share = WHOLE
     step: int = 0
     """Optimisation steps done before this one."""

@@ -1,0 +1,63 @@
+"""A study whose file does not say how fast its training is: measured on this machine, then like any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stretto.app.probe_seen import OnProgress
+from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_substrate import MakeSubstrate, make_substrate
+from stretto.app.study_file import StudyFile, StudyOutline, read_outline, study_of
+from stretto.app.tune import prepare
+from stretto.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class PlannableStudy:
+    """A study that can be planned, and what its reader should know of its speeds."""
+
+    file: StudyFile
+    notes: tuple[str, ...] = ()
+
+
+def study_to_plan(
+    request: TuneRequest,
+    *,
+    make: MakeSubstrate = make_substrate,
+    on_progress: OnProgress = lambda _: None,
+) -> PlannableStudy:
+    """The study as its file has it; without a profile its training is probed, and kept where `tune` looks.
+
+    Without a [cluster] it is to run on the slots of this machine.
+    """
+    outline = read_outline(request.study)
+    if outline.profile is not None:
+        if request.work is not None:
+            raise InputError(
+                "there is nothing to measure: the file has a [profile].",
+                where=str(outline.path),
+                remedy="Leave the training out, or take the [profile] out of the file.",
+            )
+        return PlannableStudy(study_of(outline.tables, outline.path))
+    if request.work is None and outline.entry is None and not outline.command:
+        raise InputError(
+            "profile is missing, and nothing says what to measure.",
+            where=f"{outline.path}: profile",
+            remedy="Add train.py:train after the file and it is measured; or give a [profile].",
+        )
+    checked = check_request(request)
+    prepare(checked, make=make, on_progress=on_progress)
+    profile = checked.folder.profile
+    tables = {**outline.tables, "profile": {"file": str(profile.absolute())}}
+    if not outline.has_cluster:
+        tables["machine"] = {**tables.get("machine", {}), "slots": checked.slots}
+    return PlannableStudy(study_of(tables, outline.path), (_note(outline, str(profile), checked.slots),))
+
+
+def _note(outline: StudyOutline, profile: str, slots: int) -> str:
+    if outline.has_cluster:
+        return (
+            f"Speeds were measured on this machine ({profile}) and are assumed to hold on one GPU, "
+            "and on several, of [cluster]."
+        )
+    return f"Planned for the {slots} slots of this machine, with the speeds measured on it ({profile})."

@@ -1,0 +1,173 @@
+"""`plan` of a study whose speed nobody has written down: it is measured first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from stretto.app.probe_seen import Progress
+from stretto.app.probe_study import study_to_plan
+from stretto.app.profile_file import read_profile
+from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_substrate import Hands
+from stretto.app.run_folder import RunFolder
+from stretto.app.tune import prepare
+from stretto.core.errors import InputError
+from stretto.core.job import Job
+from study_command import StudyCommand, write
+from tune_world import STUDY, TRAIN, TRUTH, SimulatedHands, write_study
+
+UNKNOWN = STUDY[: STUDY.index("[profile]")].replace("slots = 2", "slots = 2\nusd_per_slot_hour = 3.6")
+CLUSTER = """
+[cluster]
+max_nodes = 8
+queue_s = 5
+init_s = 20
+[[cluster.instance]]
+name = "two"
+gpus = 2
+usd_per_hour = 7.2
+"""
+
+
+class Endless(SimulatedHands):
+    """A probe trains for as long as it likes; simulated curves have to end somewhere."""
+
+    def admit(self, job: Job) -> None:
+        work = dataclasses.replace(job.work, epochs=job.work.epochs or 1000)
+        super().admit(dataclasses.replace(job, work=work))
+
+
+def simulated(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    del folder, clock
+    return Endless(hands)
+
+
+@pytest.fixture
+def stretto(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> StudyCommand:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=simulated))
+    return StudyCommand(monkeypatch, capsys)
+
+
+def test_it_is_measured_and_planned_for_this_machine(stretto: StudyCommand, tmp_path: Path) -> None:
+    study = write_study(tmp_path, UNKNOWN)
+    code, out, err = stretto("plan", study, "train.py:train", "--deadline", "20m")
+    assert code == 0, err
+    assert "measuring on this machine, 90 s at most" in err
+    assert "the 2 slots of this machine" in err
+    assert "slot" in out
+    found = stretto.json("plan", study, "train.py:train", "--deadline", "20m")
+    assert found["cost_usd"]["mean"] == pytest.approx(0.001 * _slot_seconds(found), rel=0.5)
+    assert max(stage["nodes"] for stage in found["stages"]) <= 2
+
+
+def _slot_seconds(found: dict[str, object]) -> float:
+    """What all epochs of the plan take with one worker each."""
+    stages = found["stages"]
+    assert isinstance(stages, list)
+    epochs = sum(
+        stage["trials"] * (stage["last_epoch"] - stage["first_epoch"] + 1)
+        + stage["trials"] * TRUTH.start_s / TRUTH.latency.epoch_s
+        for stage in stages
+    )
+    return float(epochs * TRUTH.latency.epoch_s)
+
+
+def test_what_was_measured_once_serves_again_and_serves_tune(stretto: StudyCommand, tmp_path: Path) -> None:
+    study = write_study(tmp_path, UNKNOWN)
+    stretto("plan", study, "train.py:train")
+    code, _, err = stretto("plan", study, "train.py:train", "--deadline", "1h")
+    assert code == 0
+    assert "measuring" not in err
+    assert "runs/tiny/profile.json" in err
+    said: list[Progress] = []
+    checked = check_request(TuneRequest(study=study, work="train.py:train", deadline_s=900.0))
+    prepare(checked, make=simulated, on_progress=said.append)
+    assert not said
+
+
+def test_the_entry_or_command_may_be_in_the_file(stretto: StudyCommand, tmp_path: Path) -> None:
+    study = write_study(tmp_path, UNKNOWN.replace("trials = 6", 'trials = 6\nentry = "train.py:train"'))
+    assert stretto("plan", study)[0] == 0
+    write(study, UNKNOWN.replace("trials = 6", 'trials = 6\ncommand = ["python", "train.py", "{lr}"]'))
+    code, _, err = stretto("plan", study)
+    assert code == 0
+    assert "measuring" in err, "another training is measured anew"
+
+
+def test_a_study_for_a_cluster_is_planned_for_it_with_the_speeds_seen_here(
+    stretto: StudyCommand, tmp_path: Path
+) -> None:
+    study = write_study(tmp_path, UNKNOWN + CLUSTER)
+    code, out, err = stretto("plan", study, "train.py:train", "--deadline", "20m")
+    assert code == 0, err
+    assert "measured on this machine" in err
+    assert "assumed to hold" in err
+    assert "two" in out
+    request = TuneRequest(study=study, work="train.py:train", policy="rubberband")
+    tuning = study_to_plan(request, make=simulated).file.tuning
+    assert tuning.max_nodes == 8
+    assert (tuning.profile.queue_s.mean, tuning.profile.init_s.mean) == (5.0, 20.0)
+    assert tuning.profile.latency.node_sd > 0, "nodes elsewhere may differ from this one and each other"
+    assert tuning.profile.latency.epoch_s == pytest.approx(TRUTH.latency.epoch_s, rel=0.2)
+
+
+def test_what_is_there_already_is_not_measured(stretto: StudyCommand, tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    assert "there is nothing to measure" in stretto.refused("plan", study, "train.py:train")
+    code, _, err = stretto("plan", study)
+    assert code == 0
+    assert err == ""
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "nothing says what to measure"),
+        (("train.py:trian",), "Did you mean train?"),
+        (("train.py",), "does not name a training function"),
+        (("--", "no-such-program", "{lr}"), "is not a program"),
+    ],
+)
+def test_nonsense_is_told_before_anything_runs(
+    stretto: StudyCommand, tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    assert told in stretto.refused("plan", write_study(tmp_path, UNKNOWN), *words)
+    assert not Path("runs").exists()
+
+
+def test_limits_of_the_file_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = write_study(tmp_path, UNKNOWN + '[limits]\ndeadline = "30m"\nq = 0.8\n')
+    request = TuneRequest(study=study, work="train.py:train", policy="rubberband")
+    limits = study_to_plan(request, make=simulated).file.tuning.limits
+    assert (limits.deadline_s, limits.q) == (1800.0, 0.8)
+    with pytest.raises(InputError, match="not above 0"):
+        study_to_plan(dataclasses.replace(request, deadline_s=-1.0), make=simulated)
+
+
+def test_a_real_training_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = StudyCommand(monkeypatch, capsys)
+    study = write_study(tmp_path, UNKNOWN)
+    write(tmp_path / "train.py", TRAIN)
+    code, out, err = command("plan", study, "train.py:train", "--deadline", "10m", "--json")
+    assert code == 0, err
+    assert json.loads(out)["jct_s"]["mean"] > 0
+    measured = read_profile(Path("runs/tiny/profile.json"))
+    assert measured.epochs
+    assert all(one.epoch_s >= 4 * 0.01 / 2 for one in measured.epochs), "its steps sleep"
