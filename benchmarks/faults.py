@@ -50,6 +50,8 @@ NAP_S = 0.05
 AT_ONCE = 3
 """Studies at the same time: most of a fault's time is waiting."""
 STUDY_S = 240.0
+MOST_OF_A_STUDY = 20
+"""Faults, so that it comes to its end in time."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def disturb(folder: Path, policy: str, seed: int, supply: Supply) -> Disturbed:
     folder.mkdir()
     lay_out(folder, trials=TRIALS, epochs=EPOCHS, nap_s=NAP_S, epoch_s=10 * NAP_S)
     study = Disturbed(folder, policy, seed)
-    study.live(supply, STUDY_S)
+    study.live(supply, STUDY_S, MOST_OF_A_STUDY)
     return study
 
 

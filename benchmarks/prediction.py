@@ -1,7 +1,8 @@
 """Prediction against reality: short real studies, forecast from a probe before they start.
 
 Every study trains small convolutional networks on scikit-learn's digits on two slots of this machine. The
-forecast is the one `tune` prints before it begins; nothing is adjusted afterwards. The machine must be quiet.
+forecast is the one `tune` keeps before it begins, from a probe a minute or two earlier; nothing is adjusted
+afterwards. The machine must be quiet: what others do to it meanwhile is not in any forecast.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ class Size:
 
 
 SIZES = (
-    Size("wide", 6, 12, [24, 32], {"rubberband": 30.0, "hypersched": 10.0}),
-    Size("narrow", 8, 16, [8, 16], {"rubberband": 30.0, "hypersched": None}),
+    Size("wide", 6, 12, [24, 32], {"rubberband": 30.0, "hypersched": 12.0}),
+    Size("narrow", 8, 16, [12, 16], {"rubberband": 30.0, "hypersched": None}),
 )
 
 
@@ -142,8 +143,8 @@ def _cases(folder: Path, seeds: int) -> Iterator[Case]:
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     for size in SIZES:
         path = size.write(folder)
-        measured = _probe(path, folder)
         for policy, deadline_s in size.deadlines_s.items():
+            measured = _probe(path, folder, policy)
             for seed in range(seeds):
                 runs = folder / "runs"
                 request = TuneRequest(
@@ -154,9 +155,10 @@ def _cases(folder: Path, seeds: int) -> Iterator[Case]:
                     yield case
 
 
-def _probe(path: Path, folder: Path) -> MeasuredProfile:
+def _probe(path: Path, folder: Path, policy: str) -> MeasuredProfile:
+    """As `tune` does before a run, of other configurations than those it will try."""
     outline = read_outline(path)
-    rng = child_rng(10**6, "probe", path.stem)
+    rng = child_rng(10**6, "probe", f"{path.stem}-{policy}")
     configs = [outline.space.sample(rng) for _ in range(PROBED)]
     work = find_entry("train.py:train", folder)
     return probe(work, configs, slots=SLOTS, time_s=PROBE_S, study=outline.study)

@@ -102,8 +102,8 @@ class Side:
         return {
             "init_s": self.init_s,
             "fit_s": ended_s - began_s,
-            "first_s": clock.first_s - began_s,
-            "last_s": clock.last_s - began_s,
+            "first_s": clock.first_s - began_s if clock.first_s else None,
+            "last_s": clock.last_s - began_s if clock.last_s else None,
             "trials": len(results),
             "errors": results.num_errors,
             "best": float(max(reached, default=0.0)),

@@ -14,6 +14,8 @@ from stretto.torch import Run
 
 EPOCHS = 27
 BATCH = 64
+WIDTH = 64
+"""Large enough that a deadline of seconds leaves time for few full trainings, and a second worker pays."""
 TEST_EXAMPLES = 897
 
 
@@ -31,14 +33,14 @@ class Digits:
         self._test = (images[test], labels[test])
         self.loader = DataLoader(TensorDataset(images[rest], labels[rest]), batch_size=BATCH, shuffle=True)
         self.model = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
+            nn.Conv2d(1, WIDTH, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(32, 32, 3, padding=1),
+            nn.Conv2d(WIDTH, WIDTH, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
             nn.Dropout(config["dropout"]),
-            nn.Linear(32 * 16, 10),
+            nn.Linear(WIDTH * 16, 10),
         )
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=config["lr"], momentum=config["momentum"]

@@ -115,8 +115,8 @@ class Disturbed:
         self._full_until_s = 0.0
         self._process = self._start()
 
-    def live(self, supply: Supply, within_s: float) -> None:
-        """Strike again and again until the study is over."""
+    def live(self, supply: Supply, within_s: float, most: int = 1000) -> None:
+        """Strike again and again, so many times at `most`, until the study is over."""
         end_s = time.monotonic() + within_s
         self._wait(lambda: bool(steps_of(self.run)), 60.0)
         while not self._is_over():
@@ -125,7 +125,7 @@ class Disturbed:
                 self._process.kill()
                 self._process.wait()
                 return
-            kind = supply.take()
+            kind = supply.take() if len(self.faults) < most else None
             if kind is None:
                 self._wait(self._is_over, 1.0)
                 continue

@@ -12,16 +12,19 @@ from pathlib import Path
 
 from fault_inject import Disturbed, running_with
 from fault_seen import End, Step, ends_of, steps_of
-from fault_study import job_seed, tune
+from fault_study import asked, job_seed
 from fault_train import EXAMPLES, POISON, STEPS, Place, follow
 from stretto.app.real_result import TrialResult
 from stretto.app.run_folder import RunFolder
+from stretto.app.tune import finished
 from stretto.core.events import JobReported
 from stretto.torch import Run
 from stretto.torch.checkpoint import CheckpointStore
 
 TOLERANCE = 1e-9
 """Of losses computed with 64 bits in another order; a lost step or momentum shows at 1e-3."""
+SAVING_FAILED = "A checkpoint could not be saved"
+"""Said when the disk is full; a trial that lives no longer than that has none."""
 
 Steps = dict[tuple[str, int], list[Step]]
 """What the workers did, by mark and number."""
@@ -34,12 +37,19 @@ def undisturbed(lr: float, seed: int, epochs: int) -> tuple[float, ...]:
         return tuple(follow({"lr": lr}, Run(seed=seed), Place(None), epochs))
 
 
+def log_of(trial: TrialResult) -> str:
+    return trial.log.read_text(encoding="utf-8")
+
+
 def problems(study: Disturbed, *, trials: int, epochs: int) -> Iterator[str]:
     """Everything that is not as it should be after a study's end."""
     left = running_with(str(study.folder))
     if left:
         yield f"processes are left behind: {left}"
-    result = tune(study.folder, study.policy, study.seed)
+    result = finished(asked(study.folder, study.policy, study.seed))
+    if result is None:
+        yield "it is not over"
+        return
     if result.ended_by != "jobs" or result.best_metric is None:
         yield f"the study ended by {result.ended_by} with {result.best_metric}: {result.problem}"
     if len(result.trials) != trials:
@@ -75,8 +85,10 @@ def _problems_of_trial(
     for epoch, value in told:
         if not _equal(math.nan if value is None else value, truth, epoch, poisoned):
             yield f"loss {value} was told of epoch {epoch}, undisturbed {truth[epoch - 1]}"
-    if trial.checkpoint is None or not trial.checkpoint.is_file():
+    if trial.checkpoint is not None and not trial.checkpoint.is_file():
         yield f"its best checkpoint is not there: {trial.checkpoint}"
+    if trial.checkpoint is None and (list(job.glob("checkpoints/*")) or SAVING_FAILED not in log_of(trial)):
+        yield "no checkpoint was told of, though one is there or nothing kept it from being saved"
     yield from _problems_of_checkpoint(job, steps)
 
 

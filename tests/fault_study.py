@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stretto.app.real_drive import AtDeadline, RealSubstrate
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_result import TuneResult
+from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import finished, prepare, start
@@ -90,9 +89,9 @@ def impatient(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> Re
     )
 
 
-def tune(folder: Path, policy: str, seed: int) -> TuneResult:
-    """Begin the study, go on with it, or read what came of it."""
-    checked = check_request(
+def asked(folder: Path, policy: str, seed: int) -> Checked:
+    """What the command is asked for."""
+    return check_request(
         TuneRequest(
             study=folder / "study.toml",
             work=f"{folder}/train.py:train",
@@ -104,13 +103,14 @@ def tune(folder: Path, policy: str, seed: int) -> TuneResult:
             at_deadline=AtDeadline.STOP,
         )
     )
-    return finished(checked) or start(prepare(checked), make=impatient)
 
 
 def main() -> None:
     folder, policy, seed = sys.argv[1:]
     try:
-        tune(Path(folder), policy, int(seed))
+        checked = asked(Path(folder), policy, int(seed))
+        if finished(checked) is None:
+            start(prepare(checked), make=impatient)
     except StrettoError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 import stretto.cli.profile
 from stretto.app.profile_file import MeasuredProfile, TimedEpoch, fit_speed, read_profile
-from stretto.app.real_work import RealWork
+from stretto.app.real_work import CommandLine, RealWork
+from stretto.cli.profile import profile_text
 from stretto.core.observations import SpeedSample
 from stretto.search.space import Config
 from study_command import StudyCommand, write
@@ -105,6 +107,14 @@ def test_it_prints_what_was_measured_and_writes_the_file(stretto_command: StudyC
     assert "| 1 " in out
     assert "profile: profile.json" in err
     assert read_profile(Path("profile.json")).epoch_times_s(1) == [2.0]
+
+
+def test_it_says_what_a_worker_alone_takes() -> None:
+    usual = Fake()(CommandLine(("train",)), [()], slots=2)
+    assert "While the other slots" not in profile_text(usual)
+    lone = TimedEpoch(config=0, workers=1, epoch_s=1.5, first=False, lone=True)
+    measured = replace(usual, epochs=(*usual.epochs, lone), lone_starts_s=(0.25,))
+    assert "an epoch takes 0.75 times as long (1.5 s), and a start costs 0.25 s." in profile_text(measured)
 
 
 def test_a_second_worker_that_pays_is_not_complained_about(

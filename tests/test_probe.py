@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.app.probe import ProbeSpec, measure, probe
+from stretto.app.probe_seen import Copy, Seen
 from stretto.app.profile_file import believe
-from stretto.app.real_work import check_command, find_entry
+from stretto.app.real_work import check_command, find_entry, sample_job
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Tier
+from stretto.core.observations import Result
 from stretto.core.resources import Resources
 from stretto.models.speed import AllReduceSpeed
 from stretto.planning.profile import Latency, Profile, Scaling
@@ -38,10 +41,15 @@ def configs(count: int) -> tuple[Config, ...]:
     return tuple((("lr", 0.01 * (n + 1)), ("momentum", 0.9)) for n in range(count))
 
 
-def machine(slots: int, latency: Latency, scaling: Scaling) -> SimSubstrate:
+def truths(slots: int, latency: Latency, scaling: Scaling) -> Callable[[Job], Truth]:
+    """How fast a job trains depends on its configuration, as in reality, and not on its name."""
     node = Node("local", Resources(gpu=slots))
     world = StudyWorld(FAMILIES[0], Profile(latency=latency, scaling=scaling), nodes=(node,))
-    return SimSubstrate(world.truth_of, physics=Physics(restart_s=START_S))
+    return lambda job: world.truth_of(replace(job, id=str(job.config)))
+
+
+def machine(slots: int, latency: Latency, scaling: Scaling) -> SimSubstrate:
+    return SimSubstrate(truths(slots, latency, scaling), physics=Physics(restart_s=START_S))
 
 
 class Watched(SimSubstrate):
@@ -68,9 +76,7 @@ class Watched(SimSubstrate):
 
 
 def trials(slots: int, latency: Latency, scaling: Scaling) -> Watched:
-    node = Node("local", Resources(gpu=slots))
-    world = StudyWorld(FAMILIES[0], Profile(latency=latency, scaling=scaling), nodes=(node,))
-    return Watched(world.truth_of, slots)
+    return Watched(truths(slots, latency, scaling), slots)
 
 
 def test_the_probe_finds_the_truth() -> None:
@@ -87,6 +93,36 @@ def test_the_probe_finds_the_truth() -> None:
     assert believed.latency.epoch_s == pytest.approx(2.0, rel=0.3)
     assert believed.latency.epoch_sd < 0.06
     assert {one.config for one in measured.epochs} == set(range(8))
+
+
+def started_second(substrate: Watched) -> Instruction:
+    return next(one for one in substrate.asked if one.job_id == "probe-001")
+
+
+def test_one_worker_is_timed_with_the_machine_to_itself() -> None:
+    substrate = trials(3, Latency(epoch_s=1.0), Scaling(((1, 1.0), (2, 1.5), (3, 2.0))))
+    measured = measure(ProbeSpec(what="it", configs=configs(2), epochs=99), substrate, slots=3, time_s=90.0)
+    lone = [one for one in measured.epochs if one.lone]
+    assert len(lone) >= 3
+    assert {one.workers for one in lone} == {1}
+    assert measured.lone_starts_s == (START_S,)
+    assert measured.lone_epoch == pytest.approx(1.0)
+    alone = [one.job_id for one in substrate.asked[: substrate.asked.index(started_second(substrate))]]
+    assert set(alone) == {"probe-000"}, "nothing else runs meanwhile"
+    assert [one.action for one in substrate.asked].count(Action.PARK) >= 2, "trials go on after a pause, too"
+
+
+def test_what_comes_between_two_epochs_is_part_of_them() -> None:
+    spec = ProbeSpec(what="it")
+    seen, copy = Seen(spec, 1, lambda _: None), Copy(sample_job("a"), 0, 1, "start")
+    for number, t_s in enumerate((1.5, 2.6, 3.8), start=1):
+        result = Result(epoch=number, value=0.5, epoch_s=1.0, workers=1, nodes=1)
+        event = JobReported(t_s=t_s, job_id="a", work_done=number, epoch=number, results=(result,))
+        seen.take(event, copy)
+    assert seen.times_of(0, 1) == pytest.approx([1.0, 1.1, 1.2])
+    copy.begin(1, "start")
+    seen.take(replace(event, t_s=9.0), copy)
+    assert seen.times_of(0, 1)[-1] == 1.0, "a start lies in between"
 
 
 def test_a_worker_that_does_not_pay_is_seen() -> None:

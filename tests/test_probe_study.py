@@ -121,6 +121,18 @@ def test_a_study_for_a_cluster_is_planned_for_it_with_the_speeds_seen_here(
     assert tuning.profile.latency.epoch_s == pytest.approx(TRUTH.latency.epoch_s, rel=0.2)
 
 
+def test_the_profile_of_another_training_under_the_same_name_is_not_taken(
+    stretto: StudyCommand, tmp_path: Path
+) -> None:
+    study = write_study(tmp_path, UNKNOWN)
+    stretto("plan", study, "train.py:train")
+    RunFolder(Path("runs/tiny")).write("spec", {"deadline_s": None})
+    assert stretto("plan", study, "train.py:train")[0] == 0
+    told = stretto.refused("plan", study, "--", "python", "train.py", "{lr}")
+    assert "runs/tiny: holds a run of" in told
+    assert "another name" in told
+
+
 def test_what_is_there_already_is_not_measured(stretto: StudyCommand, tmp_path: Path) -> None:
     study = write_study(tmp_path)
     assert "there is nothing to measure" in stretto.refused("plan", study, "train.py:train")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stretto.app.plan import plan
 from stretto.app.profile_file import (
+    MachineProfile,
     MeasuredProfile,
     TimedEpoch,
     believe,
@@ -73,6 +74,37 @@ def test_a_start_costs_what_its_first_epoch_takes_longer() -> None:
     assert MEASURED.start_s == pytest.approx(0.5 + 0.9)
     assert replace(MEASURED, starts_s=()).start_s == 7.0
     assert replace(MEASURED, starts_s=(), warm_up_s=None).start_s == 30.0
+
+
+def test_a_worker_alone_is_compared_with_itself_among_others() -> None:
+    lone = [TimedEpoch(config=0, workers=1, epoch_s=one, first=False, lone=True) for one in (1.6, 1.8)]
+    measured = replace(MEASURED, epochs=(*MEASURED.epochs, *lone), lone_starts_s=(0.1, 0.3))
+    assert measured.lone_epoch == pytest.approx(1.7 / 2.1)
+    assert measured.lone_start_s == pytest.approx(0.2 + measured.first_epoch_extra_s)
+    assert measured.epoch_times_s(1) == MEASURED.epoch_times_s(1), "plans count with busy neighbours"
+    believed = believe(measured)
+    assert isinstance(believed, MachineProfile)
+    assert believed.epoch_factor(1) == measured.lone_epoch
+    assert believed.start_s_at(1) == measured.lone_start_s
+    assert not isinstance(believe(measured, same_machine=False), MachineProfile)
+    assert (MEASURED.lone_epoch, MEASURED.lone_start_s) == (1.0, MEASURED.start_s)
+
+
+def test_no_number_of_epochs_tells_how_fast_the_machine_will_be_tomorrow() -> None:
+    steady = tuple(epoch(config, 1, 2.0) for config in (0, 1) for _ in range(200))
+    drawn = believe(replace(MEASURED, epochs=steady)).latency.draw(child_rng(0, "draws"), 2000).epoch_s
+    assert drawn.mean() == pytest.approx(2.0, rel=0.1)
+    assert drawn.std() / drawn.mean() >= 0.03
+
+
+def test_a_profile_from_before_lone_workers_were_timed_is_read(tmp_path: Path) -> None:
+    fields = profile_json(MEASURED)
+    del fields["lone_starts_s"]
+    for one in fields["epochs"]:
+        del one["lone"]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(fields))
+    assert read_profile(path) == MEASURED
 
 
 def test_fewer_epochs_leave_more_in_doubt() -> None:

@@ -28,9 +28,9 @@ LOADING_S = 300.0
 SINGLE_SHARE = 0.5
 """Of the time, at most so much goes to single workers; gangs share the rest."""
 AGAIN_SHARE = 0.2
-"""Of what is left then, at most so much goes to further starts .."""
-LONE_SHARE = 0.3
-""".. and of what is left then, so much is kept for a worker that has the machine to itself."""
+"""Of what is left then, at most so much goes to further starts."""
+LONE_SHARE = 0.15
+"""Of the time, at most so much goes to a worker that has the machine to itself."""
 STARTED_AGAIN = 2
 """Copies that are parked and started again: going on from a checkpoint is a start, too."""
 GANG_CONFIGS = 2
@@ -79,14 +79,13 @@ class Probe:
         self._end_s = self._now_s() + self._time_s
         limits = self._spec.batch or self._seen.batch_limits()
         epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
+        if self._slots > 1:
+            self._lone_worker(self._share(epochs_end_s, LONE_SHARE))
         self._single_workers(self._share(epochs_end_s, SINGLE_SHARE))
         self._starts_again(self._share(epochs_end_s, AGAIN_SHARE))
         counts = list(worker_counts(self._most))
-        gangs_end_s = self._share(epochs_end_s, 1.0 - LONE_SHARE)
         for position, workers in enumerate(counts):
-            self._gangs(workers, self._share(gangs_end_s, 1 / (len(counts) - position)))
-        if self._slots > 1:
-            self._lone_worker(epochs_end_s)
+            self._gangs(workers, self._share(epochs_end_s, 1 / (len(counts) - position)))
         if limits is not None:
             self._batch_sizes(limits)
 
@@ -121,19 +120,20 @@ class Probe:
                 self._start_again(copy, "start", end_s)
 
     def _lone_worker(self, end_s: float) -> None:
-        """One worker while the other slots are idle: a plan need not hold all of them."""
-        if self._now_s() >= end_s:
+        """The first worker while the other slots are idle: a plan need not hold all of them.
+
+        What it is compared with, the same worker among others, comes right after.
+        """
+        copy = next(iter(self._copies.values()), None)
+        if copy is None:
             return
         self._say("timing epochs of one worker alone")
-        resumes = self._spec.tier is not Tier.RIGID and self._copies
-        self._drop(list(self._copies.values())[1 if resumes else 0 :])
-        if resumes:
-            copy = next(iter(self._copies.values()))
-            self._start_again(copy, "lone start", end_s, lone=True)
+        if self._spec.tier is Tier.RIGID:
+            copy.lone = True
         else:
-            known = min(self._usable(), key=lambda one: not self._seen.times_of(one, 1))
-            copy = self._start(known, 1, "lone start", lone=True)
+            self._start_again(copy, "lone start", end_s, lone=True)
         self._until(lambda: self._is_timed(copy.config, 1, lone=True) or not self._copies, end_s)
+        copy.get_company()
 
     def _start_again(self, copy: Copy, started_as: str, end_s: float, *, lone: bool = False) -> None:
         self._seen.note_part(copy)

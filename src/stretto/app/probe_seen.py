@@ -76,6 +76,12 @@ class Copy:
         self.since = self.latest = None
         self.ended_s = None
 
+    def get_company(self) -> None:
+        """The other slots are taken from now on; the present epoch is neither the one thing nor the other."""
+        self.lone, self.first = False, True
+        self.since = self.latest = None
+        self.ended_s = None
+
     def timed(self, epoch_s: float, *, first: bool) -> TimedEpoch:
         return TimedEpoch(
             config=self.config, workers=self.workers, epoch_s=epoch_s, first=first, lone=self.lone
@@ -172,6 +178,8 @@ class Seen:
             yield "a start with the training code loaded"
         if self._most > 1 and self._spec.tier is not Tier.RIGID and not self.times_s["resize"]:
             yield "a resize"
+        if self._most > 1 and not any(one.lone for one in self.epochs):
+            yield "a worker with the machine to itself"
         for config, error in self.failed.items():
             yield f"configuration {config}, which failed: {error.strip().splitlines()[-1]}"
 

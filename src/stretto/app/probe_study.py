@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto.app.probe_seen import OnProgress
-from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.profile_file import read_profile
+from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_substrate import MakeSubstrate, make_substrate
 from stretto.app.study_file import StudyFile, StudyOutline, read_outline, study_of
 from stretto.app.tune import prepare
@@ -48,10 +49,22 @@ def study_to_plan(
     checked = check_request(request)
     prepare(checked, make=make, on_progress=on_progress)
     profile = checked.folder.profile
+    _check_same(checked)
     tables = {**outline.tables, "profile": {"file": str(profile.absolute())}}
     if not outline.has_cluster:
         tables["machine"] = {**tables.get("machine", {}), "slots": checked.slots}
     return PlannableStudy(study_of(tables, outline.path), (_note(outline, str(profile), checked.slots),))
+
+
+def _check_same(checked: Checked) -> None:
+    """A run that was begun keeps its profile, though another training may bear its name by now."""
+    measured = read_profile(checked.folder.profile)
+    if (measured.what, measured.slots) != (str(checked.work), checked.slots):
+        raise InputError(
+            f"holds a run of {measured.what} on {measured.slots} slots.",
+            where=str(checked.folder.path),
+            remedy="Give the study another name, or move the folder away.",
+        )
 
 
 def _note(outline: StudyOutline, profile: str, slots: int) -> str:

@@ -191,7 +191,8 @@ def believe(
 ) -> Profile:
     """What a plan may believe after the probe: few epochs leave much in doubt, and the draws show it.
 
-    `same_machine`: trials will run where the probe ran, so that no node is faster or slower than another.
+    `same_machine`: trials will run where the probe ran, so that no node is faster or slower than another;
+    that its pace may be another by then stays in doubt, as much as a node's factor.
     """
     scaling = measured.scaling
     posterior = learn_latency(_observations(measured, scaling), child_rng(0, "profile"))

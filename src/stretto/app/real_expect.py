@@ -13,14 +13,14 @@ import numpy as np
 
 from stretto.app.plan import Planned
 from stretto.app.profile_file import MachineProfile
-from stretto.app.study_file import StudyFile, StudyOutline, WorldSpec
+from stretto.app.study_file import OWN_MACHINE, StudyFile, StudyOutline, WorldSpec
 from stretto.app.study_run import simulate_study
 from stretto.app.threads import one_blas_thread
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import Estimate
+from stretto.planning.forecast import Estimate, Outcome
 from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
 from stretto.planning.profile import Latency, Profile
@@ -33,7 +33,7 @@ from stretto.worlds.curve_family import FAMILIES
 
 MACHINE = "machine"
 """The type of node that all slots of this machine together are to a policy that does not rent."""
-WORLDS = (3, 30)
+WORLDS = (3, 16)
 """Simulated worlds that a forecast is made of: at least, and at most."""
 EPOCHS = 6_000
 """Of all trials in all worlds together: where there would be more, there are fewer worlds."""
@@ -57,6 +57,8 @@ class Expectation:
     """Epochs of all trials together."""
     planned: Planned | None = None
     """The plan behind it, of the policy that makes one."""
+    first_usd_per_s: float = 0.0
+    """What the slots cost that are held from the start."""
 
 
 def expect(
@@ -77,17 +79,22 @@ def _planned(tuning: Tuning, policy: RubberBand, seed: int) -> Expectation:
     with one_blas_thread():
         outcome = plan_study(tuning, child_rng(seed, "plan"), planner=policy.planner, rule=policy.rule)
     planning_s = time.perf_counter() - began_s
-    forecast = outcome.chosen or (outcome.cheapest if tuning.limits.deadline_s is None else outcome.earliest)
-    run = carried_out(tuning, forecast.plan, child_rng(seed, "expect"))
-    epochs = float(
-        sum(stage.trials * (stage.last_epoch - stage.first_epoch + 1) for stage in forecast.plan.stages)
-    )
+    plan = followed(tuning, outcome)
+    run = carried_out(tuning, plan, child_rng(seed, "expect"))
+    epochs = float(sum(stage.trials * stage.epochs for stage in plan.stages))
     return Expectation(
         finish_s=_estimate((run.finish_s + planning_s).tolist()),
         cost_usd=_estimate(run.cost_usd.tolist()),
         epochs=Estimate(epochs, epochs, epochs),
         planned=Planned(tuning, outcome, policy.rule, planning_s),
+        first_usd_per_s=plan.stages[0].nodes * tuning.instance(plan.stages[0].instance).usd_per_hour / HOUR_S,
     )
+
+
+def followed(tuning: Tuning, outcome: Outcome) -> Plan:
+    """The plan a study goes by, also where none keeps its limits."""
+    best_effort = outcome.cheapest if tuning.limits.deadline_s is None else outcome.earliest
+    return (outcome.chosen or best_effort).plan
 
 
 def carried_out(tuning: Tuning, plan: Plan, rng: np.random.Generator) -> PlanRun:
@@ -127,6 +134,7 @@ def _simulated(
         finish_s=_estimate([run.result.finished_s for run in runs]),
         cost_usd=_estimate([run.result.cost_usd for run in runs]),
         epochs=_estimate([sum(len(job.results) for job in run.history.jobs.values()) for run in runs]),
+        first_usd_per_s=0.0 if rents else machine_instance(tuning).usd_per_hour / HOUR_S,
     )
 
 
@@ -169,14 +177,27 @@ def after_loading(expectation: Expectation, loading_s: float, deadline_s: float 
     finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
     if finish_s is None or cost_usd is None or loading_s <= 0:
         return expectation
-    planned = expectation.planned
-    latest_s = math.inf if deadline_s is None or planned is not None else deadline_s
+    latest_s = math.inf if deadline_s is None or expectation.planned is not None else deadline_s
     later_s = _plus(finish_s, loading_s, latest_s)
-    if planned is None:
-        dearer_usd = Estimate(*(_in_proportion(cost_usd, finish_s, later_s)))
-    else:
-        dearer_usd = _plus(cost_usd, _held_usd_per_s(planned) * loading_s, math.inf)
-    return dataclasses.replace(expectation, finish_s=later_s, cost_usd=dearer_usd)
+    most_usd = math.inf if math.isinf(latest_s) else _held_usd(expectation, latest_s)
+
+    def dearer(usd: float, before_s: float, after_s: float) -> float:
+        return min(usd + (after_s - before_s) * expectation.first_usd_per_s, most_usd)
+
+    return dataclasses.replace(
+        expectation,
+        finish_s=later_s,
+        cost_usd=Estimate(
+            mean=dearer(cost_usd.mean, finish_s.mean, later_s.mean),
+            p10=dearer(cost_usd.p10, finish_s.p10, later_s.p10),
+            p90=dearer(cost_usd.p90, finish_s.p90, later_s.p90),
+        ),
+    )
+
+
+def _held_usd(expectation: Expectation, until_s: float) -> float:
+    """What the slots held from the start cost until then."""
+    return expectation.first_usd_per_s * float(OWN_MACHINE.charged_s(np.array([until_s]))[0])
 
 
 def _plus(estimate: Estimate, more: float, most: float) -> Estimate:
@@ -185,30 +206,6 @@ def _plus(estimate: Estimate, more: float, most: float) -> Estimate:
     low = mean - math.hypot(estimate.mean - estimate.p10, spread)
     high = mean + math.hypot(estimate.p90 - estimate.mean, spread)
     return Estimate(*(min(one, most) for one in (mean, low, high)))
-
-
-def _in_proportion(cost_usd: Estimate, finish_s: Estimate, later_s: Estimate) -> tuple[float, float, float]:
-    """What is held to the end costs by the time."""
-    usd_per_s = cost_usd.mean / finish_s.mean if finish_s.mean else 0.0
-    costs = [
-        cost + (later - before) * usd_per_s
-        for cost, before, later in zip(
-            dataclasses.astuple(cost_usd),
-            dataclasses.astuple(finish_s),
-            dataclasses.astuple(later_s),
-            strict=True,
-        )
-    ]
-    mean, low, high = costs
-    return mean, low, high
-
-
-def _held_usd_per_s(planned: Planned) -> float:
-    """What the first stage's slots cost by the second."""
-    outcome, tuning = planned.outcome, planned.tuning
-    forecast = outcome.chosen or (outcome.cheapest if tuning.limits.deadline_s is None else outcome.earliest)
-    stage = forecast.plan.stages[0]
-    return stage.nodes * tuning.instance(stage.instance).usd_per_hour / HOUR_S
 
 
 def corrected(forecast: Estimate, now_s: float, slowness: float, deadline_s: float | None) -> Estimate:
@@ -230,5 +227,6 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
-    low, high = np.percentile(finite, [10.0, 90.0])
+    # Positions k / (n + 1): of few values, the quantiles of those at hand lie too close together.
+    low, high = np.percentile(finite, [10.0, 90.0], method="weibull")
     return Estimate(float(np.mean(finite)), float(low), float(high))

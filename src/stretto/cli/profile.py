@@ -61,7 +61,7 @@ def profile(
     r"""Measure how fast a training script is: epochs and steps by workers, starts, resizes.
 
     Name the file in a study, [bold]\[profile] file = "profile.json"[/bold], and plans count with it.
-    All slots are kept busy meanwhile, as a study keeps them.
+    One worker is timed alone first; then all slots are kept busy, as a study keeps them.
 
     Example: [bold]stretto profile train.py:train --config lr=0.1 --time 60s[/bold]
     Example: [bold]stretto profile --study study.toml[/bold]
@@ -161,6 +161,11 @@ def _sentences(measured: MeasuredProfile) -> list[str]:
     if measured.resizes_s:
         starts.append(f"a resize, {max(measured.resizes_s):.3g} s at most")
     lines.append("; ".join(starts) + ".")
+    if measured.lone_starts_s and (alone := measured.epoch_times_s(1, lone=True)):
+        lines.append(
+            f"While the other slots are idle, an epoch takes {measured.lone_epoch:.2f} times as long "
+            f"({sum(alone) / len(alone):.3g} s), and a start costs {measured.lone_start_s:.3g} s."
+        )
     for workers, speed in measured.scaling.points[1:]:
         if speed <= 1.0:
             lines.append(f"{workers} workers are {speed:.2f}x as fast as one: more workers do not pay here.")

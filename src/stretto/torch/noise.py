@@ -33,7 +33,7 @@ SAMPLE_PERIOD = 24
 """Of so many steps two are sampled, one after the other: the differenced source needs a pair."""
 SPLIT_PERIOD = 3 * SAMPLE_PERIOD
 """A lone worker splits one step in so many: at worst, where a pass of half the batch takes as long, 1.4 %."""
-EARLY_STEPS, EARLY_PERIOD = 1200, 12
+EARLY_STEPS, EARLY_PERIOD = 600, 12
 """At first it splits more often: until some samples are there, nothing is known."""
 SMOOTHING = 0.999
 """What is left of a sample's weight after one step at the initial batch."""

@@ -1,0 +1,143 @@
+"""What is expected of a study on this machine: how busy it is, and the time that loading code takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.app.profile_file import MachineProfile
+from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, followed
+from stretto.app.real_request import machine_tuning
+from stretto.app.study_file import parse_study, read_outline
+from stretto.core.units import HOUR_S
+from stretto.planning.forecast import Estimate
+from stretto.planning.plan import Plan
+from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.planning.tuning import Limits, Tuning
+from tune_world import STUDY, write_study
+
+USD_PER_H = 3.6
+TEXT = STUDY.replace("slots = 2", f"slots = 2\nusd_per_slot_hour = {USD_PER_H}")
+BUSY = MachineProfile(
+    latency=Latency(epoch_s=10.0, trial_sd=0.1, epoch_sd=0.1),
+    scaling=Scaling(((1, 1.0), (2, 1.2))),
+    start_s=2.0,
+    slots=2,
+    lone_epoch=1.0,
+    lone_start_s=2.0,
+)
+QUICK_ALONE = replace(BUSY, lone_epoch=0.5, lone_start_s=1.0)
+
+
+def tuning_of(profile: Profile, deadline_s: float | None = None) -> Tuning:
+    tuning = parse_study(TEXT, Path("study.toml")).tuning
+    return replace(tuning, profile=profile, limits=Limits(deadline_s=deadline_s))
+
+
+def plan_of(tuning: Tuning) -> Plan:
+    expectation = expected("rubberband", tuning)
+    assert expectation.planned is not None
+    return followed(tuning, expectation.planned.outcome)
+
+
+def expected(policy: str, tuning: Tuning) -> Expectation:
+    outline = read_outline(write_study(Path(), TEXT))
+    return expect(outline, machine_tuning(outline, tuning.profile, 2, tuning.limits), policy, {}, 0)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def with_slots(plan: Plan, slots: int) -> Plan:
+    """One trial at a time, on so many slots."""
+    stages = (replace(stage, at_once=1, gpus_per_trial=slots, nodes=slots) for stage in plan.stages)
+    return Plan(tuple(stages))
+
+
+def test_a_plan_of_one_slot_goes_as_fast_as_a_worker_alone() -> None:
+    plan = with_slots(plan_of(tuning_of(BUSY)), 1)
+    usual, alone = (
+        carried_out(tuning_of(profile), plan, np.random.default_rng(0)) for profile in (BUSY, QUICK_ALONE)
+    )
+    assert alone.finish_s == pytest.approx(usual.finish_s / 2)
+    assert alone.cost_usd.mean() == pytest.approx(usual.cost_usd.mean() / 2, rel=0.02)
+
+
+def test_a_plan_that_fills_the_machine_goes_at_the_usual_speed() -> None:
+    plan = with_slots(plan_of(tuning_of(BUSY)), 2)
+    usual, busy = (
+        carried_out(tuning_of(profile), plan, np.random.default_rng(0)) for profile in (BUSY, QUICK_ALONE)
+    )
+    assert busy.finish_s == pytest.approx(usual.finish_s)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_between_one_and_all_slots_it_goes_evenly(slots: int) -> None:
+    profile = replace(QUICK_ALONE, slots=slots)
+    factors = [profile.epoch_factor(busy) for busy in range(1, slots + 1)]
+    starts_s = [profile.start_s_at(busy) for busy in range(1, slots + 1)]
+    assert (factors[-1], starts_s[-1]) == (1.0, 2.0)
+    assert np.diff(factors) == pytest.approx(0.5 / max(slots - 1, 1))
+    assert np.diff(starts_s) == pytest.approx(1.0 / max(slots - 1, 1))
+
+
+def test_planning_when_the_run_begins_is_part_of_the_finish() -> None:
+    tuning = tuning_of(BUSY)
+    expectation = expected("rubberband", tuning)
+    assert expectation.planned is not None
+    assert expectation.finish_s is not None
+    assert expectation.planned.planning_s > 0
+    run = carried_out(tuning, plan_of(tuning), np.random.default_rng(1))
+    assert expectation.finish_s.mean > run.finish_s.mean() * 0.98
+
+
+def test_loading_is_paid_for_by_a_plan_with_the_slots_it_holds_first() -> None:
+    tuning = tuning_of(BUSY, deadline_s=2000.0)
+    assert plan_of(tuning).stages[0].nodes == 1, "there is time enough for the cheapest"
+    before = expected("rubberband", tuning)
+    after = after_loading(before, 60.0, 2000.0)
+    assert before.finish_s is not None
+    assert after.finish_s is not None
+    assert before.cost_usd is not None
+    assert after.cost_usd is not None
+    assert after.finish_s.mean == pytest.approx(before.finish_s.mean + 60.0)
+    assert after.cost_usd.mean == pytest.approx(before.cost_usd.mean + 60.0 * USD_PER_H / HOUR_S)
+
+
+def test_loading_is_paid_for_with_all_slots_where_all_are_held() -> None:
+    before = expected("asha", tuning_of(BUSY))
+    after = after_loading(before, 60.0, None)
+    assert before.cost_usd is not None
+    assert after.cost_usd is not None
+    assert after.cost_usd.mean == pytest.approx(before.cost_usd.mean + 60.0 * 2 * USD_PER_H / HOUR_S)
+
+
+@given(st.floats(1.0, 1e4), st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.01, 1e3))
+def test_loading_adds_to_doubt_and_never_passes_the_deadline(
+    mean_s: float, below: float, above: float, loading_s: float
+) -> None:
+    finish_s = Estimate(mean_s, mean_s * (1 - below), mean_s * (1 + above))
+    cost_usd = Estimate(*(0.002 * one for one in (finish_s.mean, finish_s.p10, finish_s.p90)))
+    before = Expectation(finish_s=finish_s, cost_usd=cost_usd, epochs=None, first_usd_per_s=0.002)
+    free = after_loading(before, loading_s, None)
+    assert free.finish_s is not None
+    assert free.finish_s.p90 - free.finish_s.p10 >= finish_s.p90 - finish_s.p10
+    assert free.finish_s.p10 <= free.finish_s.mean <= free.finish_s.p90
+    deadline_s = 1.2 * mean_s
+    ended = after_loading(before, loading_s, deadline_s)
+    assert ended.finish_s is not None
+    assert ended.finish_s.p90 <= deadline_s
+    assert ended.cost_usd is not None
+    assert ended.cost_usd.p90 <= 0.002 * (deadline_s + 1.0), "nothing is paid for after it"
+
+
+def test_without_loading_nothing_changes() -> None:
+    before = Expectation(finish_s=Estimate(1.0, 1.0, 1.0), cost_usd=Estimate(0.0, 0.0, 0.0), epochs=None)
+    assert after_loading(before, 0.0, None) is before
