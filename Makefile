@@ -14,10 +14,11 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
+	rm -rf runs/digits
+	$(BIN)/stretto tune examples/digits.toml examples/digits.py:train --deadline 90s
+	$(BIN)/stretto explain digits
+	$(BIN)/stretto report digits --report runs/digits.html
 	$(BIN)/stretto simulate --policy pollux,optimus,tiresias --report runs/demo.html
-	test -f runs/study.toml || $(BIN)/stretto init study runs/study.toml
-	$(BIN)/stretto plan runs/study.toml --report runs/plan.html
-	$(BIN)/stretto simulate --study runs/study.toml --policy hypersched,asha,rubberband --report runs/study.html
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -29,6 +30,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
+	$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt 'ray[tune]>=2.40'
 	$(BIN)/python benchmarks/run.py
 
 picture: $(READY)

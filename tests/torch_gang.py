@@ -72,7 +72,7 @@ class Gang:
         self._listener.close()
 
     def spawn(self, name: str, *, fresh: bool = False) -> Member:
-        """A worker forked from this process, which has torch in memory; or, `fresh`, one that must load it."""
+        """Forked from this process, which has torch in memory; `fresh`: a Python that must load it."""
         if fresh:
             self.members[name] = Member(name, self._start_python(name))
             return self.members[name]
