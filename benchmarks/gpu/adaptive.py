@@ -31,8 +31,8 @@ from stretto.torch import Run
 INITIAL_BATCH, MAX_BATCH = 64, 1024
 FIXED = (64, 128, 256, 512, 1024)
 LR, MOMENTUM, WEIGHT_DECAY = 0.02, 0.9, 5e-4
-STRETCH, STRETCHES = 6000, 60
-"""Examples' worth of work between two looks at the accuracy, and how many such: six passes in all."""
+STRETCH, STRETCHES = 6000, 30
+"""Examples' worth of work between two looks at the accuracy, and how many such: three passes in all."""
 TOLERANCE = 0.003
 SOONER, NEAR_BEST = 1.5, 1.1
 

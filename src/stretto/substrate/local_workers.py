@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +15,12 @@ from stretto.substrate.local_nursery import Nursery, Saying, Trainer
 from stretto.substrate.local_slots import SlotPool, Slots
 from stretto.wire.channel import Channel, Listener
 from stretto.wire.codec import WireError
-from stretto.wire.messages import FromWorker, Message, Task, ToWorker
+from stretto.wire.messages import Finished, FromWorker, Left, Message, Task, ToWorker
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """Workers of one machine need no other network, and its name may lead nowhere."""
+_LEAVES = frozenset({"peer lost", "dismissed"})
+"""Why a worker leaves for good, whatever it was told."""
 _LAST_WORDS_S = 1.0
 """How long after a worker's end its connection may still bring something it said."""
 
@@ -41,15 +43,34 @@ class _Hand:
 
     task: Task
     log: Path
+    process: str
+    """What its process is called, which may have served others before."""
+    slot: int = -1
     nursery: Nursery | None = None
     channel: Channel | None = None
+    unwanted: bool = False
+    """It was told to end."""
     how: Exit | None = None
     """How its process ended, while its last words are waited for."""
     gone_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """A process that has done its task and waits for another of the same entry."""
+
+    process: str
+    entry: str
+    nursery: Nursery
+    channel: Channel
+
+
 class Workers:
-    """All worker processes of a run. Called in one thread only; what others notice is posted there."""
+    """All worker processes of a run. Called in one thread only; what others notice is posted there.
+
+    A process whose task ended well stays on its slot for the next task of the same entry, unless it has a
+    GPU: memory there is given back only when a process ends.
+    """
 
     def __init__(
         self,
@@ -71,6 +92,9 @@ class Workers:
         self._overseer = overseer
         self._pool = SlotPool(slots)
         self._hands: dict[str, _Hand] = {}
+        self._player_of: dict[str, str] = {}
+        """Which worker a process is at present."""
+        self._idle: dict[int, _Idle] = {}
         self._nurseries: dict[str, Nursery] = {}
         self._secret = secrets.token_hex(32)
         self._listener = Listener(self._secret, self._serve)
@@ -85,7 +109,8 @@ class Workers:
 
     def spawn(self, worker_id: str, task: Task, log: Path) -> None:
         """As soon as a slot is free."""
-        self._hands[worker_id] = _Hand(task, log)
+        task = replace(task, stays=not self._slots.has_gpus)
+        self._hands[worker_id] = _Hand(task, log, process=worker_id)
         self._pool.ask(worker_id)
 
     def end(self, worker_id: str, *, at_once: bool) -> None:
@@ -95,7 +120,8 @@ class Workers:
         if self._pool.withdraw(worker_id):
             self._forget(worker_id, Exit(None, "it was never started"))
         elif hand.nursery is not None and hand.how is None:
-            (hand.nursery.kill if at_once else hand.nursery.end)(worker_id)
+            hand.unwanted = True
+            (hand.nursery.kill if at_once else hand.nursery.end)(hand.process)
 
     def send(self, worker_id: str, message: ToWorker) -> None:
         """To a worker that is gone nothing can be said; its end is told anyway."""
@@ -107,18 +133,32 @@ class Workers:
         """Start whoever has a slot now."""
         for worker_id, slot in self._pool.grants():
             hand = self._hands[worker_id]
+            hand.slot = slot
+            idle = self._idle.pop(slot, None)
+            if idle is not None and idle.entry == hand.task.entry:
+                self._reuse(worker_id, hand, idle)
+                continue
+            if idle is not None:
+                idle.nursery.end(idle.process)
             try:
                 hand.nursery = self._nursery(hand.task.entry)
             except OSError as error:
                 self._gone(worker_id, Exit(None, f"a worker cannot be started: {error}"))
                 continue
+            self._player_of[hand.process] = worker_id
             hand.nursery.spawn(
-                worker_id,
+                hand.process,
                 address=self._listener.address,
                 secret=self._secret,
                 log=hand.log,
                 env={"CUDA_VISIBLE_DEVICES": self._slots.devices[slot], "STRETTO_SLOT": str(slot)},
             )
+
+    def _reuse(self, worker_id: str, hand: _Hand, idle: _Idle) -> None:
+        hand.process, hand.nursery, hand.channel = idle.process, idle.nursery, idle.channel
+        self._player_of[idle.process] = worker_id
+        self._overseer.born(worker_id)
+        idle.channel.send(hand.task)
 
     def forget_silent(self, awake_s: float) -> None:
         """A connection may outlive its worker, in the hands of a process that it left behind."""
@@ -130,6 +170,7 @@ class Workers:
 
     def close(self) -> None:
         """End all that is left and wait for it."""
+        self._drop_idle(lambda _: True)  # they go when nobody is there to give them another task
         nurseries = list(self._nurseries.values())
         for nursery in nurseries:
             nursery.close()
@@ -152,12 +193,24 @@ class Workers:
         return self._nurseries[entry]
 
     def _hear_nursery(self, saying: Saying) -> None:
+        worker_id = self._player_of.get(saying.worker)
         if saying.kind == "born":
-            self._overseer.born(saying.worker)
+            if worker_id is not None:
+                self._overseer.born(worker_id)
+            return
+        self._player_of.pop(saying.worker, None)
+        if worker_id is None:
+            self._drop_idle(lambda idle: idle.process == saying.worker)
         elif saying.kind == "gone":
-            self._gone(saying.worker, Exit(saying.code))
+            self._gone(worker_id, Exit(saying.code))
         else:
-            self._gone(saying.worker, Exit(None, saying.error, final=True))
+            self._gone(worker_id, Exit(None, saying.error, final=True))
+
+    def _drop_idle(self, unwanted: Callable[[_Idle], bool]) -> None:
+        for slot, idle in list(self._idle.items()):
+            if unwanted(idle):
+                del self._idle[slot]
+                idle.channel.close()
 
     def _lose_nursery(self, entry: str) -> None:
         nursery = self._nurseries.pop(entry)
@@ -165,6 +218,7 @@ class Workers:
         for worker_id, hand in list(self._hands.items()):
             if hand.nursery is nursery and hand.how is None:
                 self._gone(worker_id, Exit(None, why))
+        self._drop_idle(lambda idle: idle.nursery is nursery)
 
     def _gone(self, worker_id: str, how: Exit) -> None:
         """The last words may still be on their way: the end of the connection comes after them."""
@@ -192,24 +246,45 @@ class Workers:
         self._post(lambda: self._hung_up(channel, why))
 
     def _connected(self, channel: Channel) -> None:
-        hand = self._hands.get(channel.worker)
+        hand = self._hand_of(channel.worker)
         if hand is None or hand.channel is not None:
             channel.close()
             return
         hand.channel = channel
         channel.send(hand.task)
 
-    def _heard(self, worker_id: str, message: Message) -> None:
-        if worker_id in self._hands and not isinstance(message, ToWorker):
-            self._overseer.heard(worker_id, message)
+    def _heard(self, process: str, message: Message) -> None:
+        worker_id = self._player_of.get(process)
+        if worker_id is None or worker_id not in self._hands or isinstance(message, ToWorker):
+            return
+        self._overseer.heard(worker_id, message)
+        hand = self._hands.get(worker_id)
+        if hand is not None and hand.task.stays and isinstance(message, Finished | Left):
+            self._let_rest(worker_id, hand, message)
+
+    def _let_rest(self, worker_id: str, hand: _Hand, last_word: Finished | Left) -> None:
+        """The worker is gone; its process is not, unless it said that it would go or was told to."""
+        leaves = isinstance(last_word, Left) and last_word.why in _LEAVES
+        if leaves or hand.unwanted or hand.how is not None or hand.nursery is None or hand.channel is None:
+            return
+        del self._hands[worker_id], self._player_of[hand.process]
+        self._idle[hand.slot] = _Idle(hand.process, hand.task.entry, hand.nursery, hand.channel)
+        self._pool.give_back(worker_id)
+        self._overseer.gone(worker_id, Exit(0))
+
+    def _hand_of(self, process: str) -> _Hand | None:
+        worker_id = self._player_of.get(process)
+        return None if worker_id is None else self._hands.get(worker_id)
 
     def _hung_up(self, channel: Channel, why: str) -> None:
         channel.close()
-        hand = self._hands.get(channel.worker)
+        worker_id = self._player_of.get(channel.worker, "")
+        hand = self._hands.get(worker_id)
         if hand is None or hand.channel is not channel:
+            self._drop_idle(lambda idle: idle.channel is channel)
             return
         if why:
-            self._overseer.confused(channel.worker, why)
+            self._overseer.confused(worker_id, why)
         hand.channel = None
         if hand.how is not None:
-            self._forget(channel.worker, hand.how)
+            self._forget(worker_id, hand.how)

@@ -47,7 +47,7 @@ class Engine:
         seed: int,
     ) -> None:
         self.session = session
-        self.group = Group()
+        self.group = Group(session.meeting_place)
         self.turn = Turn(Layout(total=1), Layout(total=1))
         self.luggage = Luggage()
         self.steppers: list[Stepper] = []
@@ -92,7 +92,8 @@ class Engine:
             return
         if self.session.task.describe_only:
             return
-        self.session.send(Ready(self.group.open_store()))
+        assert self.session.meeting_place is not None
+        self.session.send(Ready(self.session.meeting_place.new_corner()))
         form = self.session.wait_for_form(None)
         began_s = time.monotonic()
         self._form(form)
@@ -340,7 +341,7 @@ class Engine:
         epoch_s = None if began_s is None else time.monotonic() - began_s
         self._keeper.write_metrics(self.epoch, values, workers=self.group.world, batch=self.turn.base.total)
         self._report((EpochEnd(epoch=self.epoch, values=values, epoch_s=epoch_s),))
-        if self._keeper.is_best(values):
+        if self._keeper.is_best(values) and self.luggage:  # else there is no model to keep
             self._save(best=True)
 
     def _report(self, ends: tuple[EpochEnd, ...] = ()) -> None:

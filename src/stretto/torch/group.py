@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,10 +59,27 @@ def waited(work: Any) -> None:
         raise PeerLostError(str(error)) from error
 
 
+class MeetingPlace:
+    """A key-value store of this process, where the groups that it leads come together."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
+        self._corners = 0
+
+    @functools.cached_property
+    def store(self) -> Any:
+        return TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+
+    def new_corner(self) -> str:
+        """Where to find it, `host:port/corner`; nobody met there before."""
+        self._corners += 1
+        return f"{self._host}:{self.store.port}/{self._corners}"
+
+
 class Group:
     """This worker's place among its peers, and what they agree on."""
 
-    def __init__(self) -> None:
+    def __init__(self, meeting_place: MeetingPlace | None = None) -> None:
         self.rank = 0
         self.world = 1
         self.nodes = 1
@@ -70,16 +88,11 @@ class Group:
         self._boundaries_left = 0
         self.check_every = 1
         """Rank 0's choice: boundaries between two looks at what is wanted."""
-        self._own: Any = None
+        self._meeting_place = meeting_place
 
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
-
-    def open_store(self, host: str = "127.0.0.1") -> str:
-        """Where others can meet this worker, should it become rank 0."""
-        self._own = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return f"{host}:{self._own.port}"
 
     def form(self, *, generation: int, rank: int, world: int, nodes: int, store: str, backend: str) -> None:
         """Leave the group there was and meet the members of the new one."""
@@ -88,7 +101,7 @@ class Group:
         if world == 1:
             return
         try:
-            self._meet(f"group-{generation}", store, backend)
+            self._meet(generation, store, backend)
         except (RuntimeError, ValueError, OSError) as error:
             raise PeerLostError(f"the group of {world} did not come together: {error}") from error
 
@@ -102,11 +115,16 @@ class Group:
         dist.init_process_group(backend)
         self._control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
 
-    def _meet(self, name: str, address: str, backend: str) -> None:
+    def _meet(self, generation: int, store: str, backend: str) -> None:
+        address, _, corner = store.partition("/")
         host, _, port = address.rpartition(":")
         timeout = timedelta(seconds=_MEET_S)
-        base = self._own if self.rank == 0 else TCPStore(host, int(port), is_master=False, timeout=timeout)
+        if self.rank == 0 and self._meeting_place is not None:
+            base = self._meeting_place.store
+        else:
+            base = TCPStore(host, int(port), is_master=False, timeout=timeout)
         base.set_timeout(timeout)
+        name = f"{corner}-{generation}"
         dist.init_process_group(
             backend,
             store=PrefixStore(name, base),

@@ -26,6 +26,9 @@ class Luggage:
     def __init__(self) -> None:
         self._things: list[tuple[str, Stateful]] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._things)
+
     def add(self, thing: Stateful) -> None:
         self._things.append((type(thing).__name__, thing))
 

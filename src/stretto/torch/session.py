@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from stretto.torch.group import Code, Order
+from stretto.torch.group import Code, MeetingPlace, Order
 from stretto.wire.channel import Channel
 from stretto.wire.codec import WireError
 from stretto.wire.messages import (
@@ -47,6 +47,10 @@ class Session(Protocol):
     def task(self) -> Task | None:
         """What was asked for; None when somebody runs the script by hand."""
 
+    @property
+    def meeting_place(self) -> MeetingPlace | None:
+        """Where groups that this worker leads come together."""
+
     def send(self, message: FromWorker) -> None: ...
 
     def wish(self) -> Order | None:
@@ -64,6 +68,7 @@ class Alone:
     """Nobody to report to: the script was started by hand."""
 
     task: Task | None = None
+    meeting_place: MeetingPlace | None = None
 
     def send(self, message: FromWorker) -> None:
         """Nobody listens."""
@@ -85,10 +90,12 @@ class Controlled:
     """Listens and beats in threads of its own; orders are taken up at step boundaries."""
 
     def __init__(self, channel: Channel, *, grace_s: float = GRACE_S) -> None:
+        self.meeting_place: MeetingPlace | None = MeetingPlace()
         self._channel = channel
         self._grace_s = grace_s
         self._changed = threading.Condition()
         self._task: Task | None = None
+        self._is_new = False
         self._forms: dict[int, Form | Leave] = {}
         self._formed = -1
         self._orders: deque[Order] = deque()
@@ -100,10 +107,15 @@ class Controlled:
 
     @property
     def task(self) -> Task:
+        assert self._task is not None
+        return self._task
+
+    def next_task(self) -> Task:
+        """What is to be trained now. Departure if nothing more will come."""
         with self._changed:
-            self._wait(lambda: self._task is not None)
-            assert self._task is not None
-            return self._task
+            self._wait(lambda: self._is_new)
+            self._is_new = False
+            return self.task
 
     def send(self, message: FromWorker) -> None:
         self._channel.send(message)
@@ -157,7 +169,7 @@ class Controlled:
         with self._changed:
             match message:
                 case Task():
-                    self._task = message
+                    self._begin(message)
                 case Form() | Leave():
                     self._forms[message.generation] = message
                 case SetBatch():
@@ -169,6 +181,14 @@ class Controlled:
                 case Ack():
                     self._acked = message.epoch
             self._changed.notify_all()
+
+    def _begin(self, task: Task) -> None:
+        """Whatever else was said concerned the task before."""
+        self._task, self._is_new = task, True
+        self._forms.clear()
+        self._orders.clear()
+        self._formed = self._acked = -1
+        self._steps = 0
 
     def _beat(self) -> None:
         while self._channel.send(Beat(self._steps)):

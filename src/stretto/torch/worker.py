@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 
 from stretto.core.errors import StrettoError
 from stretto.torch.entry import load_entry
@@ -14,31 +16,52 @@ from stretto.torch.luggage import seed_chance
 from stretto.torch.run import Run
 from stretto.torch.session import GRACE_S, Controlled, Departure
 from stretto.wire.channel import connect
-from stretto.wire.messages import Failed, Finished, FromWorker, Left
+from stretto.wire.messages import Failed, Finished, FromWorker, Left, Task
+
+PEER_LOST, DISMISSED = "peer lost", "dismissed"
 
 
 def main(address: str, secret: str, worker_id: str) -> int:
-    """Train what the controller asks for; the exit code."""
+    """Train what the controller asks for, one task after the other; the exit code."""
     grace_s = float(os.environ.get("STRETTO_GRACE_S", str(GRACE_S)))
     signal.signal(signal.SIGTERM, _dismiss)
     session = Controlled(connect(address, secret, worker_id), grace_s=grace_s)
-    last_word = _train(session)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    session.send(last_word)
-    return 1 if isinstance(last_word, Failed) else 0
+    try:
+        task = session.next_task()
+        while True:
+            last_word = _train(session, task)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            session.send(last_word)
+            if isinstance(last_word, Failed):
+                return 1
+            if not task.stays or (isinstance(last_word, Left) and last_word.why in {PEER_LOST, DISMISSED}):
+                return 0
+            gc.collect()  # models of the last task, before there is another
+            task = session.next_task()
+            _write_to(Path(task.folder) / "stdout.log")
+    except Departure:
+        return 0
 
 
 def _dismiss(number: int, frame: object) -> None:
     """Nobody needs this worker any more; what it is just saving may still be the best there is."""
     del number, frame
-    raise Departure("dismissed")
+    raise Departure(DISMISSED)
 
 
-def _train(session: Controlled) -> FromWorker:
+def _write_to(log: Path) -> None:
+    """From now on what is printed belongs to another job."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _train(session: Controlled, task: Task) -> FromWorker:
     run: Run | None = None
     try:
-        task = session.task
         train = load_entry(task.entry)
         seed_chance(task.seed)
         run = Run(session=session)
@@ -48,7 +71,7 @@ def _train(session: Controlled) -> FromWorker:
         return Left(departure.why, saved=departure.saved)
     except PeerLostError as error:
         print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's own log
-        return Left("peer lost")
+        return Left(PEER_LOST)
     except StrettoError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return Failed(str(error))
@@ -60,4 +83,5 @@ def _train(session: Controlled) -> FromWorker:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if run is not None:
             run.finish_saving()
+        signal.signal(signal.SIGTERM, _dismiss)
     return Finished()

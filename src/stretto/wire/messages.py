@@ -13,7 +13,7 @@ A worker's life, seen from the controller:
                                  Ack           the results up to an epoch were seen and decided on
                                  SetBatch, Park, FinishEpoch    to rank 0: the group agrees on a step
                                  Leave         to a member that is not part of the next group
-    Finished | Failed | Left                   the last word
+    Finished | Failed | Left                   the last word on this task; another may come
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Task:
     describe_only: bool = False
     """Go no further than the first loader: it is enough to know what would be trained."""
     tensorboard: bool = False
+    stays: bool = False
+    """After a good end, wait for another task: a process that is there costs nothing to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Form:
     world: int
     nodes: int
     store: str
-    """`host:port` of rank 0's key-value store, where the group meets."""
+    """What rank 0 said when it was Ready: where the group meets."""
     share_state: bool
     """Somebody is new: rank 0 (a survivor, or whoever loads the checkpoint) gives its state to all."""
     batch: BatchOrder | None
@@ -103,7 +105,7 @@ class Ack:
 @dataclass(frozen=True, slots=True)
 class Ready:
     store: str
-    """`host:port` of a store of its own, for the case that it becomes rank 0."""
+    """`host:port/corner` in a key-value store of its own, for the case that it becomes rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
