@@ -30,7 +30,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	$(BIN)/python -c 'import ray.tune' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt 'ray[tune]>=2.40'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
 	$(BIN)/python benchmarks/run.py
 
 picture: $(READY)

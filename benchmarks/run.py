@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 
 import calibration
+import controller_load
 import faithful
 import fast
+import faults
 import hypersched_published
 import hypersched_toy
 import light
+import noise_overhead
 import optimal
 import optimus_servers
 import planner_grid
 import planner_quality
 import planner_speed
+import prediction
+import ray_tune
 import real_curves
 import regimes
+import resize
 
 FIGURES = (
     faithful,
@@ -32,8 +38,14 @@ FIGURES = (
     planner_grid,
     planner_speed,
     calibration,
+    resize,
+    noise_overhead,
+    prediction,
+    ray_tune,
+    controller_load,
+    faults,
 )
-"""Shared clusters first, then studies."""
+"""Shared clusters first, then studies, then training for real; what needs a GPU is in gpu/."""
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +25,14 @@ pytest.importorskip("torch")
 
 EPOCHS = 8
 TRAIN = """
+import os
 import time
 import torch
 
 print("imported")
 
 def train(config, run):
+    print("process", os.getpid())
     torch.manual_seed(0)
     x = torch.randn(64, 4)
     data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
@@ -171,3 +174,17 @@ def test_real_training_grows_shrinks_rests_loses_a_worker_and_finishes(
     assert [event.subject for event in drive.events if isinstance(event, JobFinished)] == ["a"]
     assert "imported" in (drive.folder / "nursery.log").read_text()
     assert "imported" not in drive.log(), "workers are forked from where the code was imported"
+
+
+def test_a_process_that_ended_well_serves_the_next_job(drive: Drive) -> None:
+    for job_id in ("a", "b"):
+        drive.substrate.admit(job_of(job_id, EPOCHS))
+    drive.tell(Action.START, "a", 3)
+    drive.rest()
+    drive.tell(Action.START, "b", 1)
+    drive.rest()
+    processes = {job_id: set(re.findall(r"process (\d+)", drive.log(job_id))) for job_id in ("a", "b")}
+    assert len(processes["a"]) == 3
+    assert processes["b"] & processes["a"], "b could have been started in no time"
+    assert len(processes["b"]) == 3, "b fails every time, and a process that failed is not used again"
+    assert [event.subject for event in drive.events if isinstance(event, JobFinished)] == ["a"]
