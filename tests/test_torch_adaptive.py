@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -139,6 +139,7 @@ def limits_of_users(draw: st.DrawFn) -> BatchLimits:
     )
 
 
+@settings(max_examples=25, deadline=None)
 @given(
     limits=limits_of_users(),
     workers=st.integers(1, 6),

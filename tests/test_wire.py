@@ -79,6 +79,9 @@ def test_a_value_that_is_not_a_number_travels() -> None:
         b'{"kind":"Nothing"}',
         b'{"kind":"Form","generation":1}',
         b"[" * 100_000,
+        b'{"kind":[]}',
+        b'{"kind":{}}',
+        b'{"kind":"Report","progress":1' + b"0" * 400 + b',"epoch":0,"steps":0}',
     ],
 )
 def test_nonsense_is_refused(line: bytes) -> None:

@@ -27,6 +27,8 @@ WARM_UP_STEPS = 100
 """No change before: the loss falls steeply, and its noise now says little about later."""
 WORTHWHILE = 1.05
 """Goodput must rise by this much: less is within what models err by."""
+HOLD_STEPS = 100
+"""A new batch size stays at least so long, until it has been timed well."""
 MOST_GROWTH = 2
 """The batch at most doubles at a time."""
 
@@ -64,9 +66,13 @@ class BatchTuner:
         timed = (nodes, workers, 0, current.atomic) in self._observed.speeds
         if noise is None or not timed or step < self._next_look:
             return None
-        self._next_look = step + SAMPLE_PERIOD
         if self._memory is not None:
             self._memory.look(current.atomic)
+        change = self._change(noise, nodes, workers, current)
+        self._next_look = step + (HOLD_STEPS if change else SAMPLE_PERIOD)
+        return change
+
+    def _change(self, noise: NoiseSample, nodes: int, workers: int, current: BatchChoice) -> Change | None:
         limits = self._present_limits(workers, current)
         if trial := self._trial(noise, workers, current, limits):
             return trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,7 +161,7 @@ class ElasticLoader:
         """Batches from here on, until the data of this pass ends, the loop is over or the layout changes."""
         order = self.source.order(self._seed, self.position.pass_number)
         passes = list(self._passes())
-        generator = torch.Generator().manual_seed(self._seed)  # else DataLoader draws from the global one
+        generator = torch.Generator().manual_seed(self._chance())  # else the user's own would be disturbed
         batches = DataLoader(
             self.source.dataset,
             batch_sampler=[_indices(order, start, share) for start, _, share in passes],
@@ -177,6 +178,11 @@ class ElasticLoader:
                 changed = self._after_step(self)
                 if changed or self._is_over(self):
                     return
+
+    def _chance(self) -> int:
+        """What random transforms draw from: other numbers for every stretch and every worker."""
+        at = (self._seed, self.position.pass_number, self.position.examples, self._turn.base.rank)
+        return int.from_bytes(hashlib.sha256(repr(at).encode()).digest()[:7])
 
     def _passes(self) -> Iterator[tuple[int, Layout, Share]]:
         """This worker's passes over what is left, each with the place where its step begins."""

@@ -53,7 +53,7 @@ class Engine:
         self.steppers: list[Stepper] = []
         self.batching = Batching()
         self.seed = seed
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = _own_device()
         self.epoch = 0
         self.joined = False
         self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
@@ -74,6 +74,8 @@ class Engine:
         """When the present epoch began; None once it was interrupted."""
         self._mid_epoch = False
         """The state that was taken up lies within an epoch."""
+        self._saved_step = 0
+        """The step after which a checkpoint was surely written."""
         self._finish_epoch = False
         self._described = False
         self._reported_s = time.monotonic()
@@ -95,11 +97,10 @@ class Engine:
         assert self.session.meeting_place is not None
         self.session.send(Ready(self.session.meeting_place.new_corner()))
         form = self.session.wait_for_form(None)
-        began_s = time.monotonic()
         self._form(form)
         assert isinstance(form, Form)
         self._take_up(share_state=form.share_state)
-        self._formed(form, began_s)
+        self._formed(form)
 
     def _take_up(self, *, share_state: bool) -> None:
         """Rank 0 goes on from its checkpoint, if there is one, and the others from rank 0's state."""
@@ -126,19 +127,18 @@ class Engine:
             backend=self._backend,
         )
 
-    def _formed(self, form: Form, began_s: float) -> None:
+    def _formed(self, form: Form) -> None:
         self._arrange()
         if self.group.is_leader:
-            self.session.send(Formed(form.generation, time.monotonic() - began_s))
+            self.session.send(Formed(form.generation))
 
     def _regroup(self, generation: int) -> None:
-        began_s = time.monotonic()
         form = self.session.wait_for_form(generation)
         self._form(form)
         assert isinstance(form, Form)
         if form.share_state:
             self._share_state(newcomer=False)
-        self._formed(form, began_s)
+        self._formed(form)
         self._epoch_began_s = None
 
     def _share_state(self, *, newcomer: bool) -> None:
@@ -178,6 +178,8 @@ class Engine:
     # Epochs and loops
 
     def begin_epoch(self) -> None:
+        for stepper in self.steppers:
+            stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
         self._in_epoch = True
         self._loop = -1
         self._epoch_began_s = None if self._mid_epoch else time.monotonic()
@@ -373,14 +375,20 @@ class Engine:
             self._meter.skip()
 
     def _save(self, *, best: bool = False, wait: bool = False) -> bool:
+        if wait:
+            self._saved_step = self.turn.step
         return self._keeper.save(self.state, self.progress, best=best, wait=wait)
 
     def finish(self) -> None:
         """Training is over: keep its result, and leave the group."""
-        if self.joined and self.group.is_leader and self.turn.step:
-            self._save(wait=True)
+        self.save_result()
         self.finish_saving()
         self.group.leave()
+
+    def save_result(self) -> None:
+        """Keep what was trained, unless that was done already."""
+        if self.joined and self.group.is_leader and self.turn.step > self._saved_step:
+            self._save(wait=True)
 
     def finish_saving(self) -> None:
         self._keeper.finish()
@@ -425,3 +433,12 @@ class Engine:
             if stepper.noise is not None and noise is not None:
                 stepper.noise.load_state_dict(noise)
         restore_chance(state["chance"])
+
+
+def _own_device() -> torch.device:
+    """The GPU that a launcher like torchrun has in mind for this process, or the only one it can see."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -68,7 +69,12 @@ class MeetingPlace:
 
     @functools.cached_property
     def store(self) -> Any:
-        return TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        # By itself the store would listen to everybody who can reach this machine.
+        listener = socket.create_server((self._host, 0))
+        port = listener.getsockname()[1]
+        return TCPStore(
+            self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
 
     def new_corner(self) -> str:
         """Where to find it, `host:port/corner`; nobody met there before."""
@@ -80,8 +86,10 @@ class Group:
     """This worker's place among its peers, and what they agree on."""
 
     def __init__(self, meeting_place: MeetingPlace | None = None) -> None:
-        self.rank = 0
-        self.world = 1
+        # What torchrun or a like launcher says holds from the beginning; a controller says it later.
+        launched = meeting_place is None
+        self.rank = int(os.environ.get("RANK", "0")) if launched else 0
+        self.world = int(os.environ.get("WORLD_SIZE", "1")) if launched else 1
         self.nodes = 1
         self._control: Any = None
         self._pending: tuple[Tensor, Any] | None = None
@@ -107,8 +115,6 @@ class Group:
 
     def form_from_environment(self, backend: str) -> None:
         """As torchrun or a like launcher says; alone where there is none."""
-        self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
         if self.world == 1:
             return
         self.nodes = max(self.world // int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world))), 1)
@@ -141,7 +147,8 @@ class Group:
         self._control = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.rank, self.world, self.nodes = 0, 1, 1
+        if self._meeting_place is not None:
+            self.rank, self.world, self.nodes = 0, 1, 1
 
     def start_sum(self, tensor: Tensor) -> Any:
         """Begin to add up a tensor over all workers, in place."""

@@ -74,13 +74,13 @@ class Keeper:
 
         return self._open_store().save(state(), progress=progress, best=best, wait=wait, on_saved=saved)
 
-    def write_metrics(self, epoch: int, values: Mapping[str, float], **more: float) -> None:
+    def write_metrics(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
         folder = self._keeping.folder
         if folder is None:
             return
         if self._log is None:
             self._log = MetricsLog(folder, tensorboard=self._keeping.tensorboard, note=self._note)
-        self._log.write(epoch, values, **more)
+        self._log.write(epoch, values, workers=workers, batch=batch)
 
     def is_best(self, values: Mapping[str, float]) -> bool:
         """Whether an epoch with these values is the best so far; it is from now on."""

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+OWN_NAMES = frozenset({"epoch", "workers", "batch"})
+"""What every line has besides the user's metrics."""
+
 
 class MetricsLog:
     """Appends to `metrics.jsonl` in the job's folder. Never ends training: what goes wrong is noted."""
@@ -18,8 +21,8 @@ class MetricsLog:
         self._failed = False
         self._board = _board(folder / "tensorboard", note) if tensorboard else None
 
-    def write(self, epoch: int, values: Mapping[str, float], **more: float) -> None:
-        line = {"epoch": epoch, **more, **values}
+    def write(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
+        line: dict[str, float] = {"epoch": epoch, "workers": workers, "batch": batch, **values}
         finite = {key: value if math.isfinite(value) else None for key, value in line.items()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

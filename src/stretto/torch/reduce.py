@@ -9,7 +9,7 @@ as soon as its last gradient is there, while the rest of the backward pass goes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -81,8 +81,9 @@ class _Bucket:
 class Reducer:
     """Watches the parameters of one optimizer. Idle, at no cost, while one worker makes one pass a step."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], turn: Turn, group: Group) -> None:
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, parameters: Callable[[], list[torch.nn.Parameter]], turn: Turn, group: Group) -> None:
+        self._all_parameters = parameters
+        self._parameters: list[torch.nn.Parameter] = []
         self._turn = turn
         self._group = group
         self._buckets: list[_Bucket] = []
@@ -98,12 +99,15 @@ class Reducer:
         self._watcher = watcher
 
     def arrange(self) -> None:
-        """Take note of a new layout."""
+        """Take note of a new layout, and of the parameters that are trained now."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self.sync_s = 0.0
         self._in_backward = False
+        trained = [parameter for parameter in self._all_parameters() if parameter.requires_grad]
+        if [id(one) for one in trained] != [id(one) for one in self._parameters]:
+            self._parameters, self._buckets, self._bucket_of = trained, [], {}
         if self._turn.layout.parts == 1:
             if self._watcher is None:  # else a step in two passes comes again soon
                 self._buckets, self._bucket_of = [], {}

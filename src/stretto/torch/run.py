@@ -16,6 +16,7 @@ from stretto.torch.data import ElasticLoader, Source, source_of
 from stretto.torch.engine import Engine
 from stretto.torch.keeper import Keeping
 from stretto.torch.luggage import Stateful
+from stretto.torch.metrics_log import OWN_NAMES
 from stretto.torch.rules import RULES, Rule
 from stretto.torch.session import Alone, Session
 from stretto.torch.stepper import Stepper, quiet_inside_steps
@@ -39,8 +40,8 @@ class Run:
         if __name__ == "__main__":
             train({"width": 64, "lr": 0.1}, stretto.torch.Run())
 
-    With a `folder`, a run by hand keeps checkpoints there and goes on from them. Under torchrun the same
-    script trains with a group of fixed size.
+    With a `folder`, a run by hand keeps checkpoints there, every `checkpoint_every_s` and at the end, and
+    goes on from them. Under torchrun the same script trains with a group of fixed size.
     """
 
     def __init__(
@@ -117,9 +118,10 @@ class Run:
             )
         if lr_rule not in RULES:
             raise InputError(f"there is no lr_rule {lr_rule!r}.", remedy=f"There are {', '.join(RULES)}.")
-        self._engine.batching.bound(
-            adaptive=adaptive, most=max_batch_size, per_worker=per_worker_batch, accumulates=accumulate
-        )
+        if adaptive or max_batch_size is not None or per_worker_batch is not None or not accumulate:
+            self._engine.batching.bound(
+                adaptive=adaptive, most=max_batch_size, per_worker=per_worker_batch, accumulates=accumulate
+            )
         prepared: list[Any] = []
         for thing in things:
             models = [one for one in prepared if isinstance(one, torch.nn.Module)]
@@ -209,9 +211,16 @@ class Run:
             engine.begin_epoch()
             yield engine.epoch
             engine.end_epoch(last=engine.epoch + 1 >= count)
+        if task is None:
+            engine.save_result()
 
     def report(self, **values: float) -> None:
         """Metrics of the present epoch; several calls add up. Rank 0's values count."""
+        if taken := sorted(values.keys() & OWN_NAMES):
+            raise InputError(
+                f"run.report was given {', '.join(taken)}, which Stretto writes itself.",
+                remedy="Leave it out or call it something else.",
+            )
         numbers = {name: float(value) for name, value in values.items()}
         self._engine.add_values(numbers)
         if self._session.task is None and self.is_main:
@@ -225,7 +234,7 @@ class Run:
         return float(total[0] / total[1])
 
     def finish(self) -> None:
-        """Save the result and leave the group. Called for you under a controller."""
+        """Leave the group. Only code that goes on after training needs this, and none under a controller."""
         self._engine.finish()
 
     def finish_saving(self) -> None:

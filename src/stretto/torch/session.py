@@ -34,10 +34,12 @@ GRACE_S = 30.0
 class Departure(BaseException):
     """Leave the training loop now: parked, dismissed, or nobody wants the result any more."""
 
-    def __init__(self, why: str, *, saved: bool = False) -> None:
+    def __init__(self, why: str, *, saved: bool = False, leaves: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.saved = saved
+        self.leaves = leaves
+        """The process ends, too."""
 
 
 class Session(Protocol):
@@ -172,6 +174,8 @@ class Controlled:
                     self._begin(message)
                 case Form() | Leave():
                     self._forms[message.generation] = message
+                    # A batch that was ordered before was for the group as it was; the Form has its own.
+                    self._orders = deque(order for order in self._orders if order.code is not Code.BATCH)
                 case SetBatch():
                     self._orders.append(Order(Code.BATCH, message.batch.atomic, message.batch.accumulation))
                 case Park():

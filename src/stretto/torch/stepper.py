@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,23 +29,24 @@ class Stepper:
 
     def __init__(self, optimizer: Optimizer, turn: Turn, group: Group) -> None:
         self.optimizer = optimizer
-        self.parameters: list[torch.nn.Parameter] = [
-            parameter for settings in optimizer.param_groups for parameter in settings["params"]
-        ]
         self._turn = turn
         self._group = group
         self.noise: NoiseEstimator | None = None
         self._rule: Rule = "auto"
         self._initial_batch = 0
         self._scaler: Any = None
-        self.reducer = Reducer(self.parameters, turn, group)
+        self.reducer = Reducer(self._parameters, turn, group)
         self._step = optimizer.step
 
         @functools.wraps(self._step)
-        def step(*args: Any, **options: Any) -> Any:
+        def step(_: Optimizer, *args: Any, **options: Any) -> Any:
             return self._patched(*args, **options)
 
-        optimizer.step = step  # type: ignore[method-assign]
+        # A method, as schedulers made later look behind it for the function.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for settings in self.optimizer.param_groups for parameter in settings["params"]]
 
     def adapt(self, initial_batch: int, rule: Rule, scaler: Any) -> None:
         """Measure gradient noise, and let learning rates follow the batch size."""
@@ -69,8 +71,8 @@ class Stepper:
             return self._step()
         before = [settings["lr"] for settings in self.optimizer.param_groups]
         try:
-            for settings in self.optimizer.param_groups:
-                settings["lr"] *= factor
+            for settings, lr in zip(self.optimizer.param_groups, before, strict=True):
+                settings["lr"] = lr * factor  # not in place: a rate may be a tensor
             return self._step()
         finally:
             for settings, lr in zip(self.optimizer.param_groups, before, strict=True):

@@ -18,8 +18,6 @@ from stretto.torch.session import GRACE_S, Controlled, Departure
 from stretto.wire.channel import connect
 from stretto.wire.messages import Failed, Finished, FromWorker, Left, Task
 
-PEER_LOST, DISMISSED = "peer lost", "dismissed"
-
 
 def main(address: str, secret: str, worker_id: str) -> int:
     """Train what the controller asks for, one task after the other; the exit code."""
@@ -35,7 +33,7 @@ def main(address: str, secret: str, worker_id: str) -> int:
             session.send(last_word)
             if isinstance(last_word, Failed):
                 return 1
-            if not task.stays or (isinstance(last_word, Left) and last_word.why in {PEER_LOST, DISMISSED}):
+            if not task.stays or (isinstance(last_word, Left) and last_word.leaves):
                 return 0
             gc.collect()  # models of the last task, before there is another
             task = session.next_task()
@@ -47,7 +45,7 @@ def main(address: str, secret: str, worker_id: str) -> int:
 def _dismiss(number: int, frame: object) -> None:
     """Nobody needs this worker any more; what it is just saving may still be the best there is."""
     del number, frame
-    raise Departure(DISMISSED)
+    raise Departure("dismissed", leaves=True)
 
 
 def _write_to(log: Path) -> None:
@@ -68,10 +66,10 @@ def _train(session: Controlled, task: Task) -> FromWorker:
         train(dict(task.config), run)
         run.finish()
     except Departure as departure:
-        return Left(departure.why, saved=departure.saved)
+        return Left(departure.why, saved=departure.saved, leaves=departure.leaves)
     except PeerLostError as error:
         print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's own log
-        return Left(PEER_LOST)
+        return Left("peer lost", leaves=True)
     except StrettoError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return Failed(str(error))

@@ -17,6 +17,7 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from stretto.wire.codec import WireError, decode, encode
@@ -94,7 +95,7 @@ class Listener:
     def _greet(self, connection: socket.socket) -> None:
         try:
             worker = _check_worker(connection, self._secret)
-        except (OSError, ValueError, KeyError, WireError):
+        except (OSError, ValueError, KeyError, RecursionError, WireError):
             connection.close()  # a stranger, or a worker that died on the way
             return
         self._on_channel(Channel(connection, worker))
@@ -119,7 +120,7 @@ def _check_controller(connection: socket.socket, secret: str, worker: str) -> No
     own = secrets.token_hex(16)
     _write_handshake(connection, worker=worker, nonce=own, proof=_proof(secret, "worker", worker, nonce))
     answer = _read_handshake(connection)["proof"]
-    if not hmac.compare_digest(answer, _proof(secret, "controller", own)):
+    if not _same(answer, _proof(secret, "controller", own)):
         raise WireError("the other end does not know the secret of this run")
 
 
@@ -129,7 +130,7 @@ def _check_worker(connection: socket.socket, secret: str) -> str:
     nonce = secrets.token_hex(16)
     _write_handshake(connection, nonce=nonce)
     said = _read_handshake(connection)
-    if not hmac.compare_digest(said["proof"], _proof(secret, "worker", said["worker"], nonce)):
+    if not _same(said["proof"], _proof(secret, "worker", said["worker"], nonce)):
         raise WireError("wrong secret")
     _write_handshake(connection, proof=_proof(secret, "controller", said["nonce"]))
     connection.settimeout(None)
@@ -140,6 +141,10 @@ def _proof(secret: str, *parts: str) -> str:
     return hmac.new(secret.encode(), "\0".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
+def _same(said: str, proof: str) -> bool:
+    return hmac.compare_digest(said.encode(errors="replace"), proof.encode())
+
+
 def _write_handshake(connection: socket.socket, **fields: str) -> None:
     connection.sendall(json.dumps(fields).encode() + b"\n")
 
@@ -147,7 +152,9 @@ def _write_handshake(connection: socket.socket, **fields: str) -> None:
 def _read_handshake(connection: socket.socket) -> dict[str, str]:
     """One short line, byte by byte: what follows it belongs to the channel."""
     line = bytearray()
+    end_s = time.monotonic() + _HANDSHAKE_S
     while not line.endswith(b"\n"):
+        connection.settimeout(max(end_s - time.monotonic(), 0.001))
         piece = connection.recv(1)
         if not piece or len(line) > 1024:
             raise WireError("the connection ended during the handshake")

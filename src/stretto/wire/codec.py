@@ -14,6 +14,10 @@ from stretto.wire.messages import Message
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
+_LARGEST_INT = 1 << 1000
+"""A float can hold no number much larger."""
+
+
 class WireError(Exception):
     """What came over the channel is not a message."""
 
@@ -30,9 +34,10 @@ def decode(line: bytes) -> Message:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {line[:80]!r}") from error
-    if not isinstance(fields, dict) or fields.get("kind") not in _KINDS:
+    name = fields.pop("kind", None) if isinstance(fields, dict) else None
+    if not isinstance(name, str) or name not in _KINDS:
         raise WireError(f"no message: {line[:80]!r}")
-    kind = _KINDS[fields.pop("kind")]
+    kind = _KINDS[name]
     message: Message = _read(kind, fields)
     return message
 
@@ -48,7 +53,7 @@ def _read(kind: Any, value: Any) -> Any:
         return {_read(inner[0], key): _read(inner[1], one) for key, one in value.items()}
     if origin is tuple and isinstance(value, list):
         return tuple(_read(inner[0], one) for one in value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < _LARGEST_INT:
         return float(value)
     if kind is type(value) or (kind is type(None) and value is None):
         return value

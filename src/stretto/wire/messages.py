@@ -7,7 +7,7 @@ A worker's life, seen from the controller:
                                  Task          what to train, and where its files go
     Ready                                      warm: the training code stands before its first epoch
                                  Form          become rank r of a group of n; also tells survivors of a resize
-    Formed                                     the group trains, after so long a stall
+    Formed                                     the group trains
     Described, Report, Saved, Note             from rank 0 only
     Beat                                       from everybody, all the time
                                  Ack           the results up to an epoch were seen and decided on
@@ -18,7 +18,7 @@ A worker's life, seen from the controller:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stretto.core.job import Value
 from stretto.core.observations import NoiseSample, SpeedSample
@@ -111,8 +111,6 @@ class Ready:
 @dataclass(frozen=True, slots=True)
 class Formed:
     generation: int
-    stall_s: float
-    """How long rank 0 did not train: from the step boundary to the first step of the new group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +191,10 @@ class Left:
     """Gone as asked, or because a peer was lost (then somebody else says why)."""
 
     why: str
-    saved: bool = field(default=False)
+    saved: bool = False
     """A checkpoint of this very moment exists."""
+    leaves: bool = False
+    """Its process ends, too, though its task allowed it to stay."""
 
 
 ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | Ack
