@@ -1,10 +1,14 @@
 """A worker without torch: sleeps instead of training, and meets its group through a folder.
 
-Its config says what goes wrong. It keeps one number, the steps done, in `checkpoints/step`.
+Its config says what goes wrong. It keeps one number, the steps done, in `checkpoints/step`. As a real one, it
+waits for another task after a good end if its task allows that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
 import queue
 import signal
@@ -38,27 +42,51 @@ from stretto.wire.messages import (
     ToWorker,
 )
 
+_LEFT = "left"
+"""In the place of the process id of a member that left on its own account."""
 STEPS_PER_EPOCH = 5
 STEP_S = 0.008
 
 
 def load(entry: str) -> Callable[..., Any]:
-    """The entry `raise` stands for code that cannot be imported."""
+    """The entry says what its import does to the process."""
     if entry == "raise":
         raise ValueError("this module cannot be imported")
     if entry == "threads":
         threading.Thread(target=time.sleep, args=(60.0,), name="prefetch", daemon=True).start()
+    if entry == "crowded":
+        _fail_second_fork()
     return print
 
 
+def _fail_second_fork() -> None:
+    """As on a machine that has no room for another process, for once."""
+    fork, forks = os.fork, itertools.count(1)
+
+    def sometimes() -> int:
+        if next(forks) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    os.fork = sometimes
+
+
+Orders = queue.Queue[ToWorker | None]
+
+
 class _GoneError(Exception):
-    pass
+    """Nobody is there any more."""
+
+
+class _LeftError(Exception):
+    def __init__(self, last_word: Left) -> None:
+        self.last_word = last_word
 
 
 class _Worker:
-    def __init__(self, channel: Channel, task: Task) -> None:
+    def __init__(self, channel: Channel, task: Task, orders: Orders) -> None:
         self.channel, self.task, self.config = channel, task, task.config
-        self.orders: queue.Queue[ToWorker | None] = queue.Queue()
+        self.orders = orders
         self.later: list[ToWorker] = []
         self.checkpoint = Path(task.folder) / "checkpoints" / "step"
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +97,7 @@ class _Worker:
         self.finishing = False
         self.acked = 0
         self.beats = True
+        self.is_over = False
 
     @property
     def leads(self) -> bool:
@@ -134,7 +163,7 @@ class _Worker:
             )
             self.wait_for_ack(epoch)
         if self.finishing:
-            self.leave(saved=True)
+            self.leave_group()
 
     def wait_for_ack(self, epoch: int) -> None:
         while self.task.waits_for_ack and self.acked < epoch and not self.later:
@@ -169,7 +198,7 @@ class _Worker:
                 self.step = int(self.checkpoint.read_text())
             place.with_suffix(".new").write_text(str(self.step))
             place.with_suffix(".new").rename(place)
-            self.channel.send(Formed(form.generation, 0.01))
+            self.channel.send(Formed(form.generation))
         else:
             while not place.exists():
                 time.sleep(0.002)
@@ -178,13 +207,18 @@ class _Worker:
     def wait_for_others(self) -> None:
         """All take a step together; if somebody is gone who has not taken it, they cannot go on."""
         assert self.form is not None
-        own = self.place(self.form.rank)
-        new = own.with_name(f"{own.name}.new")
-        new.write_text(f"{os.getpid()} {self.step}")
-        new.rename(own)
+        self.sign(str(os.getpid()))
         for rank in range(self.form.world):
             while self.orders.empty() and not self.has_taken_step(self.place(rank)):
                 time.sleep(0.002)
+
+    def sign(self, who: str) -> None:
+        """Say where this member is."""
+        assert self.form is not None
+        own = self.place(self.form.rank)
+        new = own.with_name(f"{own.name}.new")
+        new.write_text(f"{who} {self.step}")
+        new.rename(own)
 
     def place(self, rank: int) -> Path:
         assert self.form is not None
@@ -193,9 +227,11 @@ class _Worker:
     def has_taken_step(self, place: Path) -> bool:
         if not place.exists():
             return False
-        pid, step = place.read_text().split()
-        if int(step) < self.step and not Path(f"/proc/{pid}").exists():
-            self.leave("peer lost")
+        who, step = place.read_text().split()
+        if who == _LEFT:
+            self.leave_group()
+        if int(step) < self.step and not Path(f"/proc/{who}").exists():
+            raise _LeftError(Left("peer lost", leaves=True))
         return int(step) >= self.step
 
     def check_orders(self) -> None:
@@ -215,18 +251,20 @@ class _Worker:
             case Form():
                 self.join(order)
             case Leave():
-                self.leave("not needed")
+                raise _LeftError(Left("not needed"))
             case SetBatch():
                 self.batch = order.batch.atomic
             case FinishEpoch():
                 self.finishing = True
             case Park() if not self.config.get("ignores_park"):
-                self.save()
-                self.leave("parked", saved=True)
+                self.leave_group()
 
-    def leave(self, why: str = "", *, saved: bool = False) -> None:
-        self.channel.send(Left(why, saved=saved))
-        raise _GoneError
+    def leave_group(self) -> None:
+        """All of it does; the others see that this one did."""
+        if self.leads:
+            self.save()
+        self.sign(_LEFT)
+        raise _LeftError(Left("parked", saved=True))
 
 
 def _say(text: str) -> None:
@@ -234,31 +272,53 @@ def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def _listen(worker: _Worker) -> None:
-    for message in worker.channel.messages():
-        worker.orders.put(message)  # type: ignore[arg-type]
-    worker.orders.put(None)
+def _listen(channel: Channel, orders: Orders) -> None:
+    for message in channel.messages():
+        orders.put(message)  # type: ignore[arg-type]
+    orders.put(None)
 
 
 def _beat(worker: _Worker) -> None:
-    while not worker.beats or worker.channel.send(Beat(worker.step)):
+    while not worker.is_over and (not worker.beats or worker.channel.send(Beat(worker.step))):
         time.sleep(0.05)
+
+
+def _next_task(orders: Orders) -> Task | None:
+    """What was still said about the last one is too late."""
+    while (order := orders.get()) is not None:
+        if isinstance(order, Task):
+            return order
+    return None
+
+
+def _train(worker: _Worker) -> Finished | Failed | Left:
+    threading.Thread(target=_beat, args=(worker,), daemon=True).start()
+    try:
+        worker.train()
+    except _LeftError as error:
+        return error.last_word
+    except ValueError as error:
+        return Failed(f"Traceback: {error}")
+    finally:
+        worker.is_over = True
+    return Finished()
+
+
+def _write_to(log: Path) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
 
 
 def main(address: str, secret: str, worker_id: str) -> None:
     """What a nursery calls."""
     channel = connect(address, secret, worker_id)
-    task = next(channel.messages())
-    assert isinstance(task, Task)
-    worker = _Worker(channel, task)
-    for target in (_listen, _beat):
-        threading.Thread(target=target, args=(worker,), daemon=True).start()
-    _say(f"worker {worker_id} on slot {os.environ['STRETTO_SLOT']}")
-    try:
-        worker.train()
-    except _GoneError:
-        return
-    except ValueError as error:
-        channel.send(Failed(f"Traceback: {error}"))
-        return
-    channel.send(Finished())
+    orders: Orders = queue.Queue()
+    threading.Thread(target=_listen, args=(channel, orders), daemon=True).start()
+    with contextlib.suppress(_GoneError):
+        while (task := _next_task(orders)) is not None:
+            _write_to(Path(task.folder) / "stdout.log")
+            _say(f"process {os.getpid()} on slot {os.environ['STRETTO_SLOT']}")
+            last_word = _train(_Worker(channel, task, orders))
+            channel.send(last_word)
+            if not task.stays or isinstance(last_word, Failed) or getattr(last_word, "leaves", False):
+                return

@@ -143,7 +143,7 @@ class Theatre:
                 self.say(worker_id, Left("not needed"))
                 self.die(worker_id, 0)
             self.trains = form
-            self.say(group[0], Formed(form.generation, 0.1))
+            self.say(group[0], Formed(form.generation))
 
     def obey(self) -> None:
         """A group that was told to leave does so, if it has formed."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from stretto import tune
 from stretto.app.jobs_file import read_jobs
+from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
+from stretto.core.events import Decided, JobReported
+from stretto.core.instructions import Action
 from study_command import StudyCommand, write
 from tune_world import SCRIPT, STUDY, write_study
 
@@ -34,6 +38,14 @@ def stretto(
 def study(tmp_path: Path) -> Path:
     write(tmp_path / "command.py", COMMAND)
     return write_study(tmp_path)
+
+
+WITHOUT_EPOCHS = """\
+import json, sys, time
+for epoch in range(1, 9):
+    time.sleep(0.05)
+    print(json.dumps({"accuracy": epoch + 1e-6 * float(sys.argv[1])}), flush=True)
+"""
 
 
 class TestNonsense:
@@ -85,6 +97,26 @@ class TestNonsense:
     def test_a_run_that_is_not_there(self, stretto: StudyCommand, study: Path, command: str) -> None:
         del study
         assert "there is no run 'tiny'" in stretto.refused(command, "tiny")
+
+
+def test_a_command_that_begins_anew_shows_no_epoch_it_did_not_train(
+    stretto: StudyCommand, study: Path
+) -> None:
+    write(study.parent / "command.py", WITHOUT_EPOCHS)
+    words = ("tune", study, "--policy", "asha", "--", sys.executable, "command.py", "{lr}")
+    code, _, err = stretto(*words)
+    assert code == 0, err
+    events = list(RunFolder(Path("runs/tiny")).events())
+    starts = Counter(
+        one.job_id
+        for event in events
+        if isinstance(event, Decided)
+        for one in event.instructions
+        if one.action is Action.START
+    )
+    assert max(starts.values()) > 1, "somebody was paused"
+    results = [one for event in events if isinstance(event, JobReported) for one in event.results]
+    assert [one.epoch for one in results] == [int(one.value or 0) for one in results]
 
 
 def test_a_command_is_tuned_explained_and_reported(stretto: StudyCommand, study: Path) -> None:

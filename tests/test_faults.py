@@ -66,7 +66,8 @@ def test_the_best_checkpoint_is_told_again_by_whoever_goes_on_from_it(tmp_path: 
         keeper = Keeper(keeping, note=notes.append, on_saved=told.append)
         if keeper.load() is None:
             keeper.save(lambda: {"weights": torch.zeros(3)}, 1.0, best=True, wait=True)
+            keeper.save(lambda: {"weights": torch.ones(3)}, 2.5, wait=True)
             told.clear()  # as if it had been killed before it could tell
         keeper.finish()
-    assert [(one.best, Path(one.path).is_file()) for one in told] == [(True, True)]
+    assert [(one.best, one.progress, Path(one.path).is_file()) for one in told] == [(True, 1.0, True)]
     assert notes == []

@@ -173,8 +173,73 @@ def test_what_a_worker_starts_ends_with_it(make: Open) -> None:
     bench.run()
     bench.wait_for(JobReported)
     assert any("time.sleep(60)" in line for line in bench.left())
-    assert isinstance(bench.rest()[-1], JobFinished)
+    bench.tell(Action.STOP)
     assert eventually(lambda: not any("time.sleep(60)" in line for line in bench.left()))
+
+
+def test_a_worker_that_cannot_be_forked_is_tried_again_and_no_other_is_affected(make: Open) -> None:
+    bench = make()
+    for job_id in ("a", "b"):
+        bench.admit(job_id, entry="crowded")
+        bench.run(job_id=job_id)
+    events = bench.rest()
+    (retried,) = of_kind(events, JobRetried)
+    assert isinstance(retried, JobRetried)
+    assert retried.job_id == "b"
+    assert "a worker cannot be started: [Errno 11]" in retried.error
+    assert {e.subject for e in of_kind(events, JobFinished)} == {"a", "b"}
+
+
+def idle_process(bench: Bench) -> int:
+    """Of a job that is done."""
+    bench.admit("first")
+    bench.run(job_id="first")
+    bench.rest()
+    _, pid = pids(bench)
+    return pid
+
+
+def process_of(bench: Bench, job_id: str) -> list[int]:
+    """All it had, in turn."""
+    lines = [line.split() for line in bench.log(job_id).splitlines()]
+    return [int(words[1]) for words in lines if words[0] == "process"]
+
+
+def test_a_process_that_ended_well_serves_the_next_job(make: Open) -> None:
+    bench = make(slots=1)
+    pid = idle_process(bench)
+    bench.admit("second")
+    bench.run(job_id="second")
+    assert isinstance(bench.rest()[-1], JobFinished)
+    assert process_of(bench, "second") == [pid]
+
+
+def test_a_process_that_dies_while_it_waits_is_missed_by_nobody(make: Open) -> None:
+    bench = make(slots=1)
+    pid = idle_process(bench)
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not bench.substrate._workers._idle)
+    bench.admit("second")
+    bench.run(job_id="second")
+    events = bench.rest()
+    assert isinstance(events[-1], JobFinished)
+    assert not of_kind(events, JobRetried)
+    assert process_of(bench, "second") != [pid]
+
+
+def test_a_process_killed_right_after_it_was_given_a_task_costs_an_attempt(make: Open) -> None:
+    bench = make(slots=1)
+    pid = idle_process(bench)
+    os.kill(pid, signal.SIGSTOP)  # so that it does not begin
+    bench.admit("second")
+    bench.run(job_id="second")
+    assert eventually(lambda: not bench.substrate._workers._idle)
+    os.kill(pid, signal.SIGKILL)
+    seen = len(bench.seen)
+    events = bench.rest()[seen:]
+    assert [e.subject for e in of_kind(events, JobRetried)] == ["second"]
+    assert isinstance(events[-1], JobFinished)
+    assert results_of(events) == [1, 2, 3, 4, 5, 6]
 
 
 def test_workers_wait_for_a_free_slot(make: Open) -> None:
@@ -262,7 +327,7 @@ def test_jobs_can_finish_their_epoch_and_leave(make: Open) -> None:
     last = of_kind(events, CheckpointSaved)[-1]
     assert isinstance(last, CheckpointSaved)
     assert last.work_done % 10.0 == 0.0
-    assert len(bench.left()) == 1
+    assert len(bench.left()) == 3, "the nursery, and two processes that wait for another task"
 
 
 def test_stop_now_leaves_nothing(make: Open) -> None:

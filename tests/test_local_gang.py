@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,11 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported, JobRetried
 from stretto.core.instructions import Action
 from stretto.substrate.local_crew import Goal, Phase
-from stretto.wire.messages import Ack, Failed, Finished, FinishEpoch, Form, Leave, Left, Park, SetBatch
+from stretto.substrate.local_effects import Effect, Moment, Rules
+from stretto.substrate.local_gang import Gang
+from stretto.wire.messages import Ack, Beat, Failed, Finished, FinishEpoch, Form, Leave, Left, Park, SetBatch
 
+Ending = Callable[[Gang, Moment], list[Effect]]
 ACTS = ["get going", "place", "warm", "meet", "obey", "bury", "die", "raise", "wait", "report", "lie still"]
 
 
@@ -286,6 +290,83 @@ def test_what_a_parked_job_reports_is_told_when_it_runs_again() -> None:
     theatre.report(2)
     results = [r.epoch for e in theatre.events if isinstance(e, JobReported) for r in e.results]
     assert results == [1, 2]
+
+
+def results_of(theatre: Theatre) -> list[tuple[int, int]]:
+    """Epoch and workers of each."""
+    reports = [event for event in theatre.events if isinstance(event, JobReported)]
+    return [(result.epoch, result.workers) for report in reports for result in report.results]
+
+
+def test_what_a_parked_job_reports_is_told_with_the_workers_it_had() -> None:
+    theatre = Theatre(slots=2)
+    theatre.started(2)
+    theatre.tell(Action.PARK)
+    theatre.report(1)
+    theatre.cooperate()
+    theatre.started(1)
+    theatre.report(2)
+    assert results_of(theatre) == [(1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("end", [Gang.close, Gang.kill])
+@pytest.mark.parametrize("has_left", [True, False])
+def test_what_a_parked_job_reports_is_told_when_the_run_ends(end: Ending, has_left: bool) -> None:
+    theatre = Theatre(slots=1)
+    theatre.started(1)
+    theatre.tell(Action.PARK)
+    theatre.report(1)
+    if has_left:
+        theatre.cooperate()
+    theatre._do(end(theatre.gang, theatre.now))
+    assert results_of(theatre) == [(1, 1)]
+
+
+def test_what_a_parked_job_reports_while_the_run_ends_is_told() -> None:
+    theatre = Theatre(slots=1)
+    theatre.started(1)
+    theatre.tell(Action.PARK)
+    theatre._do(theatre.gang.close(theatre.now))
+    theatre.report(1)
+    assert results_of(theatre) == [(1, 1)]
+
+
+def test_what_a_parked_job_reports_is_told_when_it_is_stopped() -> None:
+    theatre = Theatre(slots=1)
+    theatre.started(1)
+    theatre.tell(Action.PARK)
+    theatre.report(1)
+    theatre.cooperate()
+    theatre.tell(Action.STOP)
+    assert results_of(theatre) == [(1, 1)]
+
+
+def test_what_a_parked_job_reports_is_told_before_it_fails() -> None:
+    theatre = with_retries(0)
+    theatre.started(1)
+    theatre.tell(Action.PARK)
+    theatre.report(1)
+    theatre.cooperate()
+    theatre.tell(Action.START, 1)
+    theatre.place()
+    theatre.die(theatre.placed()[0])
+    assert [event.kind for event in theatre.events[-2:]] == ["job-reported", "job-failed"]
+
+
+def test_code_may_evaluate_for_long_but_not_for_ever() -> None:
+    theatre = Theatre(slots=1, rules=Rules(retries=0))
+    theatre.started(1)
+    (worker,) = theatre.placed()
+    idle_s = 0.0
+    while theatre.placed() and idle_s < 2 * Rules().hang_s:
+        theatre.now = replace(theatre.now, awake_s=theatre.now.awake_s + 25.0)
+        theatre.say(worker, Beat(steps=7))
+        theatre._do(theatre.gang.tick(theatre.now))
+        idle_s += 25.0
+    assert idle_s >= 3600.0
+    theatre.bury()
+    (failed,) = [event for event in theatre.events if isinstance(event, JobFailed)]
+    assert "no step was taken for 3600 s (Rules.hang_s" in failed.error
 
 
 def test_a_start_is_timed_from_the_instruction_and_told_once() -> None:

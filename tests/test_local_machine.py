@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,15 +13,25 @@ from pathlib import Path
 import pytest
 
 from local_bench import job_of
+from stretto.app.real_commands import CommandSubstrate
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError, PolicyError
-from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeReleased
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobNoted,
+    JobReported,
+    NodeAdded,
+    NodeLaunched,
+    NodeReleased,
+)
 from stretto.core.job import Role
+from stretto.core.observations import Result
 from stretto.core.resources import Resources
 from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_lock import RunLock
 from stretto.substrate.local_nodes import RentedSlots, whole_machine
-from stretto.substrate.local_reports import Account, untold
+from stretto.substrate.local_reports import Account, Held, untold
 from stretto.substrate.local_slots import SlotPool, Slots, find_slots
 from stretto.wire.messages import EpochEnd, Report
 
@@ -106,12 +117,41 @@ def test_nodes_are_remembered_from_the_history() -> None:
     history: list[Event] = first.provision(Wish((("slot", 2),)), 1.0)
     history += first.provision(Wish((("slot", 1),), release=("slot-2",)), 2.0)
     again = RentedSlots(3)
-    again.recall(history)
+    assert again.recall(history, 3.0) == []
     assert again.provision(Wish((("slot", 1),)), 3.0) == []
     launched, added = again.provision(Wish((("slot", 2),)), 4.0)
     assert isinstance(launched, NodeLaunched)
     assert isinstance(added, NodeAdded)
     assert added.node.id == "slot-3", "names are not given twice"
+
+
+def wished(*, slots: int, release: tuple[str, ...] = ()) -> Decided:
+    wish = Wish((("slot", slots),), release)
+    return Decided(t_s=0.0, policy="p", instructions=(), reasons={}, memory=None, wish=wish)
+
+
+def test_the_last_wish_comes_true_wherever_the_record_ends() -> None:
+    whole: list[Event] = [wished(slots=2), *RentedSlots(3).provision(Wish((("slot", 2),)), 0.0)]
+    for known in range(1, len(whole) + 1):
+        new = RentedSlots(3).recall(whole[:known], 0.0)
+        assert sorted([*whole[1:known], *new], key=str) == sorted(whole[1:], key=str)
+
+
+def test_a_node_that_was_to_be_given_back_is() -> None:
+    first = RentedSlots(3)
+    history = [wished(slots=2), *first.provision(Wish((("slot", 2),)), 0.0)]
+    history.append(wished(slots=1, release=("slot-1",)))
+    assert RentedSlots(3).recall(history, 5.0) == [NodeReleased(t_s=5.0, node_id="slot-1")]
+
+
+def test_commands_get_the_nodes_that_were_wished_for_too(tmp_path: Path) -> None:
+    substrate = CommandSubstrate({}, run_dir=tmp_path, slots=Slots(("", "")), clock=lambda: 1.0, retries=0)
+    try:
+        substrate.recover([wished(slots=1)])
+        kinds = [event.kind for _ in range(2) if (event := substrate.next_event(1.0)) is not None]
+    finally:
+        substrate.close()
+    assert kinds == ["node-launched", "node-added"]
 
 
 def test_the_machine_is_one_node_of_all_slots() -> None:
@@ -151,17 +191,40 @@ def test_jobs_that_cannot_run_here_are_refused(tmp_path: Path) -> None:
 
 def test_epochs_that_nobody_lived_to_tell_of_are_in_the_metrics(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
-    assert untold(metrics, 0) == []
+    assert untold(metrics, 0, nodes=1) == []
     lines = [
         {"epoch": e, "workers": 2, "batch": 8, "accuracy": a} for e, a in ((1, 0.1), (2, 0.2), (3, None))
     ]
     lines.append({"epoch": 2, "workers": 1, "batch": 8, "accuracy": 0.25})
     metrics.write_text("\n".join(map(json.dumps, lines)) + '\n[1]\n{"epoch": 4, "accu')
-    two, three = untold(metrics, 1)
-    assert two.ends == (EpochEnd(epoch=2, values={"accuracy": 0.25}, epoch_s=None),)
+    two, three = untold(metrics, 1, nodes=2)
+    assert two.report.ends == (EpochEnd(epoch=2, values={"accuracy": 0.25}, epoch_s=None),)
     account = Account(job_of("a"), "accuracy", epoch=1, held=[two, three])
-    new = Report(progress=3.5, epoch=3, steps=1)
-    events = account.tell(new, workers=1, nodes=1, t_s=9.0, resize_s=2.0)
-    assert [[(r.epoch, r.value) for r in event.results] for event in events] == [[(2, 0.25)], [(3, None)], []]
+    account.held.append(Held(Report(progress=3.5, epoch=3, steps=1), workers=4, nodes=1))
+    events = [event for event in account.tell(t_s=9.0, resize_s=2.0) if isinstance(event, JobReported)]
+    assert [r for event in events for r in event.results] == [
+        Result(2, 0.25, None, workers=1, nodes=1),
+        Result(3, None, None, workers=2, nodes=2),
+    ]
     assert [event.work_done for event in events] == [20.0, 30.0, 35.0]
     assert [event.resize_s for event in events] == [None, None, 2.0]
+
+
+def test_an_epoch_without_the_metric_has_no_result_and_that_is_noted_once() -> None:
+    account = Account(job_of("a"), "accuracy")
+    values: list[dict[str, float]] = [
+        {"acc": 0.5, "loss": 1.0},
+        {},
+        {"accuracy": math.nan},
+        {"accuracy": 0.7},
+    ]
+    for epoch, reported in enumerate(values, start=1):
+        end = EpochEnd(epoch=epoch, values=reported, epoch_s=1.0)
+        account.held.append(Held(Report(progress=epoch, epoch=epoch, steps=1, ends=(end,)), 1, 1))
+    events = account.tell(t_s=9.0)
+    results = [r for event in events if isinstance(event, JobReported) for r in event.results]
+    assert [(result.epoch, result.value) for result in results] == [(3, None), (4, 0.7)]
+    (note,) = [event.text for event in events if isinstance(event, JobNoted)]
+    assert "epoch 1 has no result" in note
+    assert "compares accuracy" in note
+    assert "acc, loss was reported" in note

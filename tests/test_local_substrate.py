@@ -9,6 +9,7 @@ import pytest
 
 from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of, running_with
 from stretto.core.allocation import BatchChoice, on_nodes
+from stretto.core.cluster import Wish
 from stretto.core.job import Value
 from stretto.substrate.local import LocalSubstrate, Options
 from stretto.substrate.local_effects import LocalJob
@@ -47,6 +48,7 @@ class TestConformance(SubstrateConformance):
             other_batch=BatchChoice(32),
             tick_s=0.25,
             patience_s=30.0,
+            wish=Wish((("slot", 2),)),
         )
 
     def leftovers(self, folder: Path) -> list[str]:

@@ -47,7 +47,8 @@ def plan_of(tuning: Tuning) -> Plan:
 
 def expected(policy: str, tuning: Tuning) -> Expectation:
     outline = read_outline(write_study(Path(), TEXT))
-    return expect(outline, machine_tuning(outline, tuning.profile, 2, tuning.limits), policy, {}, 0)
+    there = machine_tuning(outline, tuning.profile, 2, tuning.limits, elastic=True)
+    return expect(outline, there, policy, {}, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 import torch
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint import CheckpointStore
+from stretto.torch.checkpoint import Best, CheckpointStore
 
 
 class Opened:
@@ -155,7 +155,7 @@ def test_the_newest_and_the_newest_best_are_kept(tmp_path: Path) -> None:
         assert opened.save(number, best=number in {2, 4})
         assert len(names(tmp_path)) <= 3
     assert names(tmp_path) == ["00000004", "00000007", "00000008"]
-    assert opened.store.best() == tmp_path / "00000004" / "state.pt"
+    assert opened.store.best() == Best(tmp_path / "00000004" / "state.pt", 4.0)
     again = Opened(tmp_path, keep=1)
     assert again.number() == 8
     assert again.save(9)
@@ -194,10 +194,9 @@ def age_meta(folder: Path) -> None:
     [
         (cut, "has 700 bytes instead of"),
         (flip, "does not match its checksum"),
-        (lose_state, "state.pt cannot be read"),
+        (lose_state, "state.pt is missing"),
         (lose_meta, "meta.json is missing"),
         (spoil_meta, "meta.json cannot be read"),
-        (age_meta, "format 99"),
     ],
 )
 def test_a_corrupt_one_is_reported_and_the_one_before_it_used(tmp_path: Path, spoil: Any, said: str) -> None:
@@ -214,6 +213,61 @@ def test_a_corrupt_one_is_reported_and_the_one_before_it_used(tmp_path: Path, sp
     assert names(tmp_path) == ["00000001", "00000002.corrupt"]
     again.save(3)
     assert names(tmp_path) == ["00000001", "00000002.corrupt", "00000003"]
+
+
+@pytest.mark.parametrize(
+    ("where", "trouble"),
+    [
+        ("torch.load", RuntimeError("not enough memory: you tried to allocate 4 bytes")),
+        ("torch.load", MemoryError()),
+        ("stretto.torch.checkpoint._measured", OSError(errno.EMFILE, "Too many open files")),
+        ("pathlib.Path.read_text", OSError(errno.EIO, "Input/output error")),
+    ],
+)
+def test_a_good_one_that_cannot_be_read_now_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, trouble: Exception
+) -> None:
+    Opened(tmp_path).save(1)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise trouble
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, fail)
+        with pytest.raises(type(trouble)):
+            Opened(tmp_path).store.load()
+    again = Opened(tmp_path)
+    assert again.number() == 1
+    assert again.notes == []
+
+
+def test_one_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.save(1)
+    opened.save(2)
+    age_meta(tmp_path / "00000002")
+    again = Opened(tmp_path)
+    with pytest.raises(InputError, match="format 99"):
+        again.store.load()
+    assert names(tmp_path) == ["00000001", "00000002"]
+    assert again.notes == []
+
+
+def test_none_is_removed_while_it_cannot_be_told_which_is_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Opened(tmp_path, keep=1)
+    opened.save(1, best=True)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", fail)
+        assert opened.save(2)
+    assert names(tmp_path) == ["00000001", "00000002"]
+    assert opened.save(3)
+    assert names(tmp_path) == ["00000001", "00000003"]
 
 
 def test_when_all_are_corrupt_it_says_so_and_keeps_few(tmp_path: Path) -> None:

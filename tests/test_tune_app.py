@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import MetricGuard, elsewhere, finished, prepare, start
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobReported, RunStarted
+from stretto.core.events import Decided, Event, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
 from stretto.planning.forecast import Estimate
+from stretto.search.study import Direction, Study
 from tune_world import STUDY, SimulatedHands, simulated, write_study
 
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")
@@ -35,13 +37,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def asked(
-    here: Path, text: str = STUDY, *, deadline_s: float | None = 400.0, policy: str = "asha"
+    here: Path,
+    text: str = STUDY,
+    *,
+    deadline_s: float | None = 400.0,
+    policy: str = "asha",
+    work: str | tuple[str, ...] = "train.py:train",
+    options: Mapping[str, str] | None = None,
+    checkpoints: bool = False,
 ) -> Checked:
     return check_request(
         TuneRequest(
             study=write_study(here, text),
-            work="train.py:train",
+            work=work,
             policy=policy,
+            options=options or {},
+            checkpoints=checkpoints,
             deadline_s=deadline_s,
             deadline_as=None if deadline_s is None else f"{deadline_s}",
         )
@@ -67,6 +78,26 @@ class Counting(Unwatched):
             self._stop.ask()
 
 
+class Later(SimulatedHands):
+    """Is resumed so much later than the run was stopped."""
+
+    def __init__(self, hands: Hands, *, down_s: float) -> None:
+        super().__init__(hands)
+        self._down_s = down_s
+        self._ahead_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self._ahead_s
+
+    def next_event(self, until_s: float) -> Event | None:
+        event = super().next_event(until_s - self._ahead_s)
+        return None if event is None else dataclasses.replace(event, t_s=event.t_s + self._ahead_s)
+
+    def recover(self, history: Iterable[Event]) -> None:
+        super().recover(history)
+        self._ahead_s = self._down_s
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_comes_to_a_model(here: Path, policy: str) -> None:
     checked = asked(here, policy=policy)
@@ -79,6 +110,39 @@ def test_every_policy_comes_to_a_model(here: Path, policy: str) -> None:
     assert result.best_config == best.config
     assert result.finished_s <= 400.0
     assert finished(checked) == result
+
+
+class TestCommandWithoutCheckpoints:
+    COMMAND = (sys.executable, "train.py", "{lr}")
+
+    def sizes(self, checked: Checked) -> set[int]:
+        tuned(checked)
+        return {
+            instruction.allocation.worker_count
+            for event in checked.folder.events()
+            if isinstance(event, Decided)
+            for instruction in event.instructions
+        }
+
+    @pytest.mark.parametrize("policy", [*POLICIES, "asha uniform"])
+    def test_it_is_never_resized(self, here: Path, policy: str) -> None:
+        name, _, share = policy.partition(" ")
+        options = {"share": share} if share else {}
+        assert self.sizes(asked(here, policy=name, options=options, work=self.COMMAND)) <= {0, 1}
+
+    @pytest.mark.parametrize("in_file", [True, False])
+    def test_one_that_keeps_them_is(self, here: Path, in_file: bool) -> None:
+        text = STUDY.replace("trials = 6", "trials = 6\ncheckpoints = true") if in_file else STUDY
+        checked = asked(here, text, policy="hypersched", work=self.COMMAND, checkpoints=not in_file)
+        assert 2 in self.sizes(checked)
+        assert list(checked.notes()) == []
+
+    def test_it_is_said_beforehand(self, here: Path) -> None:
+        assert "--checkpoints" in next(iter(asked(here, work=self.COMMAND).notes()))
+
+    def test_a_function_always_has_them(self, here: Path) -> None:
+        with pytest.raises(InputError, match="always has them"):
+            asked(here, checkpoints=True)
 
 
 def test_a_forecast_is_kept_from_before_the_start(here: Path) -> None:
@@ -116,6 +180,26 @@ def test_the_deadline_is_that_of_the_first_start(here: Path) -> None:
     assert spec is not None
     later = dataclasses.replace(checked, limits=dataclasses.replace(checked.limits, deadline_s=470.0))
     assert prepare(later, make=simulated).tuning.limits.deadline_s == spec["deadline_s"]
+
+
+class TestDeliberation:
+    """Time between the plan and the start."""
+
+    def test_it_does_not_move_the_deadline(self, here: Path) -> None:
+        checked = asked(here)
+        prepared = prepare(checked, make=simulated)
+        start(dataclasses.replace(prepared, at_s=prepared.at_s - 100.0), make=simulated)
+        spec = checked.folder.read("spec")
+        assert spec is not None
+        assert prepared.tuning.limits.deadline_s is not None
+        assert spec["deadline_s"] <= prepared.tuning.limits.deadline_s - 100.0
+
+    def test_the_deadline_may_pass_meanwhile(self, here: Path) -> None:
+        checked = asked(here)
+        prepared = prepare(checked, make=simulated)
+        with pytest.raises(InputError, match="passed before a trial was started"):
+            start(dataclasses.replace(prepared, at_s=prepared.at_s - 400.0), make=simulated)
+        assert checked.folder.read("spec") is None
 
 
 def test_a_deadline_that_passed_while_nothing_ran_ends_the_run(here: Path) -> None:
@@ -164,6 +248,28 @@ class TestBudget:
         assert result.ended_by == EndedBy.BUDGET
         assert 0.5 * budget_usd < result.cost_usd < budget_usd
 
+    def test_downtime_costs_nothing(self, here: Path) -> None:
+        budget_usd = 2 * 100 / 3600
+        checked = asked(here, self.TEXT, deadline_s=None)
+        checked = dataclasses.replace(
+            checked, limits=dataclasses.replace(checked.limits, budget_usd=budget_usd)
+        )
+        stop = Stop()
+        part = start(prepare(checked, make=simulated), stop=stop, watcher=Counting(stop, 12), make=simulated)
+        assert 0.0 < part.cost_usd < budget_usd / 2
+
+        def later(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+            del folder, clock
+            return Later(hands, down_s=1000.0)
+
+        result = start(prepare(checked, make=simulated), make=later)
+        (resumed,) = (event for event in checked.folder.events() if isinstance(event, RunResumed))
+        assert 900.0 < resumed.down_s <= 1000.0
+        assert result.ended_by == EndedBy.BUDGET
+        assert 0.5 * budget_usd < result.cost_usd < budget_usd
+        assert result.finished_s > 1000.0
+        assert result.gpu_hours <= 2 * (result.finished_s - resumed.down_s) / 3600
+
     def test_without_one_the_machine_is_paid_for_to_the_end(self, here: Path) -> None:
         result = tuned(asked(here, self.TEXT))
         assert result.cost_usd == pytest.approx(2 * result.finished_s / 3600, rel=0.02)
@@ -202,21 +308,55 @@ def test_another_policy_is_compared_by_a_replay(here: Path) -> None:
 
 
 class TestMetricGuard:
-    REPORT = JobReported(t_s=1.0, job_id="t", work_done=1.0, epoch=1, results=(Result(1, None, None, 1, 1),))
+    STUDY = Study(
+        name="s", metric="accuracy", direction=Direction.MAX, trials=4, rungs=(2, 4), eta=2, max_epochs=8
+    )
 
-    def write(self, folder: Path, line: str) -> RunFolder:
+    def guard(self, folder: Path, lines: str = "") -> MetricGuard:
         (folder / "jobs" / "t").mkdir(parents=True)
-        (folder / "jobs" / "t" / "metrics.jsonl").write_text(line)
-        return RunFolder(folder)
+        (folder / "jobs" / "t" / "metrics.jsonl").write_text(lines)
+        return MetricGuard(RunFolder(folder), self.STUDY, Unwatched())
 
-    def test_a_metric_that_is_never_reported_ends_the_run(self, tmp_path: Path) -> None:
-        folder = self.write(tmp_path, '{"epoch": 1, "acc": 0.5}\n')
+    def report(self, epoch: int, *values: float | None) -> JobReported:
+        results = tuple(Result(epoch, value, None, 1, 1) for value in values)
+        return JobReported(t_s=1.0, job_id="t", work_done=epoch, epoch=epoch, results=results)
+
+    @pytest.mark.parametrize("values", [(), (None,)])
+    def test_a_metric_that_is_never_reported_ends_the_run(
+        self, tmp_path: Path, values: tuple[float | None, ...]
+    ) -> None:
+        guard = self.guard(tmp_path, '{"epoch": 1, "acc": 0.5}\n')
+        guard.observe(self.report(1, *values))
+        guard.observe(self.report(2, *values))
         with pytest.raises(InputError, match="'accuracy' is never reported; what is reported is acc"):
-            MetricGuard(folder, "accuracy", Unwatched()).observe(self.REPORT)
+            guard.observe(self.report(3, *values))
 
-    def test_one_that_is_not_a_number_is_the_trial_s_own_affair(self, tmp_path: Path) -> None:
-        folder = self.write(tmp_path, '{"epoch": 1, "accuracy": null}\n')
-        MetricGuard(folder, "accuracy", Unwatched()).observe(self.REPORT)
+    def test_so_does_code_that_reports_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="never reported; nothing is"):
+            self.guard(tmp_path).observe(self.report(3))
+
+    def test_a_command_s_epochs_are_read_off_its_lines(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path, '{"epoch": 3, "acc": 0.5}\n')
+        with pytest.raises(InputError, match="never reported"):
+            guard.observe(self.report(0))
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            '{"epoch": 1, "accuracy": null}\n',
+            '{"epoch": 1, "loss": 2.5}\n{"epoch": 2, "accuracy": 0.5}\n{"epo',
+        ],
+        ids=["not a number", "not in the first line"],
+    )
+    def test_one_that_is_reported_at_all_is_enough(self, tmp_path: Path, lines: str) -> None:
+        guard = self.guard(tmp_path, lines)
+        for epoch in range(1, 9):
+            guard.observe(self.report(epoch))
+
+    def test_a_result_is_enough(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path, '{"epoch": 1, "loss": 2.5}\n')
+        guard.observe(self.report(1, 0.5))
+        guard.observe(self.report(8))
 
 
 def test_a_second_signal_ends_everything_at_once(here: Path) -> None:

@@ -26,6 +26,8 @@ from stretto.core.events import (
     NodeLaunched,
     NodeLost,
     NodeReleased,
+    RunPaused,
+    RunResumed,
     RunStarted,
     WorkerLost,
 )
@@ -101,6 +103,12 @@ def cluster_lines(events: Iterable[Event]) -> Iterator[Line]:
             case RunStarted():
                 nodes = ", ".join(f"{node.id} with {node.gpus} slots" for node in event.nodes)
                 yield Line(event.t_s, event.subject, "run started", nodes or "without nodes")
+            case RunPaused():
+                yield Line(event.t_s, event.subject, "run stopped", "by request")
+            case RunResumed():
+                yield Line(
+                    event.t_s, event.subject, "run resumed", f"nothing ran for {time_text(event.down_s)}"
+                )
             case NodeLaunched() | NodeAdded():
                 what = "node launched" if isinstance(event, NodeLaunched) else "node added"
                 yield Line(event.t_s, event.node.id, what, f"{event.node.gpus} slots")

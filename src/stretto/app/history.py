@@ -22,6 +22,7 @@ from stretto.core.events import (
     NodeLaunched,
     NodeLost,
     NodeReleased,
+    RunResumed,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
@@ -149,6 +150,8 @@ class _Fold:
                 self._lose_node(event)
             case Decided():
                 self._decided(event)
+            case RunResumed():
+                self._resume(event)
             case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining():
                 pass
             case CheckpointSaved() | JobRetried() | JobNoted():
@@ -166,6 +169,14 @@ class _Fold:
             self.jobs[event.job_id].finished_s = event.t_s
         elif isinstance(event, JobFailed):
             self.jobs[event.job_id].failed_s = event.t_s
+
+    def _resume(self, event: RunResumed) -> None:
+        """Nobody held anything while the run stood still; what ran is started again."""
+        for job_id, hold in list(self.holding.items()):
+            self.release(job_id, event.t_s - event.down_s)
+            again = Hold(event.t_s, event.t_s, hold.allocation, hold.batch, math.inf)
+            self.holding[job_id] = again
+            self._starting[job_id] = [again]
 
     def _lose_node(self, event: NodeLost) -> None:
         for job_id, hold in list(self.holding.items()):

@@ -19,6 +19,7 @@ from stretto.core.events import (
     JobReported,
     JobRetried,
     JobSubmitted,
+    RunResumed,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
@@ -97,6 +98,8 @@ class Board:
         self._study = study
         self.jobs: dict[str, JobLine] = {}
         self.now_s = 0.0
+        self.down_s = 0.0
+        """How long, of that time, the run stood still between its sessions."""
         self._epochs: deque[tuple[float, int]] = deque(maxlen=LATELY)
         """Time and workers of the last undisturbed epochs of all jobs."""
 
@@ -105,6 +108,8 @@ class Board:
         self.now_s = max(self.now_s, event.t_s)
         if isinstance(event, JobSubmitted):
             self.jobs[event.job.id] = JobLine(event.job)
+        elif isinstance(event, RunResumed):
+            self._resumed(event)
         elif isinstance(event, Decided):
             for instruction in event.instructions:
                 self._instructed(self.jobs[instruction.job_id], instruction, event.t_s)
@@ -148,6 +153,11 @@ class Board:
                 line.started_s = t_s if line.started_s is None else line.started_s
                 line.phase = Phase.STARTING if instruction.action is Action.START else line.phase
         line.pace.clear()
+
+    def _resumed(self, event: RunResumed) -> None:
+        self.down_s += event.down_s
+        for line in self.jobs.values():
+            line.pace.clear()
 
     def _heard(self, line: JobLine, event: Event) -> None:
         match event:

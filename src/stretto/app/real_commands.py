@@ -93,7 +93,6 @@ class CommandSubstrate:
 
     def recover(self, history: Iterable[Event]) -> None:
         events = list(history)
-        self._rented.recall(events)
         for event in events:
             if isinstance(event, Decided):
                 for instruction in event.instructions:
@@ -102,6 +101,7 @@ class CommandSubstrate:
             elif isinstance(event, JobFinished | JobFailed):
                 self._running.discard(event.job_id)
         self._inner.recover([_as_told(event) for event in events])
+        self._nodes.extend(self._rented.recall(events, self.now_s()))
 
     def finish_epochs(self) -> None:
         """Let every trial run to its next result, which is the end of its epoch, and park it there."""

@@ -149,6 +149,8 @@ def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop,
         stop.impatient = False
     substrate.close()
     controller.record_rest(substrate.now_s())
+    if not ended_by.for_good:
+        controller.record_pause()
     return ended_by
 
 

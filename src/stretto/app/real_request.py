@@ -45,6 +45,8 @@ class TuneRequest:
     at_deadline: AtDeadline = AtDeadline.STOP
     retries: int = 2
     tensorboard: bool = False
+    checkpoints: bool = False
+    """The command keeps them, whatever the file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,11 @@ class Checked:
     folder: RunFolder
 
     @property
+    def elastic(self) -> bool:
+        """Whether a trial that was paused or resized goes on from where it was."""
+        return isinstance(self.work, Entry) or self.outline.checkpoints or self.request.checkpoints
+
+    @property
     def asked(self) -> Tables:
         """What must be the same for the run to be resumed."""
         request, work = self.request, self.work
@@ -73,18 +80,24 @@ class Checked:
             "budget_usd": "none" if request.budget_usd == math.inf else request.budget_usd,
             "slots": self.slots,
             "seed": request.seed,
+            "checkpoints": self.elastic,
         }
 
     def tuning(self, profile: Profile, deadline_s: float | None) -> Tuning:
         """The study on this machine."""
-        return machine_tuning(
-            self.outline, profile, self.slots, dataclasses.replace(self.limits, deadline_s=deadline_s)
-        )
+        limits = dataclasses.replace(self.limits, deadline_s=deadline_s)
+        return machine_tuning(self.outline, profile, self.slots, limits, elastic=self.elastic)
 
     def notes(self) -> Iterator[str]:
         """What of the file plays no part here."""
         if self.outline.has_cluster:
             yield f"[cluster] is for plans and simulations; here are the {self.slots} slots of this machine."
+        if not self.elastic:
+            yield (
+                "Nothing says that the command keeps checkpoints: each trial has one slot, and one that is "
+                "paused begins anew. If it saves on SIGTERM and goes on from there, add --checkpoints. "
+                "Policies random and asha with --set asha.variant=stop never pause a trial."
+            )
 
 
 def check_request(request: TuneRequest) -> Checked:
@@ -98,10 +111,15 @@ def check_request(request: TuneRequest) -> Checked:
         )
     if request.retries < 0:
         raise InputError(f"--retries {request.retries} is negative.", remedy="Give 0 or more.")
+    work = _work(request, outline)
+    if request.checkpoints and isinstance(work, Entry):
+        raise InputError(
+            "--checkpoints is about a command; a training function always has them.", remedy="Leave it out."
+        )
     checked = Checked(
         request=request,
         outline=outline,
-        work=_work(request, outline),
+        work=work,
         slots=check_slots(request.slots if request.slots is not None else outline.machine.slots),
         limits=_limits(request, outline.limits),
         folder=run_folder(outline.study.name if request.name is None else request.name, request.runs),
@@ -120,11 +138,16 @@ def check_slots(slots: int | None) -> int:
     return slots
 
 
-def machine_tuning(outline: StudyOutline, profile: Profile, slots: int, limits: Limits) -> Tuning:
-    """A study on so many slots of this machine, each of them a node to whoever rents."""
+def machine_tuning(
+    outline: StudyOutline, profile: Profile, slots: int, limits: Limits, *, elastic: bool
+) -> Tuning:
+    """A study on so many slots of this machine, each of them a node to whoever rents.
+
+    To trials that are not `elastic` more slots are of no use, as they would begin anew with them.
+    """
     return Tuning(
         study=outline.study,
-        profile=profile,
+        profile=profile if elastic else dataclasses.replace(profile, scaling=UNKNOWN.scaling),
         instances=(outline.machine.instance,),
         max_nodes=slots,
         billing=OWN_MACHINE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,10 @@ def run_outline(folder: RunFolder, spec: Tables) -> StudyOutline:
 def run_tuning(outline: StudyOutline, spec: Tables) -> Tuning:
     """What its policy was told."""
     limits = Limits(deadline_s=spec["deadline_s"], budget_usd=spec["budget_usd"], q=outline.limits.q)
-    return machine_tuning(outline, outline.profile or UNKNOWN, spec["asked"]["slots"], limits)
+    asked = spec["asked"]
+    return machine_tuning(
+        outline, outline.profile or UNKNOWN, asked["slots"], limits, elastic=asked["checkpoints"]
+    )
 
 
 def read_ending(folder: RunFolder) -> EndedBy | None:
@@ -206,36 +209,64 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
     reported = [line for line in lines if line.epoch]
     if not reported:
         return "no trial came to the end of an epoch."
-    names = _reported_names(folder)
-    if names and metric not in names:
-        return f"{_not_reported(metric, names)} {_name_it(metric)}"
+    shown = _shown(folder)
+    if metric not in shown.names:
+        return f"{_not_reported(metric, shown.names)} {_name_it(metric)}"
     if any(line.phase in ENDED for line in reported):
         return f"no trial showed a number as {metric!r}: all diverged."
     return f"no trial has shown {metric!r} yet."
 
 
-def check_reported(folder: RunFolder, metric: str) -> None:
-    """Refuse a study whose code reports something, and never its metric."""
-    names = _reported_names(folder)
-    if names and metric not in names:
-        raise InputError(_not_reported(metric, names), where="study.metric", remedy=_name_it(metric))
+def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:
+    """Whether the code of a study has reported its metric; refused if it has not by `patience` epochs.
+
+    `epochs` is how far some trial is known to have come; its metrics may show more.
+    """
+    shown = _shown(folder)
+    if metric in shown.names:
+        return True
+    if max(epochs, shown.epochs) >= patience:
+        raise InputError(_not_reported(metric, shown.names), where="study.metric", remedy=_name_it(metric))
+    return False
 
 
 def _not_reported(metric: str, names: Sequence[str]) -> str:
-    return f"{metric!r} is never reported; what is reported is {', '.join(names)}."
+    reported = f"what is reported is {', '.join(names)}" if names else "nothing is"
+    return f"{metric!r} is never reported; {reported}."
 
 
 def _name_it(metric: str) -> str:
     return f"Call run.report({metric}=...) once per epoch, or name another metric in [study]."
 
 
-def _reported_names(folder: RunFolder) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the metrics files of a run hold."""
+
+    names: list[str]
     """What the code of the jobs calls its metrics."""
+    epochs: int
+    """The latest epoch of any job."""
+
+
+def _shown(folder: RunFolder) -> _Shown:
+    names: dict[str, None] = {}
+    epochs = 0
     for path in sorted(folder.path.glob("jobs/*/metrics.jsonl")):
-        try:
-            first = json.loads(path.read_text(encoding="utf-8").partition("\n")[0])
-        except (OSError, ValueError):
-            continue
-        if isinstance(first, dict):
-            return [name for name in first if name not in NOT_METRICS]
-    return []
+        for line in _lines(path):
+            names.update((name, None) for name in line if name not in NOT_METRICS)
+            epoch = line.get("epoch")
+            epochs = max(epochs, epoch) if isinstance(epoch, int) else epochs
+    return _Shown(list(names), epochs)
+
+
+def _lines(path: Path) -> Iterator[Tables]:
+    """Those that were written to their end."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                yield line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,6 @@ from stretto.app.real_work import Entry
 from stretto.app.run_folder import RUNS, RunFolder, Tables, begin, check_same, run_folder
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
-from stretto.core.job import Job
 from stretto.core.resources import Resources
 from stretto.core.source import Arrivals
 from stretto.core.units import HOUR_S
@@ -162,12 +161,19 @@ def start_run(
     watcher: Watcher | None = None,
     make: MakeSubstrate = make_substrate,
     describe: Describe = describe_entries,
+    on_begun: Callable[[], None] = lambda: None,
 ) -> RunResult:
-    """Begin the run, or go on with it, until every job is over or `stop` is asked."""
+    """Begin the run, or go on with it, until every job is over or `stop` is asked.
+
+    `on_begun` is called once nothing stands in its way any more and its folder is there.
+    """
     folder, request, slots = checked.folder, checked.request, checked.slots
-    jobs = _jobs(checked, describe)
+    described = _described(checked, describe)
+    jobs = [complete(spec, described.get(spec.name), slots) for spec in checked.file.jobs]
     price_usd = checked.file.machine.usd_per_slot_hour
     spec = begin(folder, {"kind": "run", "usd_per_slot_hour": price_usd, "asked": checked.asked}, time.time())
+    folder.write("described", {name: dataclasses.asdict(one) for name, one in described.items()})
+    on_begun()
     works = {job.name: job.work for job in checked.file.jobs}
     nodes = (Node(NODE, Resources(gpu=slots)),)
     hands = Hands(
@@ -246,7 +252,10 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
         finished_s=board.now_s,
         mean_jct_s=fmean(jcts) if jcts else None,
         gpu_hours=sum(job.gpu_hours for job in jobs),
-        cost_usd=spec["usd_per_slot_hour"] * spec["asked"]["slots"] * board.now_s / HOUR_S,
+        cost_usd=spec["usd_per_slot_hour"]
+        * spec["asked"]["slots"]
+        * (board.now_s - board.down_s)
+        / HOUR_S,
         jobs=jobs,
     )
 
@@ -268,14 +277,10 @@ def _job_result(folder: RunFolder, history: History, line: JobLine) -> JobResult
     )
 
 
-def _jobs(checked: CheckedRun, describe: Describe) -> Sequence[Job]:
-    """Every job, with what its training code says of itself; that is asked once, and kept for a resume."""
+def _described(checked: CheckedRun, describe: Describe) -> dict[str, Described]:
+    """What the training code of the jobs says of itself: as it did when the run was begun."""
     folder, specs = checked.folder, checked.file.jobs
-    kept = (folder.read("described") or {}) if folder.path.is_dir() else {}
-    described = {name: Described(**one) for name, one in kept.items()}
+    kept = folder.read("described") if folder.read("spec") is not None else None
+    described = {name: Described(**one) for name, one in (kept or {}).items()}
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
-    if unknown:
-        described |= describe(unknown, checked.slots)
-        folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write("described", {name: dataclasses.asdict(one) for name, one in described.items()})
-    return [complete(spec, described.get(spec.name), checked.slots) for spec in specs]
+    return described | describe(unknown, checked.slots) if unknown else described

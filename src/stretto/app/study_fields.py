@@ -114,6 +114,12 @@ class Fields:
             raise self.wrong(key, rule)
         return value
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
     def duration_s(self, key: str) -> float:
         """Seconds above 0, as a number or a text such as 1h30m."""
         value = self.raw(key, rule="a duration such as 90, 20m or 1h30m")

@@ -29,7 +29,7 @@ EXAMPLE_STUDY = study_example.TEXT
 BUILT_IN_CURVES = "builtin:resnet"
 
 SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "profile", "world")
-STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler", "entry", "command")
+STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler", "entry", "command", "checkpoints")
 MACHINE_KEYS = ("slots", "usd_per_slot_hour")
 HALVING_KEYS = ("rungs", "min_epochs", "eta", "max_epochs")
 LIMITS_KEYS = ("deadline", "budget_usd", "q")
@@ -78,6 +78,8 @@ class StudyOutline:
     """`train.py:train`, relative to the file's folder."""
     command: tuple[str, ...]
     """What to run for a trial instead; empty if nothing is said."""
+    checkpoints: bool
+    """The command saves on SIGTERM and goes on from there when it is started again."""
     profile: Profile | None
     """None: not known yet."""
     has_cluster: bool
@@ -204,6 +206,7 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
         machine=machine_of(sections.table("machine", MACHINE_KEYS, {})),
         entry=fields.text("entry") if "entry" in fields else None,
         command=tuple(fields.list("command", [], of=str, rule='a list such as ["python", "train.py"]')),
+        checkpoints=_checkpoints(fields),
         profile=_profile(sections.table("profile", PROFILE_KEYS), rented, path)
         if "profile" in sections
         else None,
@@ -211,6 +214,16 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
         tables=tables,
         path=path,
     )
+
+
+def _checkpoints(fields: Fields) -> bool:
+    if "checkpoints" in fields and "entry" in fields:
+        raise InputError(
+            "checkpoints is about a command; a training function always has them.",
+            where=fields.where("checkpoints"),
+            remedy="Leave it out.",
+        )
+    return fields.flag("checkpoints", default=False)
 
 
 def _rented(sections: Fields) -> Fields | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from stretto.policies.registry import make_policy, rents_nodes
 from stretto.pricing.purse import Purse
 from stretto.search.samplers import make_sampler
 from stretto.search.source import TrialSource, trials_ahead
+from stretto.search.study import Study
 
 LOCAL = "local"
 """The node of a policy that does not rent: the whole machine."""
@@ -54,6 +56,10 @@ MOST_PROBED = 4
 """Configurations of a probe: some show how much trials differ."""
 COMPARED = ("asha", "hypersched")
 """The policy a run is compared with; the second where it is the first itself."""
+LEAST_PATIENCE = 3
+"""A metric that nobody has reported by the first comparison, or by so many epochs, will not come .."""
+UNCOMPARED_EPOCHS = 10
+""".. and so many in a study that compares nothing on the way: some evaluate now and then only."""
 RESERVE_S = 15.0
 """A budget ends this much earlier, so that there is money to save checkpoints with."""
 
@@ -64,9 +70,20 @@ class Prepared:
 
     checked: Checked
     tuning: Tuning
-    """Its deadline is the first start's if there was one, else counts from now."""
+    """Its deadline is the first start's if there was one, else counts from `at_s`."""
+    at_s: float
+    """When it was prepared, by the monotonic clock."""
     expectation: Expectation
     resumes: bool
+
+    def now(self) -> Prepared:
+        """With the deadline from now, which does not move while somebody makes up their mind."""
+        limits, now_s = self.tuning.limits, time.monotonic()
+        if self.resumes or limits.deadline_s is None:
+            return self
+        left_s = _left_s(limits.deadline_s, now_s - self.at_s)
+        tuning = dataclasses.replace(self.tuning, limits=dataclasses.replace(limits, deadline_s=left_s))
+        return dataclasses.replace(self, tuning=tuning, at_s=now_s)
 
 
 def finished(checked: Checked) -> TuneResult | None:
@@ -103,6 +120,7 @@ def prepare(
     )
     return Prepared(
         checked=checked,
+        at_s=time.monotonic(),
         tuning=checked.tuning(profile, _deadline_s(checked, asked_s)),
         expectation=expectation,
         resumes=checked.folder.read("spec") is not None,
@@ -117,6 +135,7 @@ def start(
     make: MakeSubstrate = make_substrate,
 ) -> TuneResult:
     """Begin the run, or go on with it, until it is over or `stop` is asked."""
+    prepared = prepared.now()
     checked, tuning = prepared.checked, prepared.tuning
     folder = checked.folder
     spec = begin(
@@ -132,7 +151,7 @@ def start(
     )
     if folder.read("plan") is None:
         folder.write("plan", plan_tables(prepared.expectation))
-    guarded = MetricGuard(folder, tuning.study.metric, watcher or Unwatched())
+    guarded = MetricGuard(folder, tuning.study, watcher or Unwatched())
     ended_by = drive(_score(prepared, make, spec["started_at_s"]), stop or Stop(), guarded)
     if ended_by.for_good:
         folder.write("result", {"ended_by": str(ended_by)})
@@ -154,11 +173,13 @@ def tune(
     at_deadline: str = AtDeadline.STOP,
     retries: int = 2,
     tensorboard: bool = False,
+    checkpoints: bool = False,
 ) -> TuneResult:
     """Tune a study on this machine, or resume the run of this name, and say what came of it.
 
     `work` is `train.py:train`, or the words of a command such as ["python", "train.py", "--lr", "{lr}"].
-    `deadline` is seconds or a text such as 10m. Files go to `folder`/`name`.
+    `deadline` is seconds or a text such as 10m. Files go to `folder`/`name`. `checkpoints` says that a
+    command saves on SIGTERM and goes on from there; else a trial that is paused begins anew.
     """
     if at_deadline not in tuple(AtDeadline):
         raise InputError(f"at_deadline is {at_deadline!r}.", remedy=f"It is one of {', '.join(AtDeadline)}.")
@@ -180,6 +201,7 @@ def tune(
             at_deadline=AtDeadline(at_deadline),
             retries=retries,
             tensorboard=tensorboard,
+            checkpoints=checkpoints,
         )
     )
     return finished(checked) or start(prepare(checked))
@@ -210,20 +232,31 @@ class Reserve:
 
 
 class MetricGuard:
-    """Ends a run whose training code reports, but never what the study compares."""
+    """Ends a run whose training code trains on and on, but never reports what the study compares."""
 
-    def __init__(self, folder: RunFolder, metric: str, watcher: Watcher) -> None:
+    def __init__(self, folder: RunFolder, study: Study, watcher: Watcher) -> None:
         self._folder = folder
-        self._metric = metric
+        self._metric = study.metric
+        first = study.rungs[0] if study.rungs else UNCOMPARED_EPOCHS
+        self._patience = min(max(first, LEAST_PATIENCE), study.max_epochs)
         self._watcher = watcher
+        self._reports = 0
         self._sound = False
 
     def observe(self, event: Event) -> None:
-        """Look at the first results, and pass everything on."""
-        if isinstance(event, JobReported) and event.results and not self._sound:
-            check_reported(self._folder, self._metric)
-            self._sound = True
+        """Look at the first reports, and pass everything on."""
+        if isinstance(event, JobReported) and not self._sound:
+            self._reports += 1
+            self._sound = self._shows(event)
         self._watcher.observe(event)
+
+    def _shows(self, event: JobReported) -> bool:
+        if any(result.value is not None for result in event.results):
+            return True
+        # A command's epochs are known only from its files, which are read ever more rarely.
+        if event.epoch < self._patience and self._reports.bit_count() != 1:
+            return False
+        return check_reported(self._folder, self._metric, epochs=event.epoch, patience=self._patience)
 
     def tick(self, now_s: float) -> None:
         """Pass it on."""
@@ -246,15 +279,16 @@ def _deadline_s(checked: Checked, asked_s: float) -> float | None:
     if spec is not None:
         begun_s: float | None = spec["deadline_s"]
         return begun_s
-    if deadline_s is None:
-        return None
-    left_s = deadline_s - (time.monotonic() - asked_s)
-    if left_s <= 0:
+    return None if deadline_s is None else _left_s(deadline_s, time.monotonic() - asked_s)
+
+
+def _left_s(deadline_s: float, gone_s: float) -> float:
+    if gone_s >= deadline_s:
         raise InputError(
-            f"the deadline of {format_duration(deadline_s)} passed while the training was being measured.",
-            remedy="Give a later one, or a [profile].",
+            f"the deadline of {format_duration(deadline_s)} passed before a trial was started.",
+            remedy="Give a later one; with a [profile] nothing need be measured.",
         )
-    return left_s
+    return deadline_s - gone_s
 
 
 def _is_of_this(folder: RunFolder, checked: Checked) -> bool:
@@ -321,7 +355,11 @@ def _score(prepared: Prepared, make: MakeSubstrate, started_at_s: float) -> Scor
         make=lambda: make(_hands(prepared), prepared.checked.folder, wall_clock(started_at_s)),
         nodes=_node(prepared),
         source=TrialSource(
-            tuning.study, sampler, most_gpus=slots, ahead=trials_ahead(tuning.study, sampler, slots)
+            tuning.study,
+            sampler,
+            most_gpus=slots,
+            ahead=trials_ahead(tuning.study, sampler, slots),
+            elastic=prepared.checked.elastic,
         ),
         seed=request.seed,
         deadline_s=tuning.limits.deadline_s,

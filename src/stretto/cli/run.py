@@ -86,14 +86,24 @@ def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
     resumes = checked.folder.read("spec") is not None
     if not resumes:
         agree(checked.file.machine.usd_per_slot_hour, yes=yes)
-    print(f"{checked.folder.path} is {'resumed' if resumes else 'begun'}.", file=sys.stderr)
+    else:
+        _say_begun(checked, "resumed")
     title = f"{len(checked.file.jobs)} jobs under {checked.request.policy} on {checked.slots} slots"
     try:
         with watching(f"{title}: {checked.folder.path}") as watcher:
-            return start_run(checked, stop=Stop(), watcher=watcher)
+            return start_run(
+                checked,
+                stop=Stop(),
+                watcher=watcher,
+                on_begun=lambda: None if resumes else _say_begun(checked, "begun"),
+            )
     except KeyboardInterrupt:
         print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _say_begun(checked: CheckedRun, how: str) -> None:
+    print(f"{checked.folder.path} is {how}.", file=sys.stderr, flush=True)
 
 
 def agree(price_usd: float, *, yes: bool) -> None:

@@ -59,6 +59,9 @@ def tune(
     retries: Annotated[int, typer.Option(help="Starts after a failure without progress.")] = 2,
     seed: Seed = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="The command saves on SIGTERM and goes on from there.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,6 +95,7 @@ def tune(
             at_deadline=at_deadline,
             retries=retries,
             tensorboard=tensorboard,
+            checkpoints=checkpoints,
         )
     )
     result = finished(checked) or _run(checked, yes=yes, as_json=as_json)

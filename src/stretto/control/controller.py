@@ -13,7 +13,7 @@ from stretto.control.instruct import check, instructions_for
 from stretto.control.state import RunState
 from stretto.core.cluster import Node
 from stretto.core.errors import JournalError
-from stretto.core.events import Decided, Event, JobSubmitted, RunStarted
+from stretto.core.events import Decided, Event, JobSubmitted, RunPaused, RunResumed, RunStarted
 from stretto.core.seeds import child_rng
 from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
@@ -96,6 +96,7 @@ class Controller:
             self._fold(event)
         if history:
             substrate.recover(history)
+            self._record_resumption(max(event.t_s for event in history))
         else:
             self._record([RunStarted(t_s=0.0, identity=identity, nodes=tuple(nodes))])
 
@@ -118,6 +119,16 @@ class Controller:
         """Take down what still happens until then, and decide nothing: for the time after `run`."""
         while (event := self._substrate.next_event(until_s)) is not None:
             self._record([event])
+
+    def record_pause(self) -> None:
+        """Take down that nothing runs from now on, for the time after `run`."""
+        self._record([RunPaused(t_s=self._substrate.now_s())])
+
+    def _record_resumption(self, last_s: float) -> None:
+        """Where time passes by itself, some went by while nobody was there."""
+        now_s = self._substrate.now_s()
+        if now_s > last_s:
+            self._record([RunResumed(t_s=now_s, down_s=now_s - last_s)])
 
     def _turn(self) -> None:
         due_s = self._next_time_s()

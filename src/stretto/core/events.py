@@ -27,6 +27,32 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPaused:
+    """Somebody asked the run to stop, and nothing of it runs any more until it is resumed."""
+
+    kind: ClassVar[str] = "run-paused"
+    t_s: float
+
+    @property
+    def subject(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """The run goes on after it was stopped or killed; what ran then is started again."""
+
+    kind: ClassVar[str] = "run-resumed"
+    t_s: float
+    down_s: float
+    """Since the last event before: nothing ran, and nothing is paid for."""
+
+    @property
+    def subject(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
     kind: ClassVar[str] = "job-submitted"
     t_s: float
@@ -191,6 +217,8 @@ class Decided:
 
 Event = (
     RunStarted
+    | RunPaused
+    | RunResumed
     | JobSubmitted
     | JobFinished
     | JobFailed
@@ -209,6 +237,8 @@ Event = (
 
 EVENT_TYPES: tuple[type[Event], ...] = (
     RunStarted,
+    RunPaused,
+    RunResumed,
     JobSubmitted,
     JobFinished,
     JobFailed,

@@ -20,6 +20,7 @@ from stretto.core.events import (
     NodeLaunched,
     NodeLost,
     NodeReleased,
+    RunResumed,
     RunStarted,
     WorkerLost,
 )
@@ -54,7 +55,8 @@ class CostMeter:
 
     A node is paid for from when it begins to start up until it is given back or lost; nodes that are there
     when the run starts, from then. Nodes of no instance type cost nothing. Billed per function, the GPU time
-    that jobs hold costs a GPU's share of its node's price. Every node is given the data, for its price.
+    that jobs hold costs a GPU's share of its node's price. Every node is given the data, for its price. The
+    time between the end of a session and the run's resumption costs nothing.
     """
 
     def __init__(self, instances: Iterable[Instance], billing: Billing) -> None:
@@ -100,6 +102,8 @@ class CostMeter:
             case RunStarted():
                 for node in event.nodes:
                     self._take(node, event.t_s)
+            case RunResumed():
+                self._pass_over(event.down_s)
             case NodeLaunched():
                 self._take(event.node, event.t_s)
             case NodeAdded():
@@ -112,6 +116,13 @@ class CostMeter:
                 self._decided(event)
             case JobFinished() | JobFailed() | WorkerLost():
                 self._hold(event.job_id, NOTHING, event.t_s)
+
+    def _pass_over(self, down_s: float) -> None:
+        """What is held was not paid for in the time just gone, as if it had been taken so much later."""
+        for held in self._here.values():
+            held.begin_s += down_s
+        for use in self._uses.values():
+            use.since_s += down_s
 
     def _take(self, node: Node, begin_s: float) -> None:
         if not node.instance or node.id in self._here:

@@ -44,10 +44,14 @@ class TrialSource:
     ever started says that no more are wanted.
     """
 
-    def __init__(self, study: Study, sampler: Sampler, *, most_gpus: int, ahead: int) -> None:
+    def __init__(
+        self, study: Study, sampler: Sampler, *, most_gpus: int, ahead: int, elastic: bool = True
+    ) -> None:
+        """Trials that are not `elastic` cannot go on from where they were: each has one GPU, always."""
         self._study = study
         self._sampler = sampler
-        self._most_gpus = most_gpus
+        self._most_gpus = most_gpus if elastic else 1
+        self._tier = Tier.ELASTIC if elastic else Tier.RIGID
         self._ahead = ahead
         self._total = study.trials if sampler.size is None else min(study.trials, sampler.size)
         self._trials: dict[str, _Trial] = {}
@@ -99,7 +103,7 @@ class TrialSource:
             application=self._study.name,
             submit_s=now_s,
             worker=Role(demand=Resources(gpu=1), min=1, max=self._most_gpus),
-            tier=Tier.ELASTIC,
+            tier=self._tier,
             batch=_BATCH,
             work=Work(units_per_epoch=1.0, epochs=self._study.max_epochs),
             study=self._study.name,

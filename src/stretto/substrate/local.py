@@ -49,7 +49,8 @@ class LocalSubstrate:
     `apply` returns at once. A worker starts when a slot is free: nothing new meets something old on a GPU.
     PARK saves a checkpoint at the next step boundary; STOP ends the workers where they are. A job whose
     workers are lost is started again from its last checkpoint (JobRetried), and fails (JobFailed) if that
-    happens too often without progress. Reports that come after a PARK are told when the job runs again.
+    happens too often without progress. Reports that come after a PARK are told when the job runs again, or
+    when it or the run ends.
 
     A wish for nodes is granted at once, as far as the slots go.
     """
@@ -126,13 +127,15 @@ class LocalSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Start what was running when the record ends, with the allocation and batch it had.
 
+        The last wish is granted as far as it was not: whoever made it does not repeat it.
         Results that a job wrote to its metrics and nobody lived to record are told with its next report.
         """
         events = list(history)
         past = fold(events)
         self._behind_s = max(past.last_s - self._clock(), 0.0)
         self._last_number = past.last_number
-        self._rented.recall(events)
+        for event in self._rented.recall(events, self.now_s()):
+            self._engine.emit(event)
         for job in past.jobs.values():
             if job.ended:
                 continue
@@ -176,7 +179,8 @@ class LocalSubstrate:
         _check_job(job, len(self._slots))
         spec, folder = self._spec_of(job), self._folder_of(job)
         epoch = past.progress.epoch
-        account = Account(job, spec.metric, epoch, held=untold(folder / "metrics.jsonl", epoch))
+        nodes = max(len(past.allocation.nodes), 1)
+        account = Account(job, spec.metric, epoch, held=untold(folder / "metrics.jsonl", epoch, nodes))
         log = str(folder / "stdout.log")
         losses = Losses(self._options.rules.retries, past.failures)
         gang = Gang(job, spec, self._options.rules, log, account=account, losses=losses)

@@ -110,6 +110,12 @@ class Crew:
             and not (member.spoke or member.outgoing)
         ]
 
+    def left_behind(self) -> Member | None:
+        """One that is to train where others returned: before there is a group, all return or none."""
+        waiting = [member for member in self.members.values() if not member.spoke]
+        stay = not self.group and all(member.store for member in waiting)
+        return waiting[0] if waiting and stay else None
+
     def spawn(self) -> Member:
         self._born += 1
         member = Member(f"{self.name}.{self._born}")

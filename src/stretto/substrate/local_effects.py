@@ -44,8 +44,8 @@ class Rules:
     """Fresh starts after something went wrong, without progress in between."""
     heartbeat_s: float = 30.0
     """A worker that is silent for so long is lost."""
-    hang_s: float = 600.0
-    """A group that takes no step for so long hangs."""
+    hang_s: float = 3600.0
+    """A group that takes no step for so long hangs; whatever code does between two epochs must be shorter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from stretto.core.job import Job
 from stretto.substrate.local_crew import Crew, Goal, Member, Order, Phase, as_order
 from stretto.substrate.local_effects import Effect, Emit, Exit, LocalJob, Moment, Rules, Send
 from stretto.substrate.local_losses import Blame, Cause, Losses
-from stretto.substrate.local_reports import Account
+from stretto.substrate.local_reports import Account, Held
 from stretto.wire.messages import (
     Ack,
     Beat,
@@ -91,6 +91,7 @@ class Gang:
                 self._rest(Goal.REST, now.awake_s + self._rules.park_s)
             case Action.STOP:
                 self.goal = Goal.OVER
+                self._hold_no_more(now)
                 self._end_all()
         return self._settle(now)
 
@@ -98,6 +99,7 @@ class Gang:
         """Save and leave, within the grace."""
         if self.goal is not Goal.OVER:
             self._rest(Goal.REST, now.awake_s + self._rules.grace_s)
+        self._hold_no_more(now)
         return self._settle(now)
 
     def finish_epoch(self, now: Moment) -> list[Effect]:
@@ -109,6 +111,7 @@ class Gang:
     def kill(self, now: Moment) -> list[Effect]:
         """End everything at once."""
         self.goal = Goal.OVER if self.goal is Goal.OVER else Goal.REST
+        self._hold_no_more(now)
         self._kill_all()
         return self._settle(now)
 
@@ -156,7 +159,7 @@ class Gang:
         silent = self._crew.silent(now.awake_s - self._rules.heartbeat_s)
         self._give_up(silent, f"a worker gave no sign of life for {self._rules.heartbeat_s:g} s", now)
         if self._hangs(now):
-            text = f"no step was taken for {self._rules.hang_s:g} s"
+            text = f"no step was taken for {self._rules.hang_s:g} s (Rules.hang_s says how long is too long)"
             self._give_up([m for m in self._crew.members.values() if self._crew.has(m)], text, now)
         if self._kill_at_s <= now.awake_s:
             self._kill_late(now)
@@ -255,9 +258,10 @@ class Gang:
         verdict = self._losses.verdict(
             cause, self._account.reached, job_id=self.job.id, t_s=now.t_s, error=error
         )
-        self._emit(verdict)
         if isinstance(verdict, JobFailed):
             self.goal = Goal.OVER
+            self._hold_no_more(now)
+        self._emit(verdict)
 
     # What is heard
 
@@ -292,19 +296,20 @@ class Gang:
                 self._lost(member, Cause(Blame.BYSTANDER, f"a worker left: {message.why}"), now)
 
     def _report(self, report: Report, now: Moment) -> None:
-        if self._order.holds_reports:
-            self._account.held.append(report)
-            if report.ends:
-                self._tell_leader(Ack(report.epoch))
-            return
-        self._tell(report, now=now)
-
-    def _tell(self, *reports: Report, now: Moment) -> None:
-        """Of these and of what was held back."""
         workers = len(self._crew.formed or self._crew.forming)
-        events = self._account.tell(
-            *reports, workers=workers, nodes=self._order.nodes(workers), t_s=now.t_s, resize_s=self._resize_s
-        )
+        self._account.held.append(Held(report, workers, self._order.nodes(workers)))
+        if not self._order.holds_reports:
+            self._tell(now)
+        elif report.ends:
+            self._tell_leader(Ack(report.epoch))
+
+    def _hold_no_more(self, now: Moment) -> None:
+        """The job or the run ends: there will be no next report to tell of it with."""
+        self._order.holds_reports = False
+        self._tell(now)
+
+    def _tell(self, now: Moment) -> None:
+        events = self._account.tell(t_s=now.t_s, resize_s=self._resize_s)
         if events:
             self._resize_s = None
             self._crew.out.extend(map(Emit, events))
@@ -321,7 +326,7 @@ class Gang:
             self.phase = Phase.ENDING
             self._kill_at_s = now.awake_s + self._rules.grace_s
             crew.dismiss(*(one for one in crew.members.values() if one.id not in crew.finished))
-            self._tell(now=now)
+            self._tell(now)
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
     # What goes wrong
@@ -354,10 +359,9 @@ class Gang:
             self._crew.kill(member)
 
     def _check_all_return(self, now: Moment) -> None:
-        """Before the first group trains, either all workers return or none."""
-        waiting = [member for member in self._crew.members.values() if not member.spoke]
-        if not self._crew.group and waiting and all(member.store for member in waiting):
-            self._lost(waiting[0], Cause(Blame.RAISED, "some workers returned where others train"), now)
+        member = self._crew.left_behind()
+        if member is not None:
+            self._lost(member, Cause(Blame.RAISED, "some workers returned where others train"), now)
 
     def _hangs(self, now: Moment) -> bool:
         trains = self.phase is Phase.LIVE and bool(self._crew.group)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import PolicyError
-from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeReleased
+from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched, NodeReleased
 from stretto.core.resources import Resources
 from stretto.worlds.cloud import node_name
 
@@ -44,12 +44,20 @@ class RentedSlots:
             events += [NodeLaunched(t_s=t_s, node=node), NodeAdded(t_s=t_s, node=node)]
         return events
 
-    def recall(self, history: Iterable[Event]) -> None:
-        """Which nodes were there when a run's record ends."""
+    def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
+        """Go on where a run's record ends: what of its last wish had not come true, comes true now."""
+        coming: dict[str, Node] = {}
+        wish: Wish | None = None
         for event in history:
             if isinstance(event, NodeLaunched):
                 self._launched += 1
-            elif isinstance(event, NodeAdded):
                 self._here.append(event.node.id)
+                coming[event.node.id] = event.node
+            elif isinstance(event, NodeAdded):
+                del coming[event.node.id]
             elif isinstance(event, NodeReleased):
                 self._here.remove(event.node_id)
+            elif isinstance(event, Decided) and event.wish is not None:
+                wish = event.wish
+        added = [NodeAdded(t_s=t_s, node=node) for node in coming.values()]
+        return [*added, *(self.provision(wish, t_s) if wish is not None else [])]

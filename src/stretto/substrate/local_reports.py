@@ -7,13 +7,22 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stretto.core.events import CheckpointSaved, JobReported
+from stretto.core.events import CheckpointSaved, JobNoted, JobReported
 from stretto.core.job import Job
 from stretto.core.observations import LossPoint, Result
 from stretto.substrate.process_reports import Progress
 from stretto.wire.messages import EpochEnd, Report, Saved
 
 _NOT_VALUES = frozenset({"epoch", "workers", "batch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A report that is to be told, and what the job had when it came."""
+
+    report: Report
+    workers: int
+    nodes: int
 
 
 @dataclass(slots=True)
@@ -26,21 +35,22 @@ class Account:
     """Epochs told of."""
     furthest: float = 0.0
     """Of checkpoints, in epochs. Epochs that were told and not saved are trained again, which is progress."""
-
-    held: list[Report] = field(default_factory=list)
-    """What was not told when it was reported: it is told with the next report."""
+    held: list[Held] = field(default_factory=list)
+    """Not told yet. What came after a PARK waits for the next report, or for the job's or the run's end."""
+    misses_metric: bool = False
+    """It was said that an epoch came without the metric."""
 
     @property
     def reached(self) -> Progress:
         return Progress(work_done=self.furthest * self.job.work.units_per_epoch, epoch=self.epoch)
 
-    def tell(
-        self, *reports: Report, workers: int, nodes: int, t_s: float, resize_s: float | None = None
-    ) -> list[JobReported]:
-        """Of these reports, and of those held back before."""
-        all_reports, self.held = [*self.held, *reports], []
-        events = [self._event(one, workers, nodes, t_s) for one in all_reports]
-        return [replace(event, resize_s=resize_s if event is events[-1] else None) for event in events]
+    def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported | JobNoted]:
+        """Of all reports that are held."""
+        reports, self.held = self.held, []
+        notes = [note for one in reports for note in self._missing(one.report, t_s)]
+        events = [self._event(one, t_s) for one in reports]
+        told = [replace(event, resize_s=resize_s if event is events[-1] else None) for event in events]
+        return [*notes, *told]
 
     def saved(self, saved: Saved, *, t_s: float) -> CheckpointSaved:
         self.furthest = max(self.furthest, saved.progress)
@@ -52,14 +62,29 @@ class Account:
             best=saved.best,
         )
 
-    def _event(self, report: Report, workers: int, nodes: int, t_s: float) -> JobReported:
+    def _missing(self, report: Report, t_s: float) -> list[JobNoted]:
+        """The first epoch without the metric: it has no result, which is another thing than a bad one."""
+        without = [end for end in report.ends if self.metric is not None and self.metric not in end.values]
+        if not without or self.misses_metric:
+            return []
+        self.misses_metric = True
+        names = ", ".join(sorted(without[0].values)) or "nothing"
+        text = (
+            f"epoch {without[0].epoch} has no result: the study compares {self.metric}, and {names} was "
+            f"reported. Give run.report a value for {self.metric}; this is said once."
+        )
+        return [JobNoted(t_s=t_s, job_id=self.job.id, text=text)]
+
+    def _event(self, held: Held, t_s: float) -> JobReported:
+        report = held.report
         new = [end for end in report.ends if end.epoch > self.epoch]
         losses = [LossPoint(end.epoch, _finite(end.values["loss"])) for end in new if "loss" in end.values]
         results: list[Result] = []
         if self.metric is not None:
             results = [
-                Result(end.epoch, _finite(end.values.get(self.metric)), end.epoch_s, workers, nodes)
+                Result(end.epoch, _finite(end.values[self.metric]), end.epoch_s, held.workers, held.nodes)
                 for end in new
+                if self.metric in end.values
             ]
         self.epoch = max(self.epoch, report.epoch)
         return JobReported(
@@ -74,31 +99,31 @@ class Account:
         )
 
 
-def untold(metrics: Path, epoch: int) -> list[Report]:
-    """Epochs after this one that a job's metrics file has, in order: nobody lived to tell of them."""
-    ends: dict[int, EpochEnd] = {}
+def untold(metrics: Path, epoch: int, nodes: int) -> list[Held]:
+    """Epochs after this one that a job's metrics file has, in order: nobody lived to tell of them.
+
+    `nodes` is how many the job was on at most.
+    """
+    found: dict[int, Held] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else ():
-        end = _read(line)
-        if end is not None and end.epoch > epoch:
-            ends[end.epoch] = end
-    return [
-        Report(progress=end.epoch, epoch=end.epoch, steps=0, ends=(end,)) for _, end in sorted(ends.items())
-    ]
+        held = _read(line, nodes)
+        if held is not None and held.report.epoch > epoch:
+            found[held.report.epoch] = held
+    return [held for _, held in sorted(found.items())]
 
 
-def _read(line: str) -> EpochEnd | None:
+def _read(line: str, nodes: int) -> Held | None:
     """None for a line that was not written to its end."""
     try:
         fields = json.loads(line)
         values = {key: math.nan if value is None else float(value) for key, value in fields.items()}
-        return EpochEnd(
-            epoch=int(values["epoch"]),
-            values={key: value for key, value in values.items() if key not in _NOT_VALUES},
-            epoch_s=None,
-        )
+        epoch, workers = int(values["epoch"]), int(values["workers"])
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
+    reported = {key: value for key, value in values.items() if key not in _NOT_VALUES}
+    end = EpochEnd(epoch=epoch, values=reported, epoch_s=None)
+    return Held(Report(progress=epoch, epoch=epoch, steps=0, ends=(end,)), workers, min(nodes, workers))
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

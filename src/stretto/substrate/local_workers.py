@@ -19,8 +19,6 @@ from stretto.wire.messages import Finished, FromWorker, Left, Message, Task, ToW
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """Workers of one machine need no other network, and its name may lead nowhere."""
-_LEAVES = frozenset({"peer lost", "dismissed"})
-"""Why a worker leaves for good, whatever it was told."""
 _LAST_WORDS_S = 1.0
 """How long after a worker's end its connection may still bring something it said."""
 
@@ -202,7 +200,7 @@ class Workers:
         if worker_id is None:
             self._drop_idle(lambda idle: idle.process == saying.worker)
         elif saying.kind == "gone":
-            self._gone(worker_id, Exit(saying.code))
+            self._gone(worker_id, Exit(saying.code, saying.error))
         else:
             self._gone(worker_id, Exit(None, saying.error, final=True))
 
@@ -264,7 +262,7 @@ class Workers:
 
     def _let_rest(self, worker_id: str, hand: _Hand, last_word: Finished | Left) -> None:
         """The worker is gone; its process is not, unless it said that it would go or was told to."""
-        leaves = isinstance(last_word, Left) and last_word.why in _LEAVES
+        leaves = isinstance(last_word, Left) and last_word.leaves
         if leaves or hand.unwanted or hand.how is not None or hand.nursery is None or hand.channel is None:
             return
         del self._hands[worker_id], self._player_of[hand.process]

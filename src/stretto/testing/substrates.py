@@ -14,9 +14,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import SkipTest
 
 from stretto.core.allocation import Allocation, BatchChoice
-from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, JobSubmitted
+from stretto.core.cluster import Wish
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobReported,
+    JobSubmitted,
+    NodeAdded,
+    NodeLaunched,
+)
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.substrate import Substrate
@@ -51,6 +62,8 @@ class Stage:
     """Left alone, every job of the stage ends within this time."""
     lost_units: float = 0.0
     """Reported work a stop may cost: what lies between two checkpoints."""
+    wish: Wish | None = None
+    """Nodes that can be had, and come within `patience_s`; None where nothing can be wished for."""
 
 
 class _Drive:
@@ -80,16 +93,26 @@ class _Drive:
         number = len(self.instructions) + 1
         instruction = Instruction(number, action, job_id, allocation, batch or self.stage.batch)
         self.instructions.append(instruction)
-        self.history.append(
-            Decided(
-                t_s=self.substrate.now_s(),
-                policy="conformance",
-                instructions=(instruction,),
-                reasons={},
-                memory=None,
-            )
-        )
+        self._decide(instruction)
         self.substrate.apply([instruction])
+
+    def record_wish(self) -> Wish:
+        """What is wished for, decided and not made yet."""
+        if self.stage.wish is None:
+            raise SkipTest("nothing can be wished for here")
+        self._decide(wish=self.stage.wish)
+        return self.stage.wish
+
+    def _decide(self, *instructions: Instruction, wish: Wish | None = None) -> None:
+        decided = Decided(
+            t_s=self.substrate.now_s(),
+            policy="conformance",
+            instructions=instructions,
+            reasons={},
+            memory=None,
+            wish=wish,
+        )
+        self.history.append(decided)
 
     def start(self, *job_ids: str) -> None:
         for job_id in job_ids:
@@ -130,6 +153,12 @@ class _Drive:
             if wanted(event):
                 return seen
         raise AssertionError(f"no {what} in {self.stage.patience_s} s; there was {seen}")
+
+    def wait_for_node(self, kind: type[NodeLaunched | NodeAdded]) -> None:
+        self.wait_for(lambda event: isinstance(event, kind), kind.__name__)
+
+    def nodes(self, kind: type[NodeLaunched | NodeAdded]) -> list[str]:
+        return sorted(event.subject for event in self.history if isinstance(event, kind))
 
     def wait_for_report(self, job_id: str, *, epoch: int = 1) -> JobReported:
         def wanted(event: Event) -> bool:
@@ -314,6 +343,28 @@ class SubstrateConformance(ABC):
             self._check_kept(drive, done, job_id="running")
             drive.start("parked", "waiting")
             drive.finish("parked", "waiting")
+
+    def test_a_wish_that_was_recorded_comes_true_though_nobody_lived_to_make_it(self, tmp_path: Path) -> None:
+        with self._drive(tmp_path) as drive:
+            wish = drive.record_wish()
+            history = drive.history
+        self._check_comes_true(wish, tmp_path, history)
+
+    def test_a_wish_that_had_begun_to_come_true_does_so_to_its_end(self, tmp_path: Path) -> None:
+        with self._drive(tmp_path) as drive:
+            wish = drive.record_wish()
+            drive.substrate.provision(wish)
+            drive.wait_for_node(NodeLaunched)
+            history = drive.history
+        self._check_comes_true(wish, tmp_path, history)
+
+    def _check_comes_true(self, wish: Wish, folder: Path, history: Sequence[Event]) -> None:
+        with self._drive(folder, history=history) as drive:
+            drive.substrate.recover(history)
+            for _ in range(sum(count for _, count in wish.nodes)):
+                drive.wait_for_node(NodeAdded)
+            drive.watch(drive.stage.tick_s)
+            assert drive.nodes(NodeLaunched) == drive.nodes(NodeAdded), "launched nodes are to be added, once"
 
     @staticmethod
     def _check_kept(drive: _Drive, done: float, *, job_id: str = "a") -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import IO, Any
 
 import torch
@@ -44,6 +43,14 @@ class Loaded:
     state: dict[str, Any]
     progress: float
     path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Where the best checkpoint is, and the progress it stands for."""
+
+    path: Path
+    progress: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,10 @@ class CheckpointStore:
         return self._last.result() if wait else True
 
     def load(self) -> Loaded | None:
-        """The newest checkpoint that passes its checks; those that do not are noted and left aside."""
+        """The newest checkpoint that passes its checks; those that do not are noted and left aside.
+
+        Raises what says nothing about the checkpoint, such as a lack of memory: it may be good tomorrow.
+        """
         problems: list[str] = []
         found: Loaded | None = None
         for path in self._whole():
@@ -122,12 +132,13 @@ class CheckpointStore:
             self._note(f"{problem} {instead}")
         return found
 
-    def best(self) -> Path | None:
-        """The state file of the newest checkpoint that was saved as the best."""
+    def best(self) -> Best | None:
+        """The newest checkpoint that was saved as the best."""
         for path in self._whole():
             with contextlib.suppress(_CorruptError):
-                if _read_meta(path).best:
-                    return path / STATE_FILE
+                meta = _read_meta(path)
+                if meta.best:
+                    return Best(path / STATE_FILE, meta.progress)
         return None
 
     def close(self) -> None:
@@ -174,8 +185,11 @@ class CheckpointStore:
 
     def _remove_old(self) -> None:
         whole = self._whole()
-        best = self.best()
-        kept = {*whole[: self._keep], *([best.parent] if best else [])}
+        try:
+            best = self.best()
+        except (OSError, InputError):  # one of them may be the best: all are kept until it can be told
+            return
+        kept = {*whole[: self._keep], *([best.path.parent] if best else [])}
         for path in whole:
             if path not in kept:
                 self._remove(path)
@@ -293,28 +307,32 @@ def _read(folder: Path) -> Loaded:
     path = folder / STATE_FILE
     try:
         size_bytes, sha256 = _measured(path)
-        if size_bytes != meta.size_bytes:
-            raise _CorruptError(f"{STATE_FILE} has {size_bytes} bytes instead of {meta.size_bytes}")
-        if sha256 != meta.sha256:
-            raise _CorruptError(f"{STATE_FILE} does not match its checksum")
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-        raise _CorruptError(f"{STATE_FILE} cannot be read, {str(error).partition(chr(10))[0]}") from error
-    return Loaded(state, meta.progress, path)
+    except FileNotFoundError as error:
+        raise _CorruptError(f"{STATE_FILE} is missing") from error
+    if size_bytes != meta.size_bytes:
+        raise _CorruptError(f"{STATE_FILE} has {size_bytes} bytes instead of {meta.size_bytes}")
+    if sha256 != meta.sha256:
+        raise _CorruptError(f"{STATE_FILE} does not match its checksum")
+    return Loaded(torch.load(path, weights_only=True, map_location="cpu"), meta.progress, path)
 
 
 def _read_meta(folder: Path) -> _Meta:
+    path = folder / _META_FILE
     try:
-        values = json.loads((folder / _META_FILE).read_text(encoding="utf-8"))
-        meta = _Meta(**values)
-        progress = float(meta.progress)
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = values["format"]
+        if found == FORMAT:
+            meta = _Meta(**values)
+            return replace(meta, progress=float(meta.progress))
     except FileNotFoundError as error:
         raise _CorruptError(f"{_META_FILE} is missing") from error
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise _CorruptError(f"{_META_FILE} cannot be read, {error}") from error
-    if meta.format != FORMAT:
-        raise _CorruptError(f"{_META_FILE} has format {meta.format}, and only {FORMAT} is known here")
-    return replace(meta, progress=progress)
+    raise InputError(
+        f"this checkpoint has format {found}, and only {FORMAT} is known here.",
+        where=str(path),
+        remedy="Go on with the version of Stretto that wrote it, or give this run another name.",
+    )
 
 
 def _measured(path: Path) -> tuple[int, str]:

@@ -58,7 +58,7 @@ class Keeper:
         store = self._open_store()
         loaded, best = store.load(), store.best()
         if loaded is not None and best is not None:
-            self._on_saved(Saved(progress=loaded.progress, path=str(best), best=True))
+            self._on_saved(Saved(progress=best.progress, path=str(best.path), best=True))
         return None if loaded is None else loaded.state
 
     def save(

@@ -14,6 +14,7 @@ and reads
 
     {"say": "born", "worker": .., "pid": ..}
     {"say": "gone", "worker": .., "code": ..}      nothing of its process group is left
+    {"say": "gone", "worker": .., "error": ..}     it could not be started; another time it may
     {"say": "barren", "worker": .., "error": ..}   it cannot be started, now or later
 
 When the controller closes its end, on purpose or by dying, the workers, who notice that too, have the grace
@@ -162,8 +163,11 @@ class Nursery:
             return None
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        begun_fd, begun_write_fd = os.pipe()
-        pid = os.fork()
+        try:
+            begun_fd, begun_write_fd, pid = _fork()
+        except OSError as error:  # the machine has no memory, processes or descriptors left for another
+            self._say(say="gone", worker=birth.worker, error=f"a worker cannot be started: {error}")
+            return None
         if pid == 0:
             os.close(begun_fd)
             self._leave_the_nest(birth)
@@ -226,6 +230,17 @@ class Nursery:
     def _say(self, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
             self.line.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def _fork() -> tuple[int, int, int]:
+    """Both ends of a pipe that parent and child share, and what `os.fork` says."""
+    ends = os.pipe()
+    try:
+        return (*ends, os.fork())
+    except OSError:
+        for end in ends:
+            os.close(end)
+        raise
 
 
 def _signal_group(pid: int, number: int) -> bool:
