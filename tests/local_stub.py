@@ -154,13 +154,13 @@ class _Worker:
     def end_epoch(self, epoch: int) -> None:
         assert self.form is not None
         if self.leads:
-            self.save()
             values = {"accuracy": epoch / 10, "loss": 1 / epoch}
             speed = SpeedSample(self.form.nodes, self.form.world, 0, self.batch, 0.01, 0.001)
             end = EpochEnd(epoch=epoch, values=values, epoch_s=0.1)
             self.channel.send(
                 Report(progress=epoch, epoch=epoch, steps=self.step, speeds=(speed,), ends=(end,))
             )
+            self.save()  # not before: what a checkpoint covers must have been told
             self.wait_for_ack(epoch)
         if self.finishing:
             self.leave_group()

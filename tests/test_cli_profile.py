@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -156,14 +157,29 @@ REFUSED = {
     "no slots": (("train.py:train", "--slots", "0"), "0 slots"),
     "time": (("train.py:train", "--time", "soon"), "not a duration"),
     "folder": (("train.py:train", "--output", "."), "is a folder"),
+    "place": (("train.py:train", "--output", "train.py/p.json"), "train.py is not a folder"),
+    "file alone": (("train.py",), "does not name a training function"),
     "placeholder": (("--config", "lr=1", "--", "python3", "x", "{lrr}"), "stands for nothing"),
     "both": (("--config", "lr=1", "--study", "study.toml"), "Keep one of them"),
 }
 
 
-@pytest.mark.usefixtures("probe")
 @pytest.mark.parametrize("case", REFUSED)
-def test_nonsense_is_refused_with_a_sentence(stretto_command: StudyCommand, case: str) -> None:
+def test_nonsense_is_refused_with_a_sentence(stretto_command: StudyCommand, probe: Fake, case: str) -> None:
     write(Path("study.toml"), STUDY)
     words, said = REFUSED[case]
     assert said in stretto_command.refused("profile", *words)
+    assert probe.work is None, "nothing was measured in vain"
+
+
+def test_what_went_wrong_with_which_file_is_told(
+    stretto_command: StudyCommand, probe: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/digits.npy")
+
+    del probe
+    monkeypatch.setattr(stretto.cli.profile, "probe", fail)
+    code, _, err = stretto_command("profile", "train.py:train")
+    assert code == 1
+    assert err == "error: /data/digits.npy: No such file or directory.\n"

@@ -53,7 +53,7 @@ class TestNonsense:
         ("words", "told"),
         [
             (("none.toml", "train.py:train"), "cannot be read"),
-            (("study.toml",), "nothing says what"),
+            (("study.toml",), "study.toml: nothing says what to train"),
             (("study.toml", "train.py"), "does not name a training function"),
             (("study.toml", "none.py:train"), "cannot be read"),
             (("study.toml", "train.py:trian"), "Did you mean train?"),

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from stretto.core.events import (
 )
 from stretto.core.instructions import Action
 from stretto.substrate.local_effects import Rules
+from stretto.wire.channel import Channel
+from stretto.wire.messages import Failed, Message
 
 Open = Callable[..., Bench]
 
@@ -88,6 +91,24 @@ def test_a_lost_worker_costs_what_was_done_since_the_last_checkpoint(
     assert results_of(events) == [1, 2, 3, 4, 5, 6]
     starts = [e.resize_s for e in events if isinstance(e, JobReported) and e.resize_s is not None]
     assert len(starts) == 1, "a retry is no start that was asked for"
+
+
+def test_last_words_that_come_after_the_end_are_heard(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = Channel.messages
+
+    def late(channel: Channel) -> Iterator[Message]:
+        for message in at_once(channel):
+            if isinstance(message, Failed):
+                time.sleep(0.3)  # in which its nursery says that it is gone
+            yield message
+
+    monkeypatch.setattr(Channel, "messages", late)
+    bench = make()
+    bench.admit(trouble="raise", at_step=13, once=True)
+    bench.run()
+    (retried,) = of_kind(bench.rest(), JobRetried)
+    assert isinstance(retried, JobRetried)
+    assert retried.error.startswith("Traceback: the loss went wrong")
 
 
 def test_what_fails_again_and_again_fails_for_good(make: Open) -> None:

@@ -16,7 +16,20 @@ from stretto.core.instructions import Action
 from stretto.substrate.local_crew import Goal, Phase
 from stretto.substrate.local_effects import Effect, Moment, Rules
 from stretto.substrate.local_gang import Gang
-from stretto.wire.messages import Ack, Beat, Failed, Finished, FinishEpoch, Form, Leave, Left, Park, SetBatch
+from stretto.wire.messages import (
+    Ack,
+    Beat,
+    EpochEnd,
+    Failed,
+    Finished,
+    FinishEpoch,
+    Form,
+    Leave,
+    Left,
+    Park,
+    Report,
+    SetBatch,
+)
 
 Ending = Callable[[Gang, Moment], list[Effect]]
 ACTS = ["get going", "place", "warm", "meet", "obey", "bury", "die", "raise", "wait", "report", "lie still"]
@@ -329,6 +342,21 @@ def test_what_a_parked_job_reports_while_the_run_ends_is_told() -> None:
     theatre._do(theatre.gang.close(theatre.now))
     theatre.report(1)
     assert results_of(theatre) == [(1, 1)]
+
+
+def test_what_was_on_its_way_when_a_late_job_was_killed_is_told() -> None:
+    theatre = Theatre(slots=1)
+    theatre.started(1)
+    (worker,) = theatre.placed()
+    theatre.tell(Action.PARK)
+    theatre.wait(RULES.park_s + 1.0)
+    assert theatre.placed() == []
+    end = EpochEnd(epoch=1, values={"accuracy": 0.5}, epoch_s=1.0)
+    theatre.say(worker, Report(progress=1.0, epoch=1, steps=1, ends=(end,)))
+    theatre.cooperate()
+    theatre.started(1)
+    theatre.report(2)
+    assert results_of(theatre) == [(1, 1), (2, 1)]
 
 
 def test_what_a_parked_job_reports_is_told_when_it_is_stopped() -> None:

@@ -22,6 +22,8 @@ from stretto.core.events import (
     NodeAdded,
     NodeLost,
     NodeReleased,
+    RunPaused,
+    RunResumed,
     RunStarted,
     WorkerLost,
 )
@@ -88,6 +90,18 @@ class TestPerInstance:
     def test_time_is_charged_in_steps(self) -> None:
         billing = Billing(granularity_s=3600.0, minimum_s=0.0)
         assert cost([start(node("a"))], 3601.0, billing) == pytest.approx(72.0)
+
+    @pytest.mark.parametrize("billing", [Billing(), FUNCTION])
+    def test_time_between_sessions_costs_nothing(self, billing: Billing) -> None:
+        events: list[Event] = [
+            start(node("a")),
+            JobSubmitted(t_s=0.0, job=make_job("j", 4)),
+            told(0.0, Action.START, "j", {"a": 4}),
+            RunPaused(t_s=100.0),
+        ]
+        resumed = [*events, RunResumed(t_s=1100.0, down_s=1000.0)]
+        assert cost(resumed, 1100.0, billing) == cost(events, 100.0, billing) == pytest.approx(1.0)
+        assert cost(resumed, 1150.0, billing) == pytest.approx(1.5)
 
     def test_nodes_that_nobody_rents_cost_nothing(self) -> None:
         assert cost([start(Node("mine", Resources(gpu=8)))], 1e6) == 0.0

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stretto.app.jobs_file import BatchSpec, JobSpec
 from stretto.app.probe import ProbeSpec, measure, probe
 from stretto.app.probe_seen import Copy, Seen
 from stretto.app.profile_file import believe
+from stretto.app.real_substrate import describe_entries
 from stretto.app.real_work import check_command, find_entry, sample_job
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
@@ -360,3 +362,36 @@ def test_the_log_of_training_that_fails_is_kept(tmp_path: Path, monkeypatch: pyt
         probe(command, [()], slots=1, time_s=60.0)
     (log,) = tmp_path.glob("stretto-probe-*/jobs/*/stdout.log")
     assert str(log) in str(told.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [log], "nothing else is left"
+
+
+def test_the_log_of_code_that_cannot_be_described_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "train.py").write_text("def train(config, run):\n    raise OSError('my data is gone')\n")
+    spec = JobSpec(
+        name="a",
+        work=find_entry("train.py:train", tmp_path),
+        epochs=1,
+        min_workers=1,
+        max_workers=None,
+        batch=BatchSpec(),
+        tier=None,
+        submit_s=0.0,
+        config=(),
+    )
+    with pytest.raises(InputError, match="my data is gone") as told:
+        describe_entries([spec], 1)
+    (log,) = (path for path in (tmp_path / "tmp").rglob("*") if path.is_file())
+    assert str(log) in str(told.value)
+
+
+def test_who_asked_for_a_probe_says_how_it_gets_more_time() -> None:
+    slow = machine(1, Latency(epoch_s=1e4), Scaling(((1, 1.0),)))
+    spec = ProbeSpec(what="it", configs=configs(1), epochs=50)
+    with pytest.raises(InputError, match="Wait longer"):
+        measure(spec, slow, slots=1, time_s=1.0, more_time="Wait longer.")

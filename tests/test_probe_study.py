@@ -16,7 +16,7 @@ from stretto.app.profile_file import read_profile
 from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder
+from stretto.app.run_folder import RunFolder, RunSpec, begin
 from stretto.app.tune import prepare
 from stretto.core.errors import InputError
 from stretto.core.job import Job
@@ -126,7 +126,8 @@ def test_the_profile_of_another_training_under_the_same_name_is_not_taken(
 ) -> None:
     study = write_study(tmp_path, UNKNOWN)
     stretto("plan", study, "train.py:train")
-    RunFolder(Path("runs/tiny")).write("spec", {"deadline_s": None})
+    checked = check_request(TuneRequest(study=study, work="train.py:train"))
+    begin(checked.folder, RunSpec(kind="tune", started_at_s=0.0, asked=checked.asked))
     assert stretto("plan", study, "train.py:train")[0] == 0
     told = stretto.refused("plan", study, "--", "python", "train.py", "{lr}")
     assert "runs/tiny: holds a run of" in told

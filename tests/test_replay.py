@@ -22,7 +22,7 @@ from stretto.core.seeds import child_rng
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
 from stretto.search.study import Direction
-from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, extended
+from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch, extended
 from stretto.worlds.synthetic import demo_workload
 from stretto.worlds.truth import make_workload
 from study_command import StudyCommand
@@ -51,6 +51,37 @@ def test_a_run_under_its_own_policy_comes_out_as_it_was(policy: str, text: str) 
     assert again.result.finished_s == pytest.approx(done.result.finished_s, rel=0.06)
     assert again.result.cost_usd == pytest.approx(done.result.cost_usd, rel=0.06)
     assert again.shares[Origin.RECORDED] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("shown", "values"),
+    [
+        ((), ()),
+        (((1, 0.5), (2, 0.6)), (0.5, 0.6)),
+        (((3, 0.3), (5, 0.5)), (0.3, 0.3, 0.3, 0.4, 0.5)),
+        (((2, 0.2), (4, None)), (0.2, 0.2, 0.2, None)),
+        (((2, None),), (None, None)),
+    ],
+)
+def test_values_lie_at_their_epochs(
+    shown: tuple[tuple[int, float | None], ...], values: tuple[float | None, ...]
+) -> None:
+    assert by_epoch(shown) == pytest.approx(values)
+
+
+def test_a_trial_that_is_evaluated_now_and_then_is_as_long_as_it_was() -> None:
+    _, events = recorded("random", SMALL_STUDY)
+    sparse = [
+        replace(event, results=tuple(one for one in event.results if one.epoch % 2 == 0))
+        if isinstance(event, JobReported)
+        else event
+        for event in events
+    ]
+    file = study_file(SMALL_STUDY)
+    whole, half = (record_of(file, some, SEED).curves.trials for some in (events, sparse))
+    for row, trial in half.items():
+        assert len(trial.values) >= len(whole[row].values) - 1
+        assert trial.values[1::2] == pytest.approx(whole[row].values[1 : len(trial.values) : 2])
 
 
 def test_what_was_not_recorded_is_counted() -> None:

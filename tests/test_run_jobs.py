@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,18 @@ from hypothesis import strategies as st
 
 from stretto.app.jobs_file import BatchSpec, JobSpec, complete, read_jobs
 from stretto.app.real_commands import CommandSubstrate
+from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_substrate import Hands
 from stretto.app.real_work import CommandLine, Entry, find_entry
-from stretto.app.run_folder import RunFolder, begin, differences, find_run, run_folder
-from stretto.app.run_jobs import RunRequest, check_run, finished_run, start_run
+from stretto.app.run_folder import RunFolder, RunSpec, begin, differences, find_run, run_folder
+from stretto.app.run_jobs import CheckedRun, RunRequest, check_run, finished_run, start_run
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
 from stretto.core.job import Tier
 from stretto.substrate.local_slots import Slots
 from stretto.wire.messages import Described
-from tune_world import TRAIN
+from tune_world import SCRIPT, TRAIN
 
 DESCRIBED = Described(
     examples=1000,
@@ -101,18 +105,31 @@ class TestEntry:
 
 
 class TestFolder:
+    def spec(self, x: int, started_at_s: float) -> RunSpec:
+        asked = {"policy": "fifo", "slots": 2, "seed": 0, "x": x}
+        return RunSpec(kind="run", started_at_s=started_at_s, asked=asked)
+
     def test_the_first_start_is_kept(self, tmp_path: Path) -> None:
         folder = run_folder("a", tmp_path)
-        assert begin(folder, {"asked": {"x": 1}}, 5.0)["started_at_s"] == 5.0
-        assert begin(folder, {"asked": {"x": 1}}, 9.0)["started_at_s"] == 5.0
+        assert begin(folder, self.spec(1, 5.0)).started_at_s == 5.0
+        assert begin(folder, self.spec(1, 9.0)).started_at_s == 5.0
+        assert folder.spec() == self.spec(1, 5.0)
         with pytest.raises(InputError, match="x was 1 and is 2"):
-            begin(folder, {"asked": {"x": 2}}, 9.0)
+            begin(folder, self.spec(2, 9.0))
         assert find_run("a", tmp_path) == folder == find_run(str(folder.path))
 
     def test_a_spoilt_file_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "spec.json").write_text("{")
         with pytest.raises(InputError, match="cannot be read as JSON"):
-            RunFolder(tmp_path).read("spec")
+            RunFolder(tmp_path).spec()
+
+    @pytest.mark.parametrize("lacking", ["kind", "started_at_s", "asked", "policy", "slots", "seed"])
+    def test_one_that_lacks_something_is_told(self, tmp_path: Path, lacking: str) -> None:
+        tables = dataclasses.asdict(self.spec(1, 5.0))
+        (tables if lacking in tables else tables["asked"]).pop(lacking)
+        (tmp_path / "spec.json").write_text(json.dumps(tables))
+        with pytest.raises(InputError, match=f"does not say how a run was begun: .*{lacking}"):
+            RunFolder(tmp_path).spec()
 
     @given(
         st.recursive(
@@ -123,6 +140,46 @@ class TestFolder:
     )
     def test_nothing_differs_from_itself(self, tables: object) -> None:
         assert list(differences(tables, tables)) == []
+
+
+class TestDescribed:
+    """What the training code says is believed of a run that was begun with it, and of no other."""
+
+    def checked(self, folder: Path, tier: str) -> CheckedRun:
+        (folder / "train.py").write_text(SCRIPT)
+        text = f'[[job]]\nname = "a"\nentry = "train.py:train"\nepochs = 3\ntier = "{tier}"\n'
+        (folder / "jobs.toml").write_text(text)
+        return check_run(RunRequest(jobs=folder / "jobs.toml", policy="fifo", slots=2, runs=folder / "runs"))
+
+    def begun(self, checked: CheckedRun, batch: int) -> list[str]:
+        """What happens when the run is begun with code of this batch size, up to its first process."""
+        seen: list[str] = []
+
+        def describe(jobs: Sequence[JobSpec], slots: int) -> dict[str, Described]:
+            del slots
+            seen.append("described")
+            return {job.name: dataclasses.replace(DESCRIBED, adaptive=False, batch=batch) for job in jobs}
+
+        def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+            del hands, folder, clock
+            raise KeyError("enough")
+
+        with pytest.raises((InputError, KeyError)):
+            start_run(checked, make=make, describe=describe, on_begun=lambda: seen.append("begun"))
+        return seen
+
+    def test_a_failed_attempt_leaves_nothing_to_believe(self, tmp_path: Path) -> None:
+        assert self.begun(self.checked(tmp_path, "adaptive"), 10) == ["described"]
+        assert not (tmp_path / "runs").exists()
+
+    def test_without_a_run_it_is_asked_anew(self, tmp_path: Path) -> None:
+        checked = self.checked(tmp_path, "elastic")
+        checked.folder.path.mkdir(parents=True)
+        checked.folder.write("described", {"a": dataclasses.asdict(DESCRIBED)})
+        assert self.begun(checked, 20) == ["described", "begun"]
+        assert (checked.folder.read("described") or {})["a"]["batch"] == 20
+        assert self.begun(checked, 30) == ["begun"]
+        assert (checked.folder.read("described") or {})["a"]["batch"] == 20
 
 
 def test_slots_that_are_rented_for_commands_come_and_go(tmp_path: Path) -> None:

@@ -346,7 +346,8 @@ CHILD = """
     def writer(folder, begin):
         store = CheckpointStore(Path(folder), keep=2, note=lambda text: print("note", text, flush=True))
         def saved(path, best):
-            print("saved", number, flush=True)
+            sys.stdout.write(f"saved {number}\\n")  # in one piece, whenever it is killed
+            sys.stdout.flush()
         for number in range(begin, begin + 10_000):
             state = {"number": number, "weights": torch.full((50_000,), float(number))}
             store.save(state, progress=number, best=number % 7 == 0, wait=True, on_saved=saved)

@@ -9,7 +9,7 @@ from typing import Any
 
 from stretto.app.real_board import Board
 from stretto.app.real_result import run_outline
-from stretto.app.run_folder import RunFolder, Tables
+from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.core.errors import InputError
 from stretto.core.events import (
     CheckpointSaved,
@@ -79,7 +79,7 @@ class Story:
 def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     """The story of a run, or of one job of it."""
     events = list(folder.events())
-    study = _study(folder, folder.read("spec") or {})
+    study = _study(folder, folder.begun_spec())
     if job_id is None:
         return Story(
             run=folder.name,
@@ -100,15 +100,8 @@ def cluster_lines(events: Iterable[Event]) -> Iterator[Line]:
     """The story of the cluster: nodes, wishes, and jobs that come and go."""
     for event in events:
         match event:
-            case RunStarted():
-                nodes = ", ".join(f"{node.id} with {node.gpus} slots" for node in event.nodes)
-                yield Line(event.t_s, event.subject, "run started", nodes or "without nodes")
-            case RunPaused():
-                yield Line(event.t_s, event.subject, "run stopped", "by request")
-            case RunResumed():
-                yield Line(
-                    event.t_s, event.subject, "run resumed", f"nothing ran for {time_text(event.down_s)}"
-                )
+            case RunStarted() | RunPaused() | RunResumed():
+                yield _about_run(event)
             case NodeLaunched() | NodeAdded():
                 what = "node launched" if isinstance(event, NodeLaunched) else "node added"
                 yield Line(event.t_s, event.node.id, what, f"{event.node.gpus} slots")
@@ -155,6 +148,15 @@ def _told(event: Decided, instruction: Instruction) -> Line:
     return Line(
         event.t_s, instruction.job_id, what, "" if reason is None else f"{reason.code}: {reason.text}"
     )
+
+
+def _about_run(event: RunStarted | RunPaused | RunResumed) -> Line:
+    if isinstance(event, RunStarted):
+        nodes = ", ".join(f"{node.id} with {node.gpus} slots" for node in event.nodes)
+        return Line(event.t_s, event.subject, "run started", nodes or "without nodes")
+    if isinstance(event, RunPaused):
+        return Line(event.t_s, "run", "stopped", "by request")
+    return Line(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
 
 
 def _about(event: Event) -> Iterator[Line]:
@@ -221,8 +223,8 @@ def _summaries(events: Iterable[Event], study: Study | None) -> Iterator[JobSumm
         )
 
 
-def _study(folder: RunFolder, spec: Tables) -> Study | None:
-    return run_outline(folder, spec).study if spec.get("kind") == "tune" else None
+def _study(folder: RunFolder, spec: RunSpec) -> Study | None:
+    return run_outline(folder, spec).study if spec.is_study else None
 
 
 def _few(names: list[str]) -> str:

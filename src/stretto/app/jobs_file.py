@@ -22,6 +22,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
 from stretto.core.units import parse_duration_s
+from stretto.search.source import ANY_BATCH
 from stretto.wire.messages import Described
 
 EXAMPLE_JOBS = jobs_example.TEXT
@@ -30,9 +31,6 @@ SECTIONS = ("job", "machine")
 JOB_KEYS = ("name", "entry", "command", "epochs", "gpus", "batch", "tier", "submit_at", "config")
 BATCH_KEYS = ("initial", "max", "per_gpu", "accumulation")
 MOST_BATCH = 10**7
-
-_ANY_BATCH = BatchLimits(initial=1024, requested=1024, max=1024, per_gpu_min=1, per_gpu_max=1024)
-"""Of a command that says nothing of its batch, which is its own affair; it splits over any workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +143,7 @@ def _limits(spec: JobSpec, described: Described | None) -> BatchLimits:
     said = spec.batch
     if described is None:
         if said.initial is None:
-            return _ANY_BATCH
+            return ANY_BATCH
         low, high = said.per_gpu or (1, said.max or said.initial)
         return BatchLimits(
             initial=said.initial,

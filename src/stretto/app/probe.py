@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
-from stretto.app.probe_drive import NODE, PROBE, Probe
+from stretto.app.probe_drive import PROBE, Probe
 from stretto.app.probe_seen import Describe, OnProgress, ProbeSpec, Progress
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import wall_clock
+from stretto.app.real_scratch import scratch
 from stretto.app.real_substrate import Hands, MakeSubstrate, make_substrate
 from stretto.app.real_work import Entry, RealWork
-from stretto.app.run_folder import RunFolder
-from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
-from stretto.core.resources import Resources
 from stretto.core.substrate import Substrate
 from stretto.search.space import Config
 from stretto.search.study import Direction, Study
 from stretto.substrate.local import LocalSubstrate
+from stretto.substrate.local_nodes import whole_machine
 
 __all__ = ["OnProgress", "ProbeSpec", "Progress", "measure", "probe"]
 
@@ -31,6 +26,9 @@ ANY_STUDY = Study(
     name=PROBE, metric="epoch", direction=Direction.MAX, trials=1, rungs=(), eta=2, max_epochs=10**6
 )
 """For training that belongs to no study: whatever it reports, its epochs are timed; a command prints them."""
+
+
+MORE_TIME = "Give more time: --time 5m."
 
 
 def probe(
@@ -43,10 +41,12 @@ def probe(
     seed: int = 0,
     make: MakeSubstrate = make_substrate,
     on_progress: OnProgress = lambda _: None,
+    more_time: str = MORE_TIME,
 ) -> MeasuredProfile:
     """Train some configurations on this machine for a moment.
 
     The folder it is done in is thrown away, but for the logs of a training that could not be measured.
+    `more_time` says how to give a probe more of it, where it was too short.
     """
     spec = ProbeSpec(
         what=str(work),
@@ -57,32 +57,25 @@ def probe(
         work=lambda _: work,
         study=study,
         slots=slots,
-        nodes=(Node(NODE, Resources(gpu=slots)),),
+        nodes=(whole_machine(slots),),
         seed=seed,
         retries=0,
     )
-    with _scratch() as place:
-        substrate = make(hands, RunFolder(place), wall_clock(time.time()))
+    with scratch("probe") as folder:
+        substrate = make(hands, folder, wall_clock(time.time()))
         try:
             describe = substrate.described if isinstance(substrate, LocalSubstrate) else lambda _: None
             return measure(
-                spec, substrate, slots=slots, time_s=time_s, describe=describe, on_progress=on_progress
+                spec,
+                substrate,
+                slots=slots,
+                time_s=time_s,
+                describe=describe,
+                on_progress=on_progress,
+                more_time=more_time,
             )
         finally:
             substrate.stop_now()
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="stretto-probe-"))
-    try:
-        yield place
-    except InputError:
-        raise
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def measure(
@@ -93,6 +86,7 @@ def measure(
     time_s: float,
     describe: Describe = lambda _: None,
     on_progress: OnProgress = lambda _: None,
+    more_time: str = MORE_TIME,
 ) -> MeasuredProfile:
     """Probe on a substrate that has one node "local" of so many slots; all that it starts it stops.
 
@@ -113,6 +107,6 @@ def measure(
         raise InputError(
             f"no step or epoch was timed in {time_s:g} s.",
             where=spec.what,
-            remedy='Give more time: --time 5m. A command prints {"epoch": 1} and so on when epochs end.',
+            remedy=f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.',
         )
     return measured

@@ -8,6 +8,7 @@ from itertools import count
 
 from stretto.app.probe_seen import Copy, Describe, OnProgress, ProbeSpec, Progress, Seen, worker_counts
 from stretto.app.profile_file import MeasuredProfile
+from stretto.app.real_commands import MACHINE_NODE
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
@@ -16,8 +17,8 @@ from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.resources import Resources
 from stretto.core.substrate import Substrate
 from stretto.models.batch import split_batch
+from stretto.search.source import ANY_BATCH
 
-NODE = "local"
 PROBE = "probe"
 EPOCHS_EACH = 3
 """Timed epochs that are enough of a configuration and number of workers, the first ones included .."""
@@ -39,9 +40,6 @@ BATCH_SHARE = 0.3
 """Of the time, where the batch may change, so much is kept for other batch sizes."""
 BATCH_FACTORS = (1.0, 0.5, 2.0, 4.0)
 """Batch sizes per worker that are tried, relative to the usual one, where the batch may change."""
-
-_ANY_BATCH = BatchLimits(initial=1024, requested=1024, max=1024, per_gpu_min=1, per_gpu_max=1024)
-"""Where the batch is the training code's own affair; it splits over any number of workers."""
 
 
 class Probe:
@@ -241,7 +239,7 @@ class Probe:
             submit_s=self._now_s(),
             worker=Role(demand=Resources(gpu=1), min=1, max=self._most),
             tier=self._spec.tier if limits is None else Tier.ADAPTIVE,
-            batch=limits or _ANY_BATCH,
+            batch=limits or ANY_BATCH,
             work=Work(units_per_epoch=1.0, epochs=self._spec.epochs),
             study=PROBE if limits is None else None,
             config=self._spec.configs[config],
@@ -259,7 +257,7 @@ class Probe:
 
     def _tell(self, action: Action, copy: Copy, batch: BatchChoice | None = None) -> None:
         gone = action in {Action.STOP, Action.PARK}
-        allocation = NOTHING if gone else on_nodes({NODE: copy.workers})
+        allocation = NOTHING if gone else on_nodes({MACHINE_NODE: copy.workers})
         limits = copy.job.batch
         choice = batch or split_batch(limits, limits.requested, copy.workers)
         number = next(self._numbers)

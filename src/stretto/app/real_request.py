@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,7 +80,7 @@ class Checked:
             "budget_usd": "none" if request.budget_usd == math.inf else request.budget_usd,
             "slots": self.slots,
             "seed": request.seed,
-            "checkpoints": self.elastic,
+            "checkpoints": None if isinstance(work, Entry) else self.elastic,
         }
 
     def tuning(self, profile: Profile, deadline_s: float | None) -> Tuning:
@@ -111,7 +111,7 @@ def check_request(request: TuneRequest) -> Checked:
         )
     if request.retries < 0:
         raise InputError(f"--retries {request.retries} is negative.", remedy="Give 0 or more.")
-    work = _work(request, outline)
+    work = chosen_work(request.work, outline, [dimension.name for dimension in outline.space.dimensions])
     if request.checkpoints and isinstance(work, Entry):
         raise InputError(
             "--checkpoints is about a command; a training function always has them.", remedy="Leave it out."
@@ -155,20 +155,22 @@ def machine_tuning(
     )
 
 
-def _work(request: TuneRequest, outline: StudyOutline) -> RealWork:
-    """What to train: as asked, else as the file says."""
-    names = [dimension.name for dimension in outline.space.dimensions]
-    if isinstance(request.work, str):
-        return find_entry(request.work, Path())
-    if request.work:
-        return check_command(request.work, names)
-    if outline.entry is not None:
+def chosen_work(
+    asked: str | tuple[str, ...] | None, outline: StudyOutline | None, names: Sequence[str]
+) -> RealWork:
+    """What to train: as asked, else as the study's file says; `names` are hyperparameters."""
+    if isinstance(asked, str):
+        return find_entry(asked, Path())
+    if asked:
+        return check_command(asked, names)
+    if outline is not None and outline.entry is not None:
         return find_entry(outline.entry, outline.path.parent, where=f"{outline.path}: study.entry")
-    if outline.command:
+    if outline is not None and outline.command:
         return check_command(outline.command, names, where=f"{outline.path}: study.command")
     raise InputError(
-        f"nothing says what {outline.path} trains.",
-        remedy="Add train.py:train after the file, or -- and a command; or write entry in its [study].",
+        "nothing says what to train.",
+        where="" if outline is None else str(outline.path),
+        remedy="Add train.py:train, or -- and a command; or write entry in a study's [study].",
     )
 
 

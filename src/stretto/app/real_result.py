@@ -16,7 +16,7 @@ from stretto.app.real_board import ENDED, Board, JobLine, Phase
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation, machine_instance
 from stretto.app.real_request import UNKNOWN, machine_tuning
-from stretto.app.run_folder import RunFolder, Tables
+from stretto.app.run_folder import RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
 from stretto.core.events import Event
@@ -89,21 +89,18 @@ class TuneResult:
         return json.loads(json.dumps(plain, default=str, allow_nan=False))  # type: ignore[no-any-return]
 
 
-def run_outline(folder: RunFolder, spec: Tables) -> StudyOutline:
+def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
     """The study of a run, as it was begun."""
-    outline = outline_of(spec["asked"]["study"], Path(spec["file"]))
+    outline = outline_of(spec.asked["study"], Path(spec.file))
     if outline.profile is None and folder.profile.is_file():
         return dataclasses.replace(outline, profile=believe(read_profile(folder.profile)))
     return outline
 
 
-def run_tuning(outline: StudyOutline, spec: Tables) -> Tuning:
+def run_tuning(outline: StudyOutline, spec: RunSpec) -> Tuning:
     """What its policy was told."""
-    limits = Limits(deadline_s=spec["deadline_s"], budget_usd=spec["budget_usd"], q=outline.limits.q)
-    asked = spec["asked"]
-    return machine_tuning(
-        outline, outline.profile or UNKNOWN, asked["slots"], limits, elastic=asked["checkpoints"]
-    )
+    limits = Limits(deadline_s=spec.deadline_s, budget_usd=spec.budget_usd, q=outline.limits.q)
+    return machine_tuning(outline, outline.profile or UNKNOWN, spec.slots, limits, elastic=spec.elastic)
 
 
 def read_ending(folder: RunFolder) -> EndedBy | None:
@@ -133,9 +130,7 @@ def kept_expectation(folder: RunFolder) -> Expectation | None:
 
 def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     """The summary of a run, over or not."""
-    spec = folder.read("spec")
-    if spec is None:
-        raise InputError("is not the folder of a run.", where=str(folder.path), remedy="It has no spec.json.")
+    spec = folder.begun_spec()
     events = list(folder.events())
     tuning = run_tuning(run_outline(folder, spec), spec)
     board = Board(tuning.study)
@@ -148,7 +143,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     plan = kept_expectation(folder)
     return TuneResult(
         run=folder.path,
-        policy=spec["asked"]["policy"],
+        policy=spec.policy,
         metric=tuning.study.metric,
         ended_by="unfinished" if ended_by is None else str(ended_by),
         best_trial=None if best is None else best.job.id,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from stretto.app.jobs_file import JobSpec
 from stretto.app.real_commands import MACHINE_NODE, CommandsFor, CommandSubstrate
 from stretto.app.real_drive import RealSubstrate, wall_clock
+from stretto.app.real_scratch import scratch
 from stretto.app.real_work import CommandLine, Entry, RealWork, sample_job
 from stretto.app.run_folder import RunFolder
 from stretto.core.allocation import BatchChoice, on_nodes
@@ -88,12 +87,12 @@ def make_substrate(hands: Hands, folder: RunFolder, clock: Callable[[], float]) 
 
 def describe_entries(jobs: Sequence[JobSpec], slots: int) -> dict[str, Described]:
     """Start the training code of each job and let it come to its first batch, which tells what it wants."""
-    with tempfile.TemporaryDirectory(prefix="stretto-describe-") as place:
+    with scratch("describe") as folder:
         works = {job.name: job.work for job in jobs}
         hands = Hands(work=lambda job: works.get(job.id, jobs[0].work), slots=slots)
         substrate = LocalSubstrate(
             spec_of=lambda job: replace(_local_job(hands, job), describe_only=True),
-            run_dir=Path(place),
+            run_dir=folder.path,
             slots=find_slots(slots),
             clock=wall_clock(time.time()),
             options=Options(rules=Rules(retries=0)),

@@ -21,7 +21,7 @@ from stretto.app.history import JobHistory, history_of
 from stretto.app.real_expect import machine_instance
 from stretto.app.real_result import TuneResult, read_ending, run_outline, run_tuning, tune_result
 from stretto.app.run_folder import RunFolder
-from stretto.app.study_file import SLOT, StudyFile, WorldSpec
+from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, simulate_study
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobReported
@@ -31,8 +31,9 @@ from stretto.policies.registry import Options, make_policy, rents_nodes
 from stretto.search.samplers import ListedSampler, RandomSampler
 from stretto.search.space import Config
 from stretto.search.study import Study
+from stretto.substrate.local_nodes import SLOT
 from stretto.worlds.curves import ROW
-from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial
+from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch
 
 BELIEF_WEIGHT = 0.1
 """How much the profile's speed-up counts against one timed epoch."""
@@ -70,18 +71,18 @@ class StudyRecord:
 
 def is_study(folder: RunFolder) -> bool:
     """Whether a run's folder is of a study that was tuned, and not of jobs."""
-    return (folder.read("spec") or {}).get("kind") == "tune"
+    return folder.begun_spec().is_study
 
 
 def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | None = None) -> StudyReplay:
     """The study that was tuned in a run's folder, as it was and under these policies."""
-    spec = folder.read("spec") or {}
-    if not is_study(folder):
+    spec = folder.begun_spec()
+    if not spec.is_study:
         raise InputError(
             "is not the run of a study.", where=str(folder.path), remedy="Name one that was tuned."
         )
     file, events = study_of_run(folder), list(folder.events())
-    seed = int(spec["asked"]["seed"])
+    seed = spec.seed
     return StudyReplay(
         study=file.tuning.study,
         actual=tune_result(folder, read_ending(folder)),
@@ -92,7 +93,7 @@ def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | Non
 
 def study_of_run(folder: RunFolder) -> StudyFile:
     """The study as the run was begun with it, on this machine."""
-    spec = folder.read("spec") or {}
+    spec = folder.begun_spec()
     outline = run_outline(folder, spec)
     tuning = run_tuning(outline, spec)
     return StudyFile(
@@ -194,7 +195,7 @@ def _without_loading(file: StudyFile, record: StudyRecord) -> StudyFile:
 
 def _values(trial: JobHistory) -> tuple[float | None, ...]:
     """By epoch; a trial that failed has no number from there on."""
-    values = tuple(result.value for result in trial.results)
+    values = by_epoch((result.epoch, result.value) for result in trial.results)
     return values if trial.failed_s is None else (*values, None)
 
 

@@ -10,13 +10,16 @@ jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import Event
@@ -27,6 +30,52 @@ RUNS = Path("runs")
 
 Tables = dict[str, Any]
 """Plain JSON data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """What a run was begun with."""
+
+    kind: Literal["tune", "run"]
+    """A study, or jobs."""
+    started_at_s: float
+    """The first start, on the wall clock."""
+    asked: Tables
+    """What must be the same for the run to be resumed."""
+    deadline_s: float | None = None
+    """Of a study; from the first start."""
+    budget_usd: float | None = None
+    file: str = ""
+    """Of a study: where it was read."""
+    usd_per_slot_hour: float = 0.0
+    """Of jobs; a study's is in its file."""
+
+    def __post_init__(self) -> None:
+        needed = {"policy": str, "slots": int, "seed": int} | ({"study": dict} if self.is_study else {})
+        for name, kind in needed.items():
+            if not isinstance(self.asked.get(name), kind):
+                raise TypeError(f"asked.{name} is {self.asked.get(name)!r}")
+
+    @property
+    def is_study(self) -> bool:
+        return self.kind == "tune"
+
+    @property
+    def policy(self) -> str:
+        return str(self.asked["policy"])
+
+    @property
+    def slots(self) -> int:
+        return int(self.asked["slots"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.asked["seed"])
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a trial that was paused or resized goes on from where it was."""
+        return self.asked.get("checkpoints") is not False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +98,33 @@ class RunFolder:
 
     def log(self, job_id: str) -> Path:
         return self.path / "jobs" / job_id / "stdout.log"
+
+    @property
+    def is_begun(self) -> bool:
+        return (self.path / "spec.json").is_file()
+
+    def spec(self) -> RunSpec | None:
+        """What the run was begun with; None if it was not."""
+        tables = self.read("spec")
+        if tables is None:
+            return None
+        try:
+            return msgspec.convert(tables, RunSpec)
+        except msgspec.ValidationError as error:
+            raise InputError(
+                f"does not say how a run was begun: {error}.",
+                where=str(self.path / "spec.json"),
+                remedy="Start the run anew under another name.",
+            ) from error
+
+    def begun_spec(self) -> RunSpec:
+        """What the run was begun with."""
+        spec = self.spec()
+        if spec is None:
+            raise InputError(
+                "is not the folder of a run.", where=str(self.path), remedy="It has no spec.json."
+            )
+        return spec
 
     def read(self, name: str) -> Tables | None:
         """A JSON file of the folder; None if it is not there."""
@@ -112,7 +188,7 @@ def run_folder(name: str, runs: Path = RUNS) -> RunFolder:
 def find_run(run: str, runs: Path = RUNS) -> RunFolder:
     """The folder of a run that was begun: a name under `runs`, or a path."""
     for path in (runs / run, Path(run)):
-        if (path / "spec.json").is_file():
+        if RunFolder(path).is_begun:
             return RunFolder(path)
     there = sorted(path.parent.name for path in runs.glob("*/spec.json"))
     raise InputError(
@@ -123,26 +199,25 @@ def find_run(run: str, runs: Path = RUNS) -> RunFolder:
     )
 
 
-def begin(folder: RunFolder, spec: Tables, started_at_s: float) -> Tables:
-    """The specification as it was first written, with `started_at_s`, the time of the first start."""
-    begun = folder.read("spec")
+def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
+    """The specification as it was first written."""
+    begun = folder.spec()
     if begun is not None:
-        check_same(folder, begun, spec["asked"])
+        check_same(folder, begun, spec.asked)
         return begun
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        begun = {"started_at_s": started_at_s, **spec}
-        folder.write("spec", begun)
+        folder.write("spec", dataclasses.asdict(spec))
     except OSError as error:
         raise InputError(
             f"{folder.path} cannot be written: {error.strerror}.", remedy="Run where files may be written."
         ) from error
-    return begun
+    return spec
 
 
-def check_same(folder: RunFolder, begun: Tables, asked: Tables) -> None:
+def check_same(folder: RunFolder, begun: RunSpec, asked: Tables) -> None:
     """Refuse to resume a run with another specification, and tell the difference."""
-    changed = list(differences(begun["asked"], asked))
+    changed = list(differences(begun.asked, asked))
     if changed:
         raise InputError(
             f"{folder.path} was begun otherwise: {'; '.join(changed)}.",

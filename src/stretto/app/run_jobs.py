@@ -20,17 +20,14 @@ from stretto.app.real_result import read_ending
 from stretto.app.real_stop import Stop
 from stretto.app.real_substrate import Describe, Hands, MakeSubstrate, describe_entries, make_substrate
 from stretto.app.real_work import Entry
-from stretto.app.run_folder import RUNS, RunFolder, Tables, begin, check_same, run_folder
-from stretto.core.cluster import Node
+from stretto.app.run_folder import RUNS, RunFolder, RunSpec, Tables, begin, check_same, run_folder
 from stretto.core.errors import InputError
-from stretto.core.resources import Resources
 from stretto.core.source import Arrivals
 from stretto.core.units import HOUR_S
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
+from stretto.substrate.local_nodes import whole_machine
 from stretto.wire.messages import Described
-
-NODE = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +143,7 @@ def check_run(request: RunRequest) -> CheckedRun:
 
 def finished_run(checked: CheckedRun) -> RunResult | None:
     """What a run of this name came to, if it is over; InputError if it was begun otherwise."""
-    spec = checked.folder.read("spec")
+    spec = checked.folder.spec()
     if spec is None:
         return None
     check_same(checked.folder, spec, checked.asked)
@@ -171,11 +168,14 @@ def start_run(
     described = _described(checked, describe)
     jobs = [complete(spec, described.get(spec.name), slots) for spec in checked.file.jobs]
     price_usd = checked.file.machine.usd_per_slot_hour
-    spec = begin(folder, {"kind": "run", "usd_per_slot_hour": price_usd, "asked": checked.asked}, time.time())
+    spec = begin(
+        folder,
+        RunSpec(kind="run", started_at_s=time.time(), asked=checked.asked, usd_per_slot_hour=price_usd),
+    )
     folder.write("described", {name: dataclasses.asdict(one) for name, one in described.items()})
     on_begun()
     works = {job.name: job.work for job in checked.file.jobs}
-    nodes = (Node(NODE, Resources(gpu=slots)),)
+    nodes = (whole_machine(slots),)
     hands = Hands(
         work=lambda job: works.get(job.id, checked.file.jobs[0].work),
         slots=slots,
@@ -188,7 +188,7 @@ def start_run(
         Score(
             folder=folder,
             policy=checked.policy(),
-            make=lambda: make(hands, folder, wall_clock(spec["started_at_s"])),
+            make=lambda: make(hands, folder, wall_clock(spec.started_at_s)),
             nodes=nodes,
             source=Arrivals(jobs),
             seed=request.seed,
@@ -235,9 +235,7 @@ def run(
 
 def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     """The summary of a run of jobs, over or not."""
-    spec = folder.read("spec")
-    if spec is None:
-        raise InputError("is not the folder of a run.", where=str(folder.path), remedy="It has no spec.json.")
+    spec = folder.begun_spec()
     events = list(folder.events())
     board = Board()
     for event in events:
@@ -247,15 +245,12 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     jcts = [job.jct_s for job in jobs if job.jct_s is not None]
     return RunResult(
         run=folder.path,
-        policy=spec["asked"]["policy"],
+        policy=spec.policy,
         ended_by="unfinished" if ended_by is None else str(ended_by),
         finished_s=board.now_s,
         mean_jct_s=fmean(jcts) if jcts else None,
         gpu_hours=sum(job.gpu_hours for job in jobs),
-        cost_usd=spec["usd_per_slot_hour"]
-        * spec["asked"]["slots"]
-        * (board.now_s - board.down_s)
-        / HOUR_S,
+        cost_usd=spec.usd_per_slot_hour * spec.slots * (board.now_s - board.down_s) / HOUR_S,
         jobs=jobs,
     )
 
@@ -280,7 +275,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine) -> JobResult
 def _described(checked: CheckedRun, describe: Describe) -> dict[str, Described]:
     """What the training code of the jobs says of itself: as it did when the run was begun."""
     folder, specs = checked.folder, checked.file.jobs
-    kept = folder.read("described") if folder.read("spec") is not None else None
+    kept = folder.read("described") if folder.is_begun else None
     described = {name: Described(**one) for name, one in (kept or {}).items()}
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
     return described | describe(unknown, checked.slots) if unknown else described

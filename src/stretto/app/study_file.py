@@ -23,6 +23,7 @@ from stretto.search.rungs import check_rungs, make_rungs
 from stretto.search.samplers import SAMPLERS
 from stretto.search.space import Space, parse_space
 from stretto.search.study import Direction, Study
+from stretto.substrate.local_nodes import SLOT
 
 EXAMPLE_STUDY = study_example.TEXT
 
@@ -46,9 +47,6 @@ MOST_SLOTS = 1024
 
 OWN_MACHINE = Billing(minimum_s=0.0)
 """Slots of one's own machine are paid for by the second."""
-
-SLOT = "slot"
-"""The type of node that a slot of this machine is to a policy that rents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from stretto.app.real_drive import (
     wall_clock,
 )
 from stretto.app.real_expect import Expectation, after_loading, expect, machine_instance
+from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import (
     TuneResult,
-    check_reported,
     kept_expectation,
     plan_tables,
     read_ending,
@@ -32,11 +32,9 @@ from stretto.app.real_result import (
 from stretto.app.real_stop import Stop
 from stretto.app.real_substrate import Hands, MakeSubstrate, make_substrate
 from stretto.app.replay import Replayed, replay
-from stretto.app.run_folder import RUNS, RunFolder, begin, check_same
+from stretto.app.run_folder import RUNS, RunFolder, RunSpec, begin, check_same
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobReported
-from stretto.core.resources import Resources
 from stretto.core.seeds import child_rng
 from stretto.core.units import format_duration, parse_duration_s
 from stretto.planning.profile import Profile
@@ -45,21 +43,19 @@ from stretto.policies.registry import make_policy, rents_nodes
 from stretto.pricing.purse import Purse
 from stretto.search.samplers import make_sampler
 from stretto.search.source import TrialSource, trials_ahead
-from stretto.search.study import Study
+from stretto.substrate.local_nodes import whole_machine
 
-LOCAL = "local"
-"""The node of a policy that does not rent: the whole machine."""
 PROBE_S = 90.0
 PROBE_SHARE = 1 / 8
 """Of the time until the deadline, at most so much goes to a probe."""
 MOST_PROBED = 4
 """Configurations of a probe: some show how much trials differ."""
+MORE_TIME = (
+    "Give a later deadline; or `stretto profile --study FILE --time 5m`, and write "
+    '[profile] file = "profile.json" in the study.'
+)
 COMPARED = ("asha", "hypersched")
 """The policy a run is compared with; the second where it is the first itself."""
-LEAST_PATIENCE = 3
-"""A metric that nobody has reported by the first comparison, or by so many epochs, will not come .."""
-UNCOMPARED_EPOCHS = 10
-""".. and so many in a study that compares nothing on the way: some evaluate now and then only."""
 RESERVE_S = 15.0
 """A budget ends this much earlier, so that there is money to save checkpoints with."""
 
@@ -89,12 +85,12 @@ class Prepared:
 def finished(checked: Checked) -> TuneResult | None:
     """What a run of this name came to, if it is over; InputError if it was begun otherwise."""
     folder = checked.folder
-    spec = folder.read("spec")
+    spec = folder.spec()
     if spec is None:
         return None
     check_same(folder, spec, checked.asked)
-    ended_by, deadline_s = read_ending(folder), spec["deadline_s"]
-    if ended_by is None and deadline_s is not None and time.time() - spec["started_at_s"] >= deadline_s:
+    ended_by, deadline_s = read_ending(folder), spec.deadline_s
+    if ended_by is None and deadline_s is not None and time.time() - spec.started_at_s >= deadline_s:
         ended_by = EndedBy.DEADLINE
     return None if ended_by is None else tune_result(folder, ended_by)
 
@@ -123,7 +119,7 @@ def prepare(
         at_s=time.monotonic(),
         tuning=checked.tuning(profile, _deadline_s(checked, asked_s)),
         expectation=expectation,
-        resumes=checked.folder.read("spec") is not None,
+        resumes=checked.folder.is_begun,
     )
 
 
@@ -140,19 +136,19 @@ def start(
     folder = checked.folder
     spec = begin(
         folder,
-        {
-            "kind": "tune",
-            "deadline_s": tuning.limits.deadline_s,
-            "budget_usd": tuning.limits.budget_usd,
-            "file": str(checked.outline.path.absolute()),
-            "asked": checked.asked,
-        },
-        time.time(),
+        RunSpec(
+            kind="tune",
+            started_at_s=time.time(),
+            asked=checked.asked,
+            deadline_s=tuning.limits.deadline_s,
+            budget_usd=tuning.limits.budget_usd,
+            file=str(checked.outline.path.absolute()),
+        ),
     )
     if folder.read("plan") is None:
         folder.write("plan", plan_tables(prepared.expectation))
     guarded = MetricGuard(folder, tuning.study, watcher or Unwatched())
-    ended_by = drive(_score(prepared, make, spec["started_at_s"]), stop or Stop(), guarded)
+    ended_by = drive(_score(prepared, make, spec.started_at_s), stop or Stop(), guarded)
     if ended_by.for_good:
         folder.write("result", {"ended_by": str(ended_by)})
     return tune_result(folder, ended_by)
@@ -215,58 +211,10 @@ def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
     return next(iter(replay(checked.folder, [other]).replayed), None)
 
 
-class Reserve:
-    """A budget that ends a while earlier, to leave money for the last checkpoints."""
-
-    def __init__(self, purse: Purse, reserve_s: float) -> None:
-        self._purse = purse
-        self._reserve_s = reserve_s
-
-    def observe(self, event: Event) -> None:
-        """Take note of what happened."""
-        self._purse.observe(event)
-
-    def ends_s(self) -> float:
-        """When the run must be over, as things stand."""
-        return max(self._purse.ends_s() - self._reserve_s, 0.0)
-
-
-class MetricGuard:
-    """Ends a run whose training code trains on and on, but never reports what the study compares."""
-
-    def __init__(self, folder: RunFolder, study: Study, watcher: Watcher) -> None:
-        self._folder = folder
-        self._metric = study.metric
-        first = study.rungs[0] if study.rungs else UNCOMPARED_EPOCHS
-        self._patience = min(max(first, LEAST_PATIENCE), study.max_epochs)
-        self._watcher = watcher
-        self._reports = 0
-        self._sound = False
-
-    def observe(self, event: Event) -> None:
-        """Look at the first reports, and pass everything on."""
-        if isinstance(event, JobReported) and not self._sound:
-            self._reports += 1
-            self._sound = self._shows(event)
-        self._watcher.observe(event)
-
-    def _shows(self, event: JobReported) -> bool:
-        if any(result.value is not None for result in event.results):
-            return True
-        # A command's epochs are known only from its files, which are read ever more rarely.
-        if event.epoch < self._patience and self._reports.bit_count() != 1:
-            return False
-        return check_reported(self._folder, self._metric, epochs=event.epoch, patience=self._patience)
-
-    def tick(self, now_s: float) -> None:
-        """Pass it on."""
-        self._watcher.tick(now_s)
-
-
 def _measured(checked: Checked, make: MakeSubstrate, on_progress: OnProgress) -> Profile:
     """As measured before, or by a probe now."""
     folder = checked.folder
-    if folder.read("spec") is None and not _is_of_this(folder, checked):
+    if not folder.is_begun and not _is_of_this(folder, checked):
         deadline_s = checked.limits.deadline_s
         time_s = PROBE_S if deadline_s is None else min(PROBE_S, deadline_s * PROBE_SHARE)
         write_profile(folder.profile, _probe(checked, make, time_s, on_progress))
@@ -275,10 +223,9 @@ def _measured(checked: Checked, make: MakeSubstrate, on_progress: OnProgress) ->
 
 def _deadline_s(checked: Checked, asked_s: float) -> float | None:
     """The first start's deadline if there was one; else what is left of the one that was asked for."""
-    spec, deadline_s = checked.folder.read("spec"), checked.limits.deadline_s
+    spec, deadline_s = checked.folder.spec(), checked.limits.deadline_s
     if spec is not None:
-        begun_s: float | None = spec["deadline_s"]
-        return begun_s
+        return spec.deadline_s
     return None if deadline_s is None else _left_s(deadline_s, time.monotonic() - asked_s)
 
 
@@ -320,6 +267,7 @@ def _probe(checked: Checked, make: MakeSubstrate, time_s: float, on_progress: On
         seed=seed,
         make=make,
         on_progress=on_progress,
+        more_time=MORE_TIME,
     )
 
 
@@ -328,7 +276,7 @@ def _node(prepared: Prepared) -> tuple[Node, ...]:
     tuning, request = prepared.tuning, prepared.checked.request
     if rents_nodes(make_policy(request.policy, options=request.options, tuning=tuning)):
         return ()
-    return (Node(LOCAL, Resources(gpu=tuning.max_nodes), machine_instance(tuning).name),)
+    return (dataclasses.replace(whole_machine(tuning.max_nodes), instance=machine_instance(tuning).name),)
 
 
 def _hands(prepared: Prepared) -> Hands:

@@ -68,5 +68,6 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(141)
     except OSError as error:
-        print(f"error: output cannot be written: {error.strerror}.", file=sys.stderr)
+        place = "" if error.filename is None else f"{error.filename}: "
+        print(f"error: {place}{error.strerror or error}.", file=sys.stderr)
         sys.exit(1)

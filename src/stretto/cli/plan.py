@@ -20,6 +20,7 @@ from stretto.app.study_run import with_limits
 from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.output import check_report
+from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.policies.registry import make_policy, parse_options
 from stretto.policies.rubberband import RubberBand
@@ -71,7 +72,7 @@ def plan(
     found = study_to_plan(
         TuneRequest(
             study=study,
-            work=_work(work or []),
+            work=work_of(work or []),
             policy=RubberBand.name,
             options=options,
             deadline_s=_deadline_s(deadline),
@@ -100,13 +101,6 @@ def plan(
 
 def _deadline_s(text: str | None) -> float | None:
     return parse_deadline_s(text, datetime.now().astimezone())
-
-
-def _work(words: Sequence[str]) -> str | tuple[str, ...] | None:
-    """One word that names a file or a function is an entry; anything else is a command."""
-    if len(words) == 1 and (":" in words[0] or words[0].endswith(".py")):
-        return words[0]
-    return tuple(words) or None
 
 
 def _say_progress(progress: Progress) -> None:

@@ -23,10 +23,11 @@ from stretto.app.profile_file import (
     profile_json,
     write_profile,
 )
-from stretto.app.real_request import check_slots
-from stretto.app.real_work import RealWork, check_command, find_entry
+from stretto.app.real_request import check_slots, chosen_work
 from stretto.app.study_file import StudyOutline, read_outline
 from stretto.cli.flags import AsJson, Seed
+from stretto.cli.output import check_place
+from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.seeds import child_rng
@@ -67,12 +68,11 @@ def profile(
     Example: [bold]stretto profile --study study.toml[/bold]
     """
     time_s = parse_duration_s(time, where="--time")
-    if output.is_dir():
-        raise InputError(f"--output {output} is a folder.", remedy="Name a file, such as profile.json.")
+    check_place(output, option="--output", example="profile.json")
     outline = None if study is None else read_outline(study)
     chosen = _configs(config, outline, seed)
     count = check_slots(slots if slots is not None or outline is None else outline.machine.slots)
-    trained = _work(work or [], outline, [name for name, _ in chosen[0]])
+    trained = chosen_work(work_of(work or []), outline, [name for name, _ in chosen[0]])
     with _status() as status:
 
         def show(progress: Progress) -> None:
@@ -195,19 +195,6 @@ def _assigned(text: str) -> tuple[str, Value]:
     if isinstance(parsed, float) and not math.isfinite(parsed):
         raise InputError(f"--config {text!r} is not finite.", remedy="Give a number such as 0.1.")
     return name.strip(), parsed if isinstance(parsed, bool | int | float | str) else value
-
-
-def _work(words: Sequence[str], outline: StudyOutline | None, names: Sequence[str]) -> RealWork:
-    """What to train: as asked, else as the study says."""
-    if len(words) == 1 and ":" in words[0]:
-        return find_entry(words[0], Path())
-    if words:
-        return check_command(words, names)
-    if outline is not None and outline.entry is not None:
-        return find_entry(outline.entry, outline.path.parent, where=f"{outline.path}: study.entry")
-    if outline is not None and outline.command:
-        return check_command(outline.command, names, where=f"{outline.path}: study.command")
-    raise InputError("nothing says what to train.", remedy="Give train.py:train, or -- and a command.")
 
 
 def _status() -> AbstractContextManager[Status | None]:

@@ -38,8 +38,8 @@ def report(
 
 def _summary(folder: RunFolder) -> tuple[str, dict[str, Any]]:
     """In words, and for machines."""
-    spec, ended_by = folder.read("spec") or {}, read_ending(folder)
-    if spec["kind"] == "tune":
+    spec, ended_by = folder.begun_spec(), read_ending(folder)
+    if spec.is_study:
         result = tune_result(folder, ended_by)
         return tune_text(result, run_outline(folder, spec).study), result.as_dict()
     jobs = run_result(folder, ended_by)

@@ -83,7 +83,7 @@ def run(
 
 
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
-    resumes = checked.folder.read("spec") is not None
+    resumes = checked.folder.is_begun
     if not resumes:
         agree(checked.file.machine.usd_per_slot_hour, yes=yes)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ from stretto.cli.flags import AsJson, Seed
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
 from stretto.cli.run import agree, how_to_resume
+from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.policies.registry import check_targets, parse_options
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
@@ -83,7 +83,7 @@ def tune(
     checked = check_request(
         TuneRequest(
             study=study,
-            work=_work(work or []),
+            work=work_of(work or []),
             deadline_s=parse_deadline_s(deadline, datetime.now().astimezone()),
             deadline_as=deadline,
             budget_usd=parse_budget_usd(budget),
@@ -102,15 +102,6 @@ def tune(
     _show(checked, result, as_json=as_json)
     if not result.succeeded:
         raise typer.Exit(1)
-
-
-def _work(words: Sequence[str]) -> str | tuple[str, ...] | None:
-    """One word that names a file or a function is an entry; anything else is a command."""
-    if not words:
-        return None
-    if len(words) == 1 and (":" in words[0] or words[0].endswith(".py")):
-        return words[0]
-    return tuple(words)
 
 
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
@@ -147,4 +138,5 @@ def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:
     else:
         print(tune_text(result, checked.outline.study, other), end="")
     if result.ended_by == EndedBy.REQUEST:
-        print(f"stopped, with checkpoints saved; {how_to_resume()}", file=sys.stderr)
+        saved = ", with checkpoints saved" if checked.elastic else ""
+        print(f"stopped{saved}; {how_to_resume()}", file=sys.stderr)

@@ -7,7 +7,7 @@ from pathlib import Path
 import stretto
 from stretto.app.history import History, history_of
 from stretto.app.real_result import TuneResult, read_ending, run_outline, run_tuning, tune_result
-from stretto.app.run_folder import RunFolder, Tables
+from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.app.run_jobs import run_result
 from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, StudyRun
@@ -29,11 +29,11 @@ LEAD = f"A real run on one machine by Stretto {stretto.__version__}: measured, n
 def write_run_page(path: Path | str, folder: RunFolder) -> None:
     """Write one HTML file that needs no network."""
     graph_objects()
-    spec = folder.read("spec") or {}
-    write_page(path, _tune_html(folder, spec) if spec["kind"] == "tune" else _jobs_html(folder))
+    spec = folder.begun_spec()
+    write_page(path, _tune_html(folder, spec) if spec.is_study else _jobs_html(folder))
 
 
-def _tune_html(folder: RunFolder, spec: Tables) -> str:
+def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
     tuning = run_tuning(run_outline(folder, spec), spec)
     study = tuning.study
     result = tune_result(folder, read_ending(folder))
@@ -93,7 +93,7 @@ def _facts(result: TuneResult, tuning: Tuning) -> list[tuple[str, str]]:
     ]
 
 
-def _as_study_run(folder: RunFolder, spec: Tables, result: TuneResult, history: History) -> StudyRun:
+def _as_study_run(folder: RunFolder, spec: RunSpec, result: TuneResult, history: History) -> StudyRun:
     """The run in the form that pictures of simulated studies take."""
     outline = run_outline(folder, spec)
     tuning = run_tuning(outline, spec)
@@ -108,7 +108,7 @@ def _as_study_run(folder: RunFolder, spec: Tables, result: TuneResult, history: 
     row = StudyResult(
         policy=result.policy,
         deadline_s=tuning.limits.deadline_s,
-        seed=spec["asked"]["seed"],
+        seed=spec.seed,
         best_metric=result.best_metric,
         trials_started=sum(job.starts > 0 for job in history.jobs.values()),
         gpu_hours=result.gpu_hours,

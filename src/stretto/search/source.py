@@ -15,8 +15,8 @@ from stretto.search.samplers import Sampler
 from stretto.search.space import Config
 from stretto.search.study import Study
 
-_BATCH = BatchLimits(initial=1024, requested=1024, max=1024, per_gpu_min=1, per_gpu_max=1024)
-"""A trial's batch size is its own affair; this one splits over any number of GPUs."""
+ANY_BATCH = BatchLimits(initial=1024, requested=1024, max=1024, per_gpu_min=1, per_gpu_max=1024)
+"""Where the batch size is the training code's own affair; this one splits over any number of GPUs."""
 
 _AS_BEGUN = "; a study goes on only as it was begun: use the same file, seed and versions, or another journal"
 
@@ -104,7 +104,7 @@ class TrialSource:
             submit_s=now_s,
             worker=Role(demand=Resources(gpu=1), min=1, max=self._most_gpus),
             tier=self._tier,
-            batch=_BATCH,
+            batch=ANY_BATCH,
             work=Work(units_per_epoch=1.0, epochs=self._study.max_epochs),
             study=self._study.name,
             config=config,

@@ -135,7 +135,7 @@ class Gang:
                 member.spoke = True
                 member.kill_at_s = now.awake_s + self._rules.grace_s
                 self._take_last_word(member, message, now)
-            elif not member.outgoing or isinstance(message, Saved):  # what it saved last may be its best
+            elif not member.outgoing or isinstance(message, Report | Saved):  # what it did last counts
                 self._take(member, message, now)
         return self._settle(now)
 
@@ -279,7 +279,7 @@ class Gang:
                 self.described = message
             case Note():
                 self._note(message.text, now)
-            case Report() if leads:
+            case Report() if leads and self.goal is not Goal.OVER:
                 self._report(message, now)
             case Saved() if leads:
                 self._emit(self._account.saved(message, t_s=now.t_s))

@@ -196,7 +196,6 @@ class Workers:
             if worker_id is not None:
                 self._overseer.born(worker_id)
             return
-        self._player_of.pop(saying.worker, None)
         if worker_id is None:
             self._drop_idle(lambda idle: idle.process == saying.worker)
         elif saying.kind == "gone":
@@ -227,6 +226,7 @@ class Workers:
 
     def _forget(self, worker_id: str, how: Exit) -> None:
         hand = self._hands.pop(worker_id)
+        self._player_of.pop(hand.process, None)  # not before: its last words may come after its end
         if hand.channel is not None:
             hand.channel.close()
         self._pool.give_back(worker_id)

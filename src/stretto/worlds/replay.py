@@ -13,7 +13,7 @@ seen. A trial that never started gets the curve of one that did, drawn at random
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -93,6 +93,26 @@ class RecordedCurves:
         if self.direction is Direction.MIN:
             return 0.0 if min(seen, default=-1.0) >= 0.0 else -math.inf
         return 1.0 if seen and min(seen) >= 0.0 and max(seen) <= 1.0 else math.inf
+
+
+def by_epoch(shown: Iterable[tuple[int, float | None]]) -> tuple[float | None, ...]:
+    """Values of epochs 1, 2, .., from those that were shown, by their epochs.
+
+    Between two of them the line through both; before the first, the first; a gap before a value that is
+    not a number holds the last that was one.
+    """
+    known = dict(sorted(shown))
+    if not known:
+        return ()
+    numbers = {epoch: value for epoch, value in known.items() if value is not None}
+    epochs = np.arange(1, max(known) + 1)
+    filled: list[float | None] = [None] * len(epochs)
+    if numbers:
+        filled = list(np.interp(epochs, list(numbers), list(numbers.values())).tolist())
+    for epoch, value in known.items():
+        if value is None:
+            filled[epoch - 1] = None
+    return tuple(filled)
 
 
 def row_of(config: Config) -> int:
@@ -191,7 +211,11 @@ class RecordedJob:
 
     def _losses(self) -> tuple[float, ...]:
         """By epoch: as recorded, then continued; flat where none was recorded."""
-        seen = [point.loss for point in self.losses if point.loss is not None and math.isfinite(point.loss)]
+        seen = by_epoch(
+            (point.epoch, point.loss)
+            for point in self.losses
+            if point.loss is not None and math.isfinite(point.loss)
+        )
         return extended(seen, self.epochs, Direction.MIN, 0.0) if seen else (1.0,) * self.epochs
 
 
