@@ -262,8 +262,8 @@ class Workers:
 
     def _let_rest(self, worker_id: str, hand: _Hand, last_word: Finished | Left) -> None:
         """The worker is gone; its process is not, unless it said that it would go or was told to."""
-        leaves = isinstance(last_word, Left) and last_word.leaves
-        if leaves or hand.unwanted or hand.how is not None or hand.nursery is None or hand.channel is None:
+        leaves = last_word.leaves or hand.unwanted or hand.how is not None
+        if leaves or hand.nursery is None or hand.channel is None:
             return
         del self._hands[worker_id], self._player_of[hand.process]
         self._idle[hand.slot] = _Idle(hand.process, hand.task.entry, hand.nursery, hand.channel)

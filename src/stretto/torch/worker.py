@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from stretto.torch.luggage import seed_chance
 from stretto.torch.run import Run
 from stretto.torch.session import GRACE_S, Controlled, Departure
 from stretto.wire.channel import connect
-from stretto.wire.messages import Failed, Finished, FromWorker, Left, Task
+from stretto.wire.messages import Failed, Finished, Left, Task
 
 
 def main(address: str, secret: str, worker_id: str) -> int:
@@ -33,9 +34,8 @@ def main(address: str, secret: str, worker_id: str) -> int:
             session.send(last_word)
             if isinstance(last_word, Failed):
                 return 1
-            if not task.stays or (isinstance(last_word, Left) and last_word.leaves):
+            if not task.stays or last_word.leaves:
                 return 0
-            gc.collect()  # models of the last task, before there is another
             task = session.next_task()
             _write_to(Path(task.folder) / "stdout.log")
     except Departure:
@@ -57,7 +57,7 @@ def _write_to(log: Path) -> None:
     os.close(fd)
 
 
-def _train(session: Controlled, task: Task) -> FromWorker:
+def _train(session: Controlled, task: Task) -> Finished | Failed | Left:
     run: Run | None = None
     try:
         train = load_entry(task.entry)
@@ -82,4 +82,13 @@ def _train(session: Controlled, task: Task) -> FromWorker:
         if run is not None:
             run.finish_saving()
         signal.signal(signal.SIGTERM, _dismiss)
-    return Finished()
+    gc.collect()  # models and loaders of this task, before there is another
+    return Finished(leaves=bool(_children()))
+
+
+def _children() -> list[str]:
+    """Processes that the training code has left."""
+    try:
+        return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return [str(child.pid) for child in multiprocessing.active_children()]

@@ -178,6 +178,9 @@ class Beat:
 class Finished:
     """The training function returned."""
 
+    leaves: bool = False
+    """Its process ends, too: it has children that nobody else would end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
