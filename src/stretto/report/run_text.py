@@ -164,7 +164,8 @@ def _cost(estimate: Estimate | None) -> str:
 
 
 def _between(estimate: Estimate, shown: Callable[[float], str]) -> str:
-    return f"{shown(estimate.mean)}, {shown(estimate.p10)} to {shown(estimate.p90)}"
+    mean, low, high = (shown(value) for value in (estimate.mean, estimate.p10, estimate.p90))
+    return mean if low == mean == high else f"{mean}, {low} to {high}"
 
 
 def _seconds(seconds: float) -> str:
