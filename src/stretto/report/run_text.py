@@ -88,7 +88,9 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     if result.best_metric is None:
         yield f"There is no best trial: {result.problem}"
     else:
-        yield f"best {study.metric}   {result.best_metric:.6g} ({result.best_trial})"
+        failed = any(trial.id == result.best_trial and trial.error for trial in result.trials)
+        which = f"{result.best_trial}, which failed later" if failed else result.best_trial
+        yield f"best {study.metric}   {result.best_metric:.6g} ({which})"
         yield f"configuration   {config_text(result.best_config or {})}"
         yield f"checkpoint      {result.checkpoint or 'none: the command keeps its own'}"
     states = ", ".join(f"{count} {state}" for state, count in sorted(result.trials_by_state.items()))
