@@ -92,7 +92,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         which = f"{result.best_trial}, which failed later" if failed else result.best_trial
         yield f"best {study.metric}   {result.best_metric:.6g} ({which})"
         yield f"configuration   {config_text(result.best_config or {})}"
-        yield f"checkpoint      {result.checkpoint or 'none: the command keeps its own'}"
+        yield f"checkpoint      {result.checkpoint or 'none was kept'}"
     states = ", ".join(f"{count} {state}" for state, count in sorted(result.trials_by_state.items()))
     yield f"trials          {states or 'none'}"
     yield f"GPU hours       {result.gpu_hours:.3f}"
