@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from live_processes import running_with
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
@@ -33,29 +33,6 @@ def job_of(job_id: str, epochs: int = EPOCHS) -> Job:
         batch=BatchLimits(initial=16, requested=16, max=64, per_gpu_min=1, per_gpu_max=64),
         work=Work(units_per_epoch=10.0, epochs=epochs),
     )
-
-
-def running_with(text: str) -> list[str]:
-    """Command lines of all live processes that mention `text`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in line:
-                found.append(f"{entry.name} {line}")
-    return found
-
-
-def eventually(done: Callable[[], bool], within_s: float = 20.0) -> bool:
-    end_s = time.monotonic() + within_s
-    while not done():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Bench:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+import live_processes
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Event
@@ -41,27 +41,7 @@ def trial_of(job_id: str, *, epochs: int | None = 3, tier: Tier = Tier.ELASTIC, 
     return replace(job_of(job_id), study="s", work=work, tier=tier, config=tuple(config.items()))
 
 
-def running_with(text: str) -> list[str]:
-    """Command lines of all live processes that mention `text`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in line:
-                found.append(f"{entry.name} {line}")
-    return found
-
-
-def eventually(done: Callable[[], bool], within_s: float = 5.0) -> bool:
-    end_s = time.monotonic() + within_s
-    while not done():
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.01)
-    return True
+eventually = functools.partial(live_processes.eventually, within_s=5.0)
 
 
 def start(job_id: str = "a", allocation: Allocation = ONE, number: int = 1) -> Instruction:
@@ -110,7 +90,7 @@ class Bench:
         return Command((*PYTHON, str(script), *arguments), gang=gang, metric=metric)
 
     def left(self) -> list[str]:
-        return running_with(str(self.folder))
+        return live_processes.running_with(str(self.folder))
 
     def __enter__(self) -> Self:
         return self

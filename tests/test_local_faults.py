@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from local_bench import QUICK, Bench, eventually, running_with
+from live_processes import eventually, running_with
+from local_bench import QUICK, Bench
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import (
     CheckpointSaved,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of, running_with
+from live_processes import running_with
+from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.cluster import Wish
 from stretto.core.job import Value

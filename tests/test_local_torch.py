@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from local_bench import QUICK, job_of, running_with
+from live_processes import running_with
+from local_bench import QUICK, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction

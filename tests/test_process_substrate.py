@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, all_events, eventually, job_of, running_with
+from live_processes import running_with
+from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, all_events, eventually, job_of
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError

@@ -12,15 +12,14 @@ pytest.importorskip("torch")
 import torch
 
 from stretto.core.observations import NoiseSample
+from stretto.torch.adam import ADAM_WARM_STEPS, is_adam_like
 from stretto.torch.noise import (
-    ADAM_WARM_STEPS,
     EARLY_STEPS,
     FEWEST_SAMPLES,
     MIN_VAR,
     SAMPLE_PERIOD,
     SMOOTHING,
     NoiseEstimator,
-    is_adam_like,
 )
 
 EXAMPLES, FEATURES = 512, 16

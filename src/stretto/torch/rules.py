@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from torch.optim import Optimizer
 
 from stretto.core.observations import NoiseSample
-from stretto.torch.noise import is_adam_like
+from stretto.torch.adam import is_adam_like
 
 Rule = Literal["auto", "adascale", "sqrt", "linear"]
 RULES: tuple[Rule, ...] = get_args(Rule)

@@ -71,7 +71,7 @@ def _train(session: Controlled, task: Task) -> Finished | Failed | Left:
         print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's own log
         return Left("peer lost", leaves=True)
     except StrettoError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(error, file=sys.stderr)  # noqa: T201 - likewise
         return Failed(str(error))
     except BaseException:  # noqa: BLE001 - whatever user code raises is reported
         text = traceback.format_exc()

@@ -1,0 +1,31 @@
+"""Looking at the processes of this machine, and waiting for things."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def running_with(text: str) -> list[str]:
+    """Command lines of all live processes that mention `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in line:
+                found.append(f"{entry.name} {line}")
+    return found
+
+
+def eventually(done: Callable[[], bool], within_s: float = 20.0) -> bool:
+    end_s = time.monotonic() + within_s
+    while not done():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.01)
+    return True
