@@ -17,8 +17,9 @@ from stretto.app.tune import finished, prepare, start
 from stretto.core.errors import StrettoError
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
-from stretto.substrate.local import LocalSubstrate, Options
-from stretto.substrate.local_effects import LocalJob, Rules
+from stretto.substrate.elastic import Files
+from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_slots import find_slots
 
 NAME = "study"
@@ -69,8 +70,8 @@ def job_seed(job_id: str) -> int:
 def impatient(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     """Workers as `tune` has them, but given up sooner when they are silent."""
 
-    def spec_of(job: Job) -> LocalJob:
-        return LocalJob(
+    def spec_of(job: Job) -> TrainingJob:
+        return TrainingJob(
             entry=str(hands.work(job)),
             config=dict(job.config),
             epochs=job.work.epochs,
@@ -85,7 +86,8 @@ def impatient(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> Re
         run_dir=folder.path,
         slots=find_slots(SLOTS),
         clock=clock,
-        options=Options(rules=RULES, checkpoint_every_s=CHECKPOINT_EVERY_S),
+        rules=RULES,
+        files=Files(checkpoint_every_s=CHECKPOINT_EVERY_S),
     )
 
 

@@ -12,9 +12,9 @@ from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
-from stretto.substrate.local import LocalSubstrate, Options
-from stretto.substrate.local_effects import LocalJob, Rules
-from stretto.substrate.local_nursery import Trainer
+from stretto.substrate.elastic_nursery import Trainer
+from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_slots import Slots
 
 STUB = Trainer("local_stub:main", "local_stub:load", ())
@@ -41,14 +41,15 @@ class Bench:
     def __init__(self, folder: Path, *, rules: Rules = QUICK, slots: int = 2) -> None:
         self.folder = folder
         self.entry = str(folder / "train.py:train")
-        self.specs: dict[str, LocalJob] = {}
+        self.specs: dict[str, TrainingJob] = {}
         began_s = time.monotonic()
         self.substrate = LocalSubstrate(
             spec_of=lambda job: self.specs[job.id],
             run_dir=folder,
             slots=Slots(("",) * slots),
             clock=lambda: time.monotonic() - began_s,
-            options=Options(rules=rules, trainer=STUB),
+            rules=rules,
+            trainer=STUB,
         )
         self.seen: list[Event] = []
         self._number = 0
@@ -62,7 +63,7 @@ class Bench:
         waits: bool = False,
         **config: Value,
     ) -> None:
-        self.specs[job_id] = LocalJob(
+        self.specs[job_id] = TrainingJob(
             entry=entry or self.entry,
             config=config,
             epochs=epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,21 +10,21 @@ from local_bench import BATCH, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
-from stretto.substrate.local_effects import (
+from stretto.substrate.gang import Gang
+from stretto.substrate.gang_effects import (
     Effect,
     Emit,
     End,
     Exit,
     Kill,
-    LocalJob,
     Moment,
     Rules,
     Send,
     Spawn,
+    TrainingJob,
 )
-from stretto.substrate.local_gang import Gang
-from stretto.substrate.local_losses import Losses
-from stretto.substrate.local_reports import Account
+from stretto.substrate.gang_losses import Losses
+from stretto.substrate.gang_reports import Account
 from stretto.substrate.local_slots import SlotPool, Slots
 from stretto.substrate.process_history import Failures
 from stretto.wire.messages import (
@@ -68,10 +69,16 @@ class Theatre:
     """Plays the engine, the slots and the workers, and checks what must always hold."""
 
     def __init__(self, slots: int, rules: Rules = RULES) -> None:
-        spec = LocalJob(entry="e", config={}, epochs=6, metric="accuracy", follows_batch=True)
+        spec = TrainingJob(entry="e", config={}, epochs=6, metric="accuracy", follows_batch=True)
         account = Account(job_of("a"), "accuracy")
         self.gang = Gang(
-            job_of("a"), spec, rules, "log", account=account, losses=Losses(rules.retries, Failures())
+            job_of("a"),
+            spec,
+            rules,
+            "log",
+            account=account,
+            losses=Losses(rules.retries, Failures()),
+            places_of=lambda allocation: Counter({"": allocation.worker_count}),
         )
         self.slots = slots
         self.pool = SlotPool(Slots(("",) * slots))

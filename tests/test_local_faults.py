@@ -26,7 +26,7 @@ from stretto.core.events import (
     JobRetried,
 )
 from stretto.core.instructions import Action
-from stretto.substrate.local_effects import Rules
+from stretto.substrate.gang_effects import Rules
 from stretto.wire.channel import Channel
 from stretto.wire.messages import Failed, Message
 
@@ -362,7 +362,7 @@ def test_stop_now_leaves_nothing(make: Open) -> None:
 
 
 def test_a_folder_serves_one_run_at_a_time(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stretto.substrate.local._PATIENCE_S", 0.0)
+    monkeypatch.setattr("stretto.substrate.local.PATIENCE_S", 0.0)
     bench = make()
     with pytest.raises(InputError, match="in use by another run of this process"):
         Bench(bench.folder, rules=replace(QUICK, grace_s=0.1))
@@ -371,7 +371,7 @@ def test_a_folder_serves_one_run_at_a_time(make: Open, monkeypatch: pytest.Monke
 def test_what_cannot_be_carried_out_is_refused(make: Open) -> None:
     bench = make()
     bench.admit()
-    with pytest.raises(PolicyError, match="3 workers; this machine has 2 slots"):
+    with pytest.raises(PolicyError, match="3 workers; there are 2 slots"):
         bench.run(workers=3)
 
 

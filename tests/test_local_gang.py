@@ -13,9 +13,9 @@ from local_theatre import RULES, Theatre
 from stretto.core.allocation import BatchChoice
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported, JobRetried
 from stretto.core.instructions import Action
-from stretto.substrate.local_crew import Goal, Phase
-from stretto.substrate.local_effects import Effect, Moment, Rules
-from stretto.substrate.local_gang import Gang
+from stretto.substrate.gang import Gang
+from stretto.substrate.gang_crew import Goal, Phase
+from stretto.substrate.gang_effects import Effect, Moment, Rules
 from stretto.wire.messages import (
     Ack,
     Beat,

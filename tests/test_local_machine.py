@@ -28,10 +28,10 @@ from stretto.core.events import (
 from stretto.core.job import Role
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
+from stretto.substrate.elastic_lock import RunLock
+from stretto.substrate.gang_reports import Account, Held, untold
 from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_lock import RunLock
 from stretto.substrate.local_nodes import RentedSlots, whole_machine
-from stretto.substrate.local_reports import Account, Held, untold
 from stretto.substrate.local_slots import SlotPool, Slots, find_slots
 from stretto.wire.messages import EpochEnd, Report
 

@@ -12,8 +12,8 @@ from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.cluster import Wish
 from stretto.core.job import Value
-from stretto.substrate.local import LocalSubstrate, Options
-from stretto.substrate.local_effects import LocalJob
+from stretto.substrate.gang_effects import TrainingJob
+from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_slots import Slots
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
@@ -27,9 +27,9 @@ class TestConformance(SubstrateConformance):
     def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
         fails = {sketch.id: sketch.fails for sketch in sketches}
 
-        def spec_of(job_id: str) -> LocalJob:
+        def spec_of(job_id: str) -> TrainingJob:
             trouble: dict[str, Value] = {"trouble": "raise", "at_step": 14} if fails[job_id] else {}
-            return LocalJob(
+            return TrainingJob(
                 entry=str(folder / "train.py:train"), config=trouble, epochs=EPOCHS, follows_batch=True
             )
 
@@ -40,7 +40,8 @@ class TestConformance(SubstrateConformance):
                 run_dir=folder,
                 slots=Slots(("",) * 4),
                 clock=lambda: time.monotonic() - began_s,
-                options=Options(rules=QUICK, trainer=STUB),
+                rules=QUICK,
+                trainer=STUB,
             ),
             jobs={sketch.id: job_of(sketch.id) for sketch in sketches},
             small=on_nodes({"local": 1}),

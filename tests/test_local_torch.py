@@ -17,8 +17,8 @@ from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Value
-from stretto.substrate.local import LocalSubstrate, Options
-from stretto.substrate.local_effects import LocalJob
+from stretto.substrate.gang_effects import TrainingJob
+from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_slots import Slots
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
@@ -59,7 +59,7 @@ def substrate_of(folder: Path, configs: Mapping[str, Mapping[str, Value]]) -> Lo
     script.write_text(TRAIN)
     began_s = time.monotonic()
     return LocalSubstrate(
-        spec_of=lambda job: LocalJob(
+        spec_of=lambda job: TrainingJob(
             entry=f"{script}:train",
             config={"epochs": EPOCHS, "step_s": 0.01, "raises_at": -1, **configs[job.id]},
             epochs=EPOCHS,
@@ -68,7 +68,7 @@ def substrate_of(folder: Path, configs: Mapping[str, Mapping[str, Value]]) -> Lo
         run_dir=folder,
         slots=Slots(("",) * 3),
         clock=lambda: time.monotonic() - began_s,
-        options=Options(rules=QUICK),
+        rules=QUICK,
     )
 
 

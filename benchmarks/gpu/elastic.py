@@ -20,8 +20,8 @@ from stretto.core.events import Event, JobFailed, JobNoted, JobReported, JobRetr
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
+from stretto.substrate.gang_effects import TrainingJob
 from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_effects import LocalJob
 from stretto.substrate.local_slots import find_slots
 from stretto.torch import Run
 
@@ -49,7 +49,9 @@ class Drive:
     def __init__(self, folder: Path) -> None:
         began_s = time.monotonic()
         self.substrate = LocalSubstrate(
-            spec_of=lambda _: LocalJob(entry=f"{Path(__file__)}:train", config={"epochs": 1000}, epochs=None),
+            spec_of=lambda _: TrainingJob(
+                entry=f"{Path(__file__)}:train", config={"epochs": 1000}, epochs=None
+            ),
             run_dir=folder,
             slots=find_slots(2),
             clock=lambda: time.monotonic() - began_s,

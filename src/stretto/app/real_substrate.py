@@ -20,8 +20,9 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
 from stretto.search.study import Direction, Study
-from stretto.substrate.local import LocalSubstrate, Options
-from stretto.substrate.local_effects import LocalJob, Rules
+from stretto.substrate.elastic import Files
+from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_slots import find_slots
 from stretto.substrate.process import Command
 from stretto.wire.messages import Described
@@ -63,13 +64,13 @@ def make_substrate(hands: Hands, folder: RunFolder, clock: Callable[[], float]) 
     """Elastic workers if a run trains functions, processes if it runs commands."""
     slots = find_slots(hands.slots)
     if isinstance(hands.work(sample_job()), Entry):
-        options = Options(rules=Rules(retries=hands.retries), tensorboard=hands.tensorboard)
         return LocalSubstrate(
             spec_of=lambda job: _local_job(hands, job),
             run_dir=folder.path,
             slots=slots,
             clock=clock,
-            options=options,
+            rules=Rules(retries=hands.retries),
+            files=Files(tensorboard=hands.tensorboard),
         )
     if hands.tensorboard:
         raise InputError(
@@ -95,7 +96,7 @@ def describe_entries(jobs: Sequence[JobSpec], slots: int) -> dict[str, Described
             run_dir=folder.path,
             slots=find_slots(slots),
             clock=wall_clock(time.time()),
-            options=Options(rules=Rules(retries=0)),
+            rules=Rules(retries=0),
         )
         try:
             return {job.name: _described(substrate, job, number) for number, job in enumerate(jobs, start=1)}
@@ -122,9 +123,9 @@ def _described(substrate: LocalSubstrate, spec: JobSpec, number: int) -> Describ
     return found
 
 
-def _local_job(hands: Hands, job: Job) -> LocalJob:
+def _local_job(hands: Hands, job: Job) -> TrainingJob:
     study = hands.study if job.study is not None else None
-    return LocalJob(
+    return TrainingJob(
         entry=str(hands.work(job)),
         config=dict(job.config),
         epochs=job.work.epochs,

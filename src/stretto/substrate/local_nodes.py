@@ -44,6 +44,14 @@ class RentedSlots:
             events += [NodeLaunched(t_s=t_s, node=node), NodeAdded(t_s=t_s, node=node)]
         return events
 
+    def look(self, t_s: float) -> list[Event]:
+        """Slots neither come nor go by themselves."""
+        del t_s
+        return []
+
+    def close(self) -> None:
+        """They cost nothing when nobody is there."""
+
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
         """Go on where a run's record ends: what of its last wish had not come true, comes true now."""
         coming: dict[str, Node] = {}

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from stretto.core.events import Event
-from stretto.substrate.local_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn
-from stretto.substrate.local_gang import Gang
-from stretto.substrate.local_workers import Workers
+from stretto.substrate.elastic_workers import Workers
+from stretto.substrate.gang import Gang
+from stretto.substrate.gang_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn
 from stretto.wire.messages import FromWorker
 
 _TICK_S = 0.25
@@ -27,10 +27,16 @@ Step = Callable[[], None]
 class Engine:
     """Carries out what gangs want done, and keeps the events that come of it."""
 
-    def __init__(self, now_s: Callable[[], float], spawn: Callable[[Gang, str], None]) -> None:
-        """`spawn` starts a worker of a gang under an id."""
+    def __init__(
+        self,
+        now_s: Callable[[], float],
+        spawn: Callable[[Gang, Spawn], None],
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """`spawn` starts a worker of a gang; `look` sees what happened to nodes, which is never over."""
         self._now_s = now_s
         self._spawn = spawn
+        self._look = look
         self._gangs: list[Gang] = []
         self._gang_of: dict[str, Gang] = {}
         self._effects: deque[tuple[Gang, Effect]] = deque()
@@ -44,7 +50,7 @@ class Engine:
         self._stopping = False
         self._broken: BaseException | None = None
         self._workers: Workers
-        self._thread = threading.Thread(target=self._run, name="local substrate", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elastic substrate", daemon=True)
 
     def start(self, workers: Workers) -> None:
         self._workers = workers
@@ -88,7 +94,7 @@ class Engine:
                 if self._broken is not None:
                     raise self._broken
                 left_s = until_s - self._now_s()
-                if left_s <= 0 or (math.isinf(left_s) and not self._busy):
+                if left_s <= 0 or (math.isinf(left_s) and self._is_over()):
                     return None
             before_waiting()
             with self._changed:
@@ -110,9 +116,23 @@ class Engine:
         self._thread.join()
 
     def _is_news(self, *, endless: bool) -> bool:
-        return bool(self._events) or self._broken is not None or (endless and not self._busy)
+        return bool(self._events) or self._broken is not None or (endless and self._is_over())
+
+    def _is_over(self) -> bool:
+        """Nothing will happen by itself."""
+        return not self._busy and self._look is None
+
+    # Called in this thread
+
+    def strand(self, node: str) -> None:
+        for gang in self._gangs:
+            self._do(gang, gang.strand(node, self._now()))
 
     # Told about workers, in this thread
+
+    def seated(self, worker_id: str) -> None:
+        gang = self._gang_of[worker_id]
+        self._do(gang, gang.seated(worker_id))
 
     def born(self, worker_id: str) -> None:
         gang = self._gang_of[worker_id]
@@ -145,10 +165,12 @@ class Engine:
         """Do all that has come in, then see whose patience is at an end."""
         begun_s = time.monotonic()
         with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=_TICK_S if self._busy else None)()
+            self._inbox.get(timeout=_TICK_S if self._busy or self._look is not None else None)()
             while True:
                 self._inbox.get_nowait()()
         self._awake_s += min(time.monotonic() - begun_s, _LONGEST_NAP_S)
+        if self._look is not None:
+            self._look()
         busy = [gang for gang in self._gangs if gang.busy]
         for gang in busy:
             self._do(gang, gang.tick(self._now()))
@@ -176,7 +198,7 @@ class Engine:
         match effect:
             case Spawn():
                 self._gang_of[effect.worker_id] = gang
-                self._spawn(gang, effect.worker_id)
+                self._spawn(gang, effect)
             case End():
                 self._workers.end(effect.worker_id, at_once=False)
             case Kill():

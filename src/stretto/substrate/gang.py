@@ -8,6 +8,10 @@ A live gang starts (no group yet), forms, trains, and resizes: newcomers warm up
 join it when all of them are ready; a smaller group is formed at once. No other group is formed before the
 last one says that it trains. What was last asked for counts; newcomers it does not need are sent away.
 
+A gang moves to other nodes as it resizes, those that are to leave training until the newcomers are ready.
+If nobody stays, there is for a moment a group of all, in which the newcomers get the state of the others.
+If the newcomers get no slot, perhaps because another gang waits for ours, those that leave go first.
+
 If a worker is lost, so is the group: all of it ends, and starts again from its checkpoint. If a newcomer is
 lost, the group does not notice; others are tried, and if they are lost too, it stays as large as it is.
 """
@@ -15,15 +19,17 @@ lost, the group does not notice; others are tried, and if they are lost too, it 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import Event, JobFailed, JobFinished, JobNoted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.substrate.local_crew import Crew, Goal, Member, Order, Phase, as_order
-from stretto.substrate.local_effects import Effect, Emit, Exit, LocalJob, Moment, Rules, Send
-from stretto.substrate.local_losses import Blame, Cause, Losses
-from stretto.substrate.local_reports import Account, Held
+from stretto.substrate.gang_crew import Crew, Goal, Member, Order, Phase, as_order
+from stretto.substrate.gang_effects import Effect, Emit, Exit, Moment, Rules, Send, TrainingJob
+from stretto.substrate.gang_losses import Blame, Cause, Losses
+from stretto.substrate.gang_reports import Account, Held
 from stretto.wire.messages import (
     Ack,
     Beat,
@@ -48,8 +54,17 @@ class Gang:
     """One job's workers. Every method returns what is to be done."""
 
     def __init__(
-        self, job: Job, spec: LocalJob, rules: Rules, log: str, *, account: Account, losses: Losses
+        self,
+        job: Job,
+        spec: TrainingJob,
+        rules: Rules,
+        log: str,
+        *,
+        account: Account,
+        losses: Losses,
+        places_of: Callable[[Allocation], Counter[str]],
     ) -> None:
+        """`places_of` says how many workers of an allocation must be on which node."""
         self.job = job
         self.spec = spec
         self.goal = Goal.REST
@@ -66,6 +81,7 @@ class Gang:
         self._stepped_s = 0.0
         self._kill_at_s = math.inf
         self._losses = losses
+        self._places_of = places_of
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -117,9 +133,30 @@ class Gang:
 
     def acknowledge(self, epoch: int) -> list[Effect]:
         """The results up to this epoch were decided on."""
-        return [Send(self._crew.group[0], Ack(epoch))] if self._crew.group else []
+        leaders = dict.fromkeys(self._crew.formed[:1] + self._crew.forming[:1])
+        return [Send(leader, Ack(epoch)) for leader in leaders]
+
+    def strand(self, node: str, now: Moment) -> list[Effect]:
+        """A node is gone with all that was on it: rest, until whoever decides knows where to go on."""
+        crew = self._crew
+        lost = [member for member in crew.members.values() if member.node == node]
+        if self.goal in {Goal.RUN, Goal.EPOCH} and (lost or node in self._order.allocation.nodes):
+            self._order.holds_reports = True
+            self._losses.causes.clear()
+            self._rest(Goal.REST, now.awake_s + self._rules.park_s)
+            if self.phase is Phase.LIVE and any(crew.has(member) for member in lost):
+                self._end_all()  # what is left of the group cannot save any more
+        crew.kill(*lost)
+        return self._settle(now)
 
     # What is seen
+
+    def seated(self, worker_id: str) -> list[Effect]:
+        """It has a slot, and is being started."""
+        member = self._crew.members.get(worker_id)
+        if member is not None:
+            member.seated = True
+        return []
 
     def born(self, worker_id: str, now: Moment) -> list[Effect]:
         member = self._crew.members.get(worker_id)
@@ -168,14 +205,15 @@ class Gang:
     # How it goes on
 
     def _run(self, allocation: Allocation, batch: BatchChoice, now: Moment) -> None:
-        live = self.phase is Phase.LIVE
+        live, crew = self.phase is Phase.LIVE, self._crew
+        places = self._places_of(allocation)
         asked_s: float | None = now.t_s
-        if live and allocation.worker_count == len(self._crew.formed) and not self._crew.forming:
+        if live and places == crew.on(crew.formed) and not crew.forming:
             asked_s = None  # it is there already
-        elif live and (not self._crew.formed or allocation.worker_count == len(self._crew.forming)):
+        elif live and (not crew.formed or places == crew.on(crew.forming)):
             asked_s = self._order.asked_s  # it is on the way
         self.goal = Goal.RUN
-        self._order = Order(allocation, batch, allocation.worker_count, asked_s)
+        self._order = Order(allocation, batch, places, asked_s)
         self._losses.newcomers = 0
         if live:
             self._kill_at_s = math.inf
@@ -206,20 +244,31 @@ class Gang:
         if crew.finished:
             self._check_all_return(now)
             return
-        missing = max(self._order.size - len(crew.group), 0)
-        newcomers = crew.newcomers()
-        crew.dismiss(*newcomers[missing:])
-        newcomers = newcomers[:missing] + [crew.spawn() for _ in range(missing - len(newcomers))]
+        fit = crew.fit(self._order.places)
+        crew.dismiss(*fit.useless)
+        newcomers = [*fit.useful, *(crew.spawn(node, now.awake_s) for node in fit.missing)]
         if crew.forming:
             return
-        if len(crew.formed) > self._order.size:
-            self._form(crew.formed[: self._order.size], now)
-        elif missing and all(member.store for member in newcomers):
-            self._form((*crew.formed, *(member.id for member in newcomers)), now)
-        elif not missing and self._order.batch != self._told_batch:
+        if newcomers:
+            self._take_in(fit.stay, newcomers, now)
+        elif len(fit.stay) < len(crew.formed):
+            self._form(fit.stay, now)
+        elif self._order.batch != self._told_batch:
             self._told_batch = self._order.batch
             if self.spec.follows_batch and self._order.batch is not None:
                 self._tell_leader(SetBatch(as_order(self._order.batch)))
+
+    def _take_in(self, stay: tuple[str, ...], newcomers: list[Member], now: Moment) -> None:
+        formed = self._crew.formed
+        since_s = now.awake_s - self._rules.yield_s
+        if all(member.store for member in newcomers):
+            self._form((*(stay or formed), *(member.id for member in newcomers)), now)
+        elif len(stay) < len(formed) and any(not m.seated and m.asked_s <= since_s for m in newcomers):
+            if stay:
+                self._form(stay, now)
+            else:
+                self._kill_at_s = now.awake_s + self._rules.park_s
+                self._wind_down()
 
     def _form(self, order: tuple[str, ...], now: Moment) -> None:
         self._told_batch = self._order.batch
@@ -231,7 +280,7 @@ class Gang:
         self._crew.has_formed(now.awake_s + self._rules.grace_s)
         self._stepped_s = now.awake_s
         asked_s = self._order.asked_s
-        if asked_s is not None and len(self._crew.formed) == self._order.size:
+        if asked_s is not None and self._crew.on(self._crew.formed) == self._order.places:
             self._resize_s, self._order.asked_s = now.t_s - asked_s, None
 
     def _wind_down(self) -> None:
@@ -266,22 +315,21 @@ class Gang:
     # What is heard
 
     def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
-        leads = member.id in self._crew.group[:1]
         match message:
             case Ready():
                 member.store = message.store
             case Beat() if message.steps != member.steps:
                 member.steps = message.steps
                 self._stepped_s = now.awake_s
-            case Formed() if self._crew.forming and leads and message.generation == self._crew.generation:
+            case Formed() if self._crew.forms(member, message.generation):
                 self._has_formed(now)
             case Described():
                 self.described = message
             case Note():
                 self._note(message.text, now)
-            case Report() if leads and self.goal is not Goal.OVER:
+            case Report() if member.led and self.goal is not Goal.OVER:
                 self._report(message, now)
-            case Saved() if leads:
+            case Saved() if member.led:
                 self._emit(self._account.saved(message, t_s=now.t_s))
 
     def _take_last_word(self, member: Member, message: Finished | Failed | Left, now: Moment) -> None:
@@ -347,7 +395,8 @@ class Gang:
     def _lost_newcomer(self, member: Member, cause: Cause, now: Moment) -> None:
         self._crew.dismiss(member)
         if self._losses.does_without(cause):
-            self._order.size = size = len(self._crew.group)
+            self._order.places = self._crew.on(self._crew.group)
+            size = self._order.size
             self._order.asked_s = self._order.asked_s if self._crew.forming else None
             why = f"{cause.text}\nlog: {self._log}"
             self._note(f"its workers stay {size} in number, as no more could be started: {why}", now)

@@ -1,26 +1,23 @@
-"""Worker processes: who waits for a slot, who runs where, who can be talked to."""
+"""Worker processes: who waits for a place, who runs where, who can be talked to."""
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from stretto.substrate.local_effects import Exit
-from stretto.substrate.local_nursery import Nursery, Saying, Trainer
-from stretto.substrate.local_slots import SlotPool, Slots
+from stretto.substrate.elastic_nursery import Saying
+from stretto.substrate.gang_effects import Exit
 from stretto.wire.channel import Channel, Listener
 from stretto.wire.codec import WireError
 from stretto.wire.messages import Finished, FromWorker, Left, Message, Task, ToWorker
 
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-"""Workers of one machine need no other network, and its name may lead nowhere."""
 _LAST_WORDS_S = 1.0
 """How long after a worker's end its connection may still bring something it said."""
+
+_NURSERY_ENDED = "the process that starts its workers has ended; nursery.log in the run's folder may say why"
 
 Post = Callable[[Callable[[], None]], None]
 """Has something done in the one thread where everything happens."""
@@ -29,10 +26,58 @@ Post = Callable[[Callable[[], None]], None]
 class Overseer(Protocol):
     """Who is told about workers."""
 
+    def seated(self, worker_id: str) -> None: ...
     def born(self, worker_id: str) -> None: ...
     def heard(self, worker_id: str, message: FromWorker) -> None: ...
     def confused(self, worker_id: str, why: str) -> None: ...
     def gone(self, worker_id: str, how: Exit) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one worker may be."""
+
+    name: str
+    """Of this place only."""
+    home: str
+    """Of all places whose processes have one nursery."""
+    env: Mapping[str, str]
+    stays: bool
+    """A process whose task ended well may wait here for another: it holds nothing that others need."""
+
+
+class Nursery(Protocol):
+    """Where processes are forked from."""
+
+    def spawn(self, worker: str, *, address: str, secret: str, log: Path, env: Mapping[str, str]) -> None: ...
+    def end(self, worker: str) -> None: ...
+    def kill(self, worker: str) -> None: ...
+    def close(self) -> None: ...
+    def wait(self, patience_s: float) -> None: ...
+
+
+class Ground(Protocol):
+    """What workers stand on: this machine, or the nodes of a cluster. Called in one thread only."""
+
+    @property
+    def host(self) -> str:
+        """Where workers find the controller."""
+
+    def ask(self, worker_id: str, job_id: str, node: str) -> None:
+        """For a place on a node; anywhere if that is empty."""
+
+    def withdraw(self, worker_id: str) -> bool:
+        """Whether it was still waiting."""
+
+    def grants(self) -> list[tuple[str, Place]]:
+        """Whoever can be placed now, and where."""
+
+    def give_back(self, worker_id: str) -> None: ...
+
+    def nursery(
+        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
+    ) -> Nursery:
+        """For all places of one home. It says what happens to its processes, from any thread."""
 
 
 @dataclass(slots=True)
@@ -43,7 +88,7 @@ class _Hand:
     log: Path
     process: str
     """What its process is called, which may have served others before."""
-    slot: int = -1
+    place: Place | None = None
     nursery: Nursery | None = None
     channel: Channel | None = None
     unwanted: bool = False
@@ -66,56 +111,34 @@ class _Idle:
 class Workers:
     """All worker processes of a run. Called in one thread only; what others notice is posted there.
 
-    A process whose task ended well stays on its slot for the next task of the same entry, unless it has a
-    GPU: memory there is given back only when a process ends.
+    A process whose task ended well may stay where it is for the next task of the same entry.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: Slots,
-        trainer: Trainer,
-        grace_s: float,
-        run_dir: Path,
-        lock_fd: int,
-        post: Post,
-        overseer: Overseer,
-    ) -> None:
-        self._slots = slots
-        self._trainer = trainer
+    def __init__(self, *, ground: Ground, grace_s: float, post: Post, overseer: Overseer) -> None:
+        self._ground = ground
         self._grace_s = grace_s
-        self._log = run_dir / "nursery.log"
-        self._lock_fd = lock_fd
         self._post = post
         self._overseer = overseer
-        self._pool = SlotPool(slots)
         self._hands: dict[str, _Hand] = {}
         self._player_of: dict[str, str] = {}
         """Which worker a process is at present."""
-        self._idle: dict[int, _Idle] = {}
-        self._nurseries: dict[str, Nursery] = {}
+        self._idle: dict[str, _Idle] = {}
+        """By the name of their place."""
+        self._nurseries: dict[tuple[str, str], Nursery] = {}
+        """By home and entry."""
         self._secret = secrets.token_hex(32)
-        self._listener = Listener(self._secret, self._serve)
-        self._env = {
-            "OMP_NUM_THREADS": str(slots.threads_each),  # unless the user has set it
-            **_LOOPBACK,
-            **({"STRETTO_BACKEND": "gloo"} if slots.share_gpus else {}),  # NCCL wants a GPU for each worker
-            **os.environ,
-            "STRETTO_GRACE_S": str(grace_s),
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or code that asks for a GPU could not be forked any more
-        }
+        self._listener = Listener(self._secret, self._serve, ground.host)
 
-    def spawn(self, worker_id: str, task: Task, log: Path) -> None:
-        """As soon as a slot is free."""
-        task = replace(task, stays=not self._slots.has_gpus)
+    def spawn(self, worker_id: str, node: str, task: Task, log: Path) -> None:
+        """As soon as there is a place on the node."""
         self._hands[worker_id] = _Hand(task, log, process=worker_id)
-        self._pool.ask(worker_id)
+        self._ground.ask(worker_id, task.job_id, node)
 
     def end(self, worker_id: str, *, at_once: bool) -> None:
         hand = self._hands.get(worker_id)
         if hand is None:
             return
-        if self._pool.withdraw(worker_id):
+        if self._ground.withdraw(worker_id):
             self._forget(worker_id, Exit(None, "it was never started"))
         elif hand.nursery is not None and hand.how is None:
             hand.unwanted = True
@@ -128,29 +151,39 @@ class Workers:
             hand.channel.send(message)
 
     def place(self) -> None:
-        """Start whoever has a slot now."""
-        for worker_id, slot in self._pool.grants():
+        """Start whoever has a place now."""
+        for worker_id, place in self._ground.grants():
             hand = self._hands[worker_id]
-            hand.slot = slot
-            idle = self._idle.pop(slot, None)
+            hand.place = place
+            hand.task = replace(hand.task, stays=place.stays)
+            self._overseer.seated(worker_id)
+            idle = self._idle.pop(place.name, None)
             if idle is not None and idle.entry == hand.task.entry:
                 self._reuse(worker_id, hand, idle)
                 continue
             if idle is not None:
                 idle.nursery.end(idle.process)
-            try:
-                hand.nursery = self._nursery(hand.task.entry)
-            except OSError as error:
-                self._gone(worker_id, Exit(None, f"a worker cannot be started: {error}"))
-                continue
-            self._player_of[hand.process] = worker_id
-            hand.nursery.spawn(
-                hand.process,
-                address=self._listener.address,
-                secret=self._secret,
-                log=hand.log,
-                env={"CUDA_VISIBLE_DEVICES": self._slots.devices[slot], "STRETTO_SLOT": str(slot)},
-            )
+            self._start(worker_id, hand, place)
+
+    def lose_home(self, home: str, why: str) -> None:
+        """Everything there is gone, and nobody will say so."""
+        for key in [key for key in self._nurseries if key[0] == home]:
+            self._lose_nursery(key, why)
+
+    def _start(self, worker_id: str, hand: _Hand, place: Place) -> None:
+        try:
+            hand.nursery = self._nursery(place.home, hand.task.entry)
+        except OSError as error:
+            self._gone(worker_id, Exit(None, f"a worker cannot be started: {error}"))
+            return
+        self._player_of[hand.process] = worker_id
+        hand.nursery.spawn(
+            hand.process,
+            address=self._listener.address,
+            secret=self._secret,
+            log=hand.log,
+            env=place.env,
+        )
 
     def _reuse(self, worker_id: str, hand: _Hand, idle: _Idle) -> None:
         hand.process, hand.nursery, hand.channel = idle.process, idle.nursery, idle.channel
@@ -176,19 +209,16 @@ class Workers:
             nursery.wait(2 * self._grace_s)
         self._listener.close()
 
-    def _nursery(self, entry: str) -> Nursery:
-        if entry not in self._nurseries:
-            self._nurseries[entry] = Nursery(
+    def _nursery(self, home: str, entry: str) -> Nursery:
+        key = (home, entry)
+        if key not in self._nurseries:
+            self._nurseries[key] = self._ground.nursery(
+                home,
                 entry,
-                self._trainer,
-                grace_s=self._grace_s,
-                env=self._env,
-                log=self._log,
-                lock_fd=self._lock_fd,
-                on_saying=lambda saying: self._post(lambda: self._hear_nursery(saying)),
-                on_end=lambda: self._post(lambda: self._lose_nursery(entry)),
+                lambda saying: self._post(lambda: self._hear_nursery(saying)),
+                lambda: self._post(lambda: self._lose_nursery(key, _NURSERY_ENDED)),
             )
-        return self._nurseries[entry]
+        return self._nurseries[key]
 
     def _hear_nursery(self, saying: Saying) -> None:
         worker_id = self._player_of.get(saying.worker)
@@ -204,14 +234,15 @@ class Workers:
             self._gone(worker_id, Exit(None, saying.error, final=True))
 
     def _drop_idle(self, unwanted: Callable[[_Idle], bool]) -> None:
-        for slot, idle in list(self._idle.items()):
+        for place, idle in list(self._idle.items()):
             if unwanted(idle):
-                del self._idle[slot]
+                del self._idle[place]
                 idle.channel.close()
 
-    def _lose_nursery(self, entry: str) -> None:
-        nursery = self._nurseries.pop(entry)
-        why = f"the process that starts its workers has ended; {self._log} may say why"
+    def _lose_nursery(self, key: tuple[str, str], why: str) -> None:
+        nursery = self._nurseries.pop(key, None)
+        if nursery is None:
+            return  # its home was lost before
         for worker_id, hand in list(self._hands.items()):
             if hand.nursery is nursery and hand.how is None:
                 self._gone(worker_id, Exit(None, why))
@@ -229,7 +260,7 @@ class Workers:
         self._player_of.pop(hand.process, None)  # not before: its last words may come after its end
         if hand.channel is not None:
             hand.channel.close()
-        self._pool.give_back(worker_id)
+        self._ground.give_back(worker_id)
         self._overseer.gone(worker_id, how)
 
     def _serve(self, channel: Channel) -> None:
@@ -263,11 +294,11 @@ class Workers:
     def _let_rest(self, worker_id: str, hand: _Hand, last_word: Finished | Left) -> None:
         """The worker is gone; its process is not, unless it said that it would go or was told to."""
         leaves = last_word.leaves or hand.unwanted or hand.how is not None
-        if leaves or hand.nursery is None or hand.channel is None:
+        if leaves or hand.nursery is None or hand.channel is None or hand.place is None:
             return
         del self._hands[worker_id], self._player_of[hand.process]
-        self._idle[hand.slot] = _Idle(hand.process, hand.task.entry, hand.nursery, hand.channel)
-        self._pool.give_back(worker_id)
+        self._idle[hand.place.name] = _Idle(hand.process, hand.task.entry, hand.nursery, hand.channel)
+        self._ground.give_back(worker_id)
         self._overseer.gone(worker_id, Exit(0))
 
     def _hand_of(self, process: str) -> _Hand | None:

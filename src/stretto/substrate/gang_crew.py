@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
-from stretto.substrate.local_effects import Effect, End, Kill, Send, Spawn
+from stretto.substrate.gang_effects import Effect, End, Kill, Send, Spawn
 from stretto.wire.messages import BatchOrder, Form, Leave
 
 
@@ -37,12 +38,16 @@ class Order:
 
     allocation: Allocation = NOTHING
     batch: BatchChoice | None = None
-    size: int = 0
-    """Workers: as many as were allocated, unless so many could not be started."""
+    places: Counter[str] = field(default_factory=Counter)
+    """Workers on each node: as many as were allocated, unless so many could not be started."""
     asked_s: float | None = None
     """When the start or resize that is under way was asked for."""
     holds_reports: bool = False
     """The job counts as standing still."""
+
+    @property
+    def size(self) -> int:
+        return self.places.total()
 
     def nodes(self, workers: int) -> int:
         """On how many nodes so many workers are."""
@@ -56,6 +61,13 @@ def as_order(batch: BatchChoice) -> BatchOrder:
 @dataclass(slots=True)
 class Member:
     id: str
+    node: str
+    asked_s: float
+    """When it was asked for."""
+    seated: bool = False
+    """It has a slot."""
+    led: bool = False
+    """It is or was the first of a group, and what it reports counts."""
     store: str = ""
     """Where it can be met; empty until it is ready."""
     heard_s: float | None = None
@@ -68,6 +80,19 @@ class Member:
     spoke: bool = False
     """It said its last word."""
     kill_at_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a crew compares with the places it is to fill."""
+
+    stay: tuple[str, ...]
+    """Of the group, by rank: those that are where they should be."""
+    useful: tuple[Member, ...]
+    """Newcomers that fill the other places, the ready ones first."""
+    useless: tuple[Member, ...]
+    missing: tuple[str, ...]
+    """Nodes on which another one must be started; as often as there are places."""
 
 
 @dataclass(slots=True)
@@ -100,6 +125,27 @@ class Crew:
         new = [m for m in self.members.values() if not (self.has(m) or m.outgoing or m.spoke)]
         return sorted(new, key=lambda member: not member.store)
 
+    def fit(self, places: Counter[str]) -> Fit:
+        left = Counter(places)
+
+        def fills(member: Member) -> bool:
+            left[member.node] -= 1
+            return left[member.node] >= 0
+
+        stay = tuple(worker_id for worker_id in self.group if fills(self.members[worker_id]))
+        left = +left
+        newcomers = [(member, fills(member)) for member in self.newcomers()]
+        return Fit(
+            stay,
+            tuple(member for member, is_useful in newcomers if is_useful),
+            tuple(member for member, is_useful in newcomers if not is_useful),
+            tuple((+left).elements()),
+        )
+
+    def on(self, worker_ids: tuple[str, ...]) -> Counter[str]:
+        """The places these have."""
+        return Counter(self.members[worker_id].node for worker_id in worker_ids)
+
     def silent(self, since_s: float) -> list[Member]:
         """Those that ought to have been heard of since then."""
         return [
@@ -116,17 +162,18 @@ class Crew:
         stay = not self.group and all(member.store for member in waiting)
         return waiting[0] if waiting and stay else None
 
-    def spawn(self) -> Member:
+    def spawn(self, node: str, asked_s: float) -> Member:
         self._born += 1
-        member = Member(f"{self.name}.{self._born}")
+        member = Member(f"{self.name}.{self._born}", node, asked_s)
         self.members[member.id] = member
-        self.out.append(Spawn(member.id))
+        self.out.append(Spawn(member.id, node))
         return member
 
     def form(self, order: tuple[str, ...], nodes: int, batch: BatchOrder | None) -> None:
         """Tell members to become this group, and the others of the present one to leave."""
         self.generation += 1
         self.forming = order
+        self.members[order[0]].led = True
         for rank, worker_id in enumerate(order):
             form = Form(
                 generation=self.generation,
@@ -142,6 +189,10 @@ class Crew:
             if worker_id not in order:
                 self.members[worker_id].leaving = True
                 self.out.append(Send(worker_id, Leave(self.generation)))
+
+    def forms(self, member: Member, generation: int) -> bool:
+        """Whether this one says for the group that is being formed that it trains."""
+        return member.id in self.forming[:1] and generation == self.generation
 
     def has_formed(self, leavers_killed_at_s: float) -> None:
         self.formed, self.forming = self.forming, ()

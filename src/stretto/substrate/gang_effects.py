@@ -12,7 +12,7 @@ from stretto.wire.messages import ToWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalJob:
+class TrainingJob:
     """What to train for a job, beyond what its scheduler needs to know."""
 
     entry: str
@@ -44,6 +44,8 @@ class Rules:
     """Fresh starts after something went wrong, without progress in between."""
     heartbeat_s: float = 30.0
     """A worker that is silent for so long is lost."""
+    yield_s: float = 5.0
+    """A group that is to move waits so long for its new slots; then it gives up its own first."""
     hang_s: float = 3600.0
     """A group that takes no step for so long hangs; whatever code does between two epochs must be shorter."""
 
@@ -90,6 +92,8 @@ class Spawn:
     """Start a worker as soon as a slot is free."""
 
     worker_id: str
+    node: str = ""
+    """Where; empty: wherever there is one."""
 
 
 @dataclass(frozen=True, slots=True)

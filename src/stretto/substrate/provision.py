@@ -1,0 +1,25 @@
+"""How a substrate's nodes come and go: one protocol for slots of this machine, fixed clusters and clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from stretto.core.cluster import Wish
+from stretto.core.events import Event
+
+
+class Provisioner(Protocol):
+    """Turns wishes into nodes. Nothing here may block: whatever takes time goes on elsewhere."""
+
+    def provision(self, wish: Wish, t_s: float) -> Sequence[Event]:
+        """Set about it; what can be told at once."""
+
+    def look(self, t_s: float) -> Sequence[Event]:
+        """What has come of wishes, and to nodes, since the last look."""
+
+    def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
+        """Go on where a run's record ends; what happened to its nodes meanwhile."""
+
+    def close(self) -> None:
+        """The run is over or paused: nothing may be left that costs and nobody uses."""
