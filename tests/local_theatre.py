@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from local_bench import BATCH, job_of
@@ -50,6 +50,7 @@ RULES = Rules(grace_s=10.0, park_s=60.0, retries=2, heartbeat_s=30.0, hang_s=600
 class Puppet:
     """One worker, which does nothing by itself."""
 
+    node: str = ""
     placed: bool = False
     ready: bool = False
     dying: bool = False
@@ -68,7 +69,8 @@ class Puppet:
 class Theatre:
     """Plays the engine, the slots and the workers, and checks what must always hold."""
 
-    def __init__(self, slots: int, rules: Rules = RULES) -> None:
+    def __init__(self, slots: int = 0, rules: Rules = RULES, nodes: Mapping[str, int] | None = None) -> None:
+        """With slots that are all one, or with so many on each of several nodes."""
         spec = TrainingJob(entry="e", config={}, epochs=6, metric="accuracy", follows_batch=True)
         account = Account(job_of("a"), "accuracy")
         self.gang = Gang(
@@ -78,10 +80,12 @@ class Theatre:
             "log",
             account=account,
             losses=Losses(rules.retries, Failures()),
-            places_of=lambda allocation: Counter({"": allocation.worker_count}),
+            places_of=lambda allocation: (
+                Counter(dict(allocation.workers)) if nodes else Counter({"": allocation.worker_count})
+            ),
         )
-        self.slots = slots
-        self.pool = SlotPool(Slots(("",) * slots))
+        self.slots = dict(nodes or {"": slots})
+        self.pools = {node: SlotPool(Slots(("",) * count)) for node, count in self.slots.items()}
         self.puppets: dict[str, Puppet] = {}
         self.events: list[Event] = []
         self.sent: list[tuple[str, ToWorker]] = []
@@ -93,21 +97,22 @@ class Theatre:
 
     # What the controller does
 
-    def tell(self, action: Action, workers: int = 0, batch: BatchChoice = BATCH) -> None:
+    def tell(self, action: Action, workers: int | Mapping[str, int] = 0, batch: BatchChoice = BATCH) -> None:
         self._number += 1
-        told = Instruction(self._number, action, "a", on_nodes({"local": workers}), batch)
+        allocation = on_nodes({"local": workers} if isinstance(workers, int) else workers)
+        told = Instruction(self._number, action, "a", allocation, batch)
         self._do(self.gang.instruct(told, self.now))
 
     # What the machine does
 
     def place(self) -> None:
-        for worker_id, _ in self.pool.grants():
+        for worker_id, _ in [grant for pool in self.pools.values() for grant in pool.grants()]:
             self.puppets[worker_id].placed = True
+            self._do(self.gang.seated(worker_id))
             self._do(self.gang.born(worker_id, self.now))
 
     def die(self, worker_id: str, code: int = -9) -> None:
-        self.puppets.pop(worker_id)
-        self.pool.give_back(worker_id)
+        self.pools[self.puppets.pop(worker_id).node].give_back(worker_id)
         self._do(self.gang.gone(worker_id, Exit(code), self.now))
 
     def wait(self, seconds: float, *, beating: bool = True) -> None:
@@ -188,7 +193,18 @@ class Theatre:
             self.obey()
             self.wait(5.0)
 
-    def started(self, workers: int = 1) -> None:
+    def lose_node(self, node: str) -> None:
+        """Whoever is there is gone without a word."""
+        self._do(self.gang.strand(node, self.now))
+        for worker_id in [i for i, puppet in self.puppets.items() if puppet.node == node]:
+            self.pools[node].withdraw(worker_id)
+            self.die(worker_id)
+
+    def nodes(self) -> dict[str, int]:
+        """Where those are who train."""
+        return dict(Counter(self.puppets[worker_id].node for worker_id in self.group()))
+
+    def started(self, workers: int | Mapping[str, int] = 1) -> None:
         """A gang that trains."""
         self.tell(Action.START, workers)
         self.cooperate()
@@ -201,19 +217,20 @@ class Theatre:
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             self._carry_out(effect)
-        assert self.pool.held <= self.slots
+        assert all(self.pools[node].held <= count for node, count in self.slots.items())
         assert set(self.gang.workers) == set(self.puppets), "the gang lost sight of a worker"
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Spawn():
-                self.puppets[effect.worker_id] = Puppet()
-                self.pool.ask(effect.worker_id)
+                self.puppets[effect.worker_id] = Puppet(effect.node)
+                self.pools[effect.node].ask(effect.worker_id)
             case End() | Kill():
                 if effect.worker_id in self.puppets:
-                    self.puppets[effect.worker_id].dying = True
-                    if self.pool.withdraw(effect.worker_id):
-                        self.puppets[effect.worker_id].placed = False
+                    puppet = self.puppets[effect.worker_id]
+                    puppet.dying = True
+                    if self.pools[puppet.node].withdraw(effect.worker_id):
+                        puppet.placed = False
             case Send():
                 self.sent.append((effect.worker_id, effect.message))
                 if effect.worker_id in self.puppets:

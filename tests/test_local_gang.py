@@ -94,7 +94,7 @@ def test_a_gang_that_is_parked_or_stopped_holds_nothing_whatever_happened(
     theatre.tell(end)
     theatre.cooperate()
     assert theatre.puppets == {}
-    assert theatre.pool.held == 0
+    assert all(pool.held == 0 for pool in theatre.pools.values())
     assert not theatre.gang.busy
     ends = [e for e in theatre.events if isinstance(e, JobFailed | JobFinished)]
     assert len(ends) <= 1
