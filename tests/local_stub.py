@@ -113,7 +113,7 @@ class _Worker:
             self.do_step()
 
     def do_step(self) -> None:
-        time.sleep(STEP_S)
+        time.sleep(float(self.config.get("step_s", STEP_S)))
         self.step += 1
         trouble = self.config.get("trouble")
         if trouble and self.step == self.config["at_step"] and self.blamed():

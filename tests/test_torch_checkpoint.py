@@ -220,8 +220,8 @@ def test_a_corrupt_one_is_reported_and_the_one_before_it_used(tmp_path: Path, sp
     [
         ("torch.load", RuntimeError("not enough memory: you tried to allocate 4 bytes")),
         ("torch.load", MemoryError()),
-        ("stretto.torch.checkpoint._measured", OSError(errno.EMFILE, "Too many open files")),
-        ("pathlib.Path.read_text", OSError(errno.EIO, "Input/output error")),
+        ("stretto.torch.checkpoint_files.measured", OSError(errno.EMFILE, "Too many open files")),
+        ("pathlib.Path.read_bytes", OSError(errno.EIO, "Input/output error")),
     ],
 )
 def test_a_good_one_that_cannot_be_read_now_is_left_as_it_is(
@@ -263,7 +263,7 @@ def test_none_is_removed_while_it_cannot_be_told_which_is_the_best(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", fail)
+        patched.setattr(Path, "read_bytes", fail)
         assert opened.save(2)
     assert names(tmp_path) == ["00000001", "00000002"]
     assert opened.save(3)

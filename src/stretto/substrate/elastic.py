@@ -40,6 +40,8 @@ class Files:
     checkpoint_every_s: float = 60.0
     keep_checkpoints: int = 2
     tensorboard: bool = False
+    store: str = ""
+    """Where checkpoints go besides the jobs' folders, as a path that fsspec knows; empty: nowhere."""
 
 
 class Land(Ground, Protocol):
@@ -139,7 +141,7 @@ class ElasticSubstrate:
         past = fold(events)
         self._behind_s = max(past.last_s - self._clock(), 0.0)
         self._last_number = past.last_number
-        self._tell_nodes(self._land.provisioner.recall(events, self.now_s()))
+        self._engine.post(lambda: self._tell_nodes(self._land.provisioner.recall(events, self.now_s())))
         for job in past.jobs.values():
             if job.ended:
                 continue
@@ -248,6 +250,7 @@ class ElasticSubstrate:
             waits_for_ack=spec.waits_for_ack,
             describe_only=spec.describe_only,
             tensorboard=files.tensorboard,
+            store=f"{files.store}/jobs/{gang.job.id}" if files.store else "",
         )
         self._workers.spawn(spawn.worker_id, spawn.node, task, folder / "stdout.log")
 

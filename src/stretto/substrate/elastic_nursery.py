@@ -30,6 +30,15 @@ class Trainer:
     """Imported before anything else; the first optimizer needs torch._dynamo, which takes seconds."""
 
 
+def training_env(*, threads: int, grace_s: float) -> dict[str, str]:
+    """What training code finds in its environment, wherever it runs."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "STRETTO_GRACE_S": str(grace_s),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or code that asks for a GPU could not be forked any more
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Saying:
     """What a nursery tells about a worker."""

@@ -44,6 +44,8 @@ class Place:
     env: Mapping[str, str]
     stays: bool
     """A process whose task ended well may wait here for another: it holds nothing that others need."""
+    scratch: Path | None = None
+    """Where jobs have their folders here, if not in the run's."""
 
 
 class Nursery(Protocol):
@@ -73,6 +75,9 @@ class Ground(Protocol):
         """Whoever can be placed now, and where."""
 
     def give_back(self, worker_id: str) -> None: ...
+
+    def abandoned(self) -> list[str]:
+        """Names of places that are no more since this was last asked; whoever waits there is to go."""
 
     def nursery(
         self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
@@ -152,10 +157,17 @@ class Workers:
 
     def place(self) -> None:
         """Start whoever has a place now."""
+        for name in self._ground.abandoned():
+            if (left := self._idle.pop(name, None)) is not None:
+                left.nursery.end(left.process)
         for worker_id, place in self._ground.grants():
             hand = self._hands[worker_id]
             hand.place = place
             hand.task = replace(hand.task, stays=place.stays)
+            if place.scratch is not None:
+                folder = place.scratch / "jobs" / hand.task.job_id
+                hand.task = replace(hand.task, folder=str(folder))
+                hand.log = folder / hand.log.name
             self._overseer.seated(worker_id)
             idle = self._idle.pop(place.name, None)
             if idle is not None and idle.entry == hand.task.entry:

@@ -13,7 +13,7 @@ from stretto.core.cluster import Node
 from stretto.core.job import Job
 from stretto.substrate.elastic import PATIENCE_S, ElasticSubstrate, Files
 from stretto.substrate.elastic_lock import RunLock
-from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer
+from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
 from stretto.substrate.elastic_workers import Place
 from stretto.substrate.gang_effects import Rules, TrainingJob
 from stretto.substrate.local_nodes import RentedSlots, whole_machine
@@ -40,12 +40,11 @@ class Machine:
         self._lock_fd = lock_fd
         self._grace_s = grace_s
         self._env = {
-            "OMP_NUM_THREADS": str(slots.threads_each),  # unless the user has set it
+            **training_env(threads=slots.threads_each, grace_s=grace_s),
             **_LOOPBACK,
             **({"STRETTO_BACKEND": "gloo"} if slots.share_gpus else {}),  # NCCL wants a GPU for each worker
-            **os.environ,
+            **os.environ,  # what the user has set holds
             "STRETTO_GRACE_S": str(grace_s),
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or code that asks for a GPU could not be forked any more
         }
 
     @property
@@ -67,6 +66,9 @@ class Machine:
 
     def give_back(self, worker_id: str) -> None:
         self._pool.give_back(worker_id)
+
+    def abandoned(self) -> list[str]:
+        return []
 
     def nursery(
         self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]

@@ -11,38 +11,35 @@ A name is a serial number, so that the newest is the largest.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto.core.errors import InputError
+from stretto.torch.checkpoint_files import (
+    STATE_FILE,
+    CorruptError,
+    Loaded,
+    read_meta,
+    read_state,
+    sync_files,
+    sync_folder,
+    write_files,
+)
 from stretto.torch.pack import put_together, take_apart
 
-FORMAT = 1
-STATE_FILE = "state.pt"
-_META_FILE = "meta.json"
 _KEPT_CORRUPT = 2
-_CHUNK = 1 << 20
 
 OnSaved = Callable[[Path, bool], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A checkpoint that passed its checks; tensors are on the CPU."""
-
-    state: dict[str, Any]
-    progress: float
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +51,38 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Meta:
-    format: int
+class Elsewhere:
+    """A checkpoint outside the folder that may be newer than all in it."""
+
+    where: str
+    """For whoever reads about it."""
     progress: float
     best: bool
-    size_bytes: int
-    sha256: str
-
-
-class _CorruptError(Exception):
-    """What is wrong with a checkpoint."""
+    fetch: Callable[[Path], None]
+    """Copies its two files into a folder; CorruptError if it cannot be whole."""
 
 
 class CheckpointStore:
     """The checkpoints of one job: the newest `keep`, and the newest one that was saved as the best.
 
     Writing happens in a thread of its own and never raises: what went wrong is given to `note`, once per
-    cause until a write succeeds again, and the checkpoints from before stay.
+    cause until a write succeeds again, and the checkpoints from before stay. Those `in_use` stay, too.
     """
 
-    def __init__(self, folder: Path, *, keep: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        note: Callable[[str], None],
+        in_use: Callable[[], Collection[Path]] = frozenset,
+    ) -> None:
         if keep < 1:
             raise InputError(f"{keep} checkpoints are to be kept.", remedy="Keep at least 1.")
         self._folder = folder
         self._keep = keep
         self._note = note
+        self._in_use = in_use
         self._failing: set[str] = set()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._last: Future[bool] | None = None
@@ -109,25 +113,28 @@ class CheckpointStore:
         copied = self._copied(state)
         if copied is None:
             return False
-        meta = _Meta(format=FORMAT, progress=progress, best=best, size_bytes=0, sha256="")
-        self._last = self._writer.submit(self._write, *copied, meta, on_saved)
+        self._last = self._writer.submit(self._write, *copied, progress, best, on_saved)
         return self._last.result() if wait else True
 
-    def load(self) -> Loaded | None:
+    def load(self, elsewhere: Sequence[Elsewhere] = ()) -> Loaded | None:
         """The newest checkpoint that passes its checks; those that do not are noted and left aside.
 
+        One from `elsewhere` (newest first) is copied here if it stands for more progress than what is here.
         Raises what says nothing about the checkpoint, such as a lack of memory: it may be good tomorrow.
         """
         problems: list[str] = []
         found: Loaded | None = None
-        for path in self._whole():
+        instead = "There is no earlier one."
+        for one in self._newest_first(elsewhere):
+            where = one.where if isinstance(one, Elsewhere) else str(one)
             try:
-                found = _read(path)
+                found = self._take_in(one) if isinstance(one, Elsewhere) else read_state(one)
+                instead = f"{where} is used instead."
                 break
-            except _CorruptError as error:
-                problems.append(f"Checkpoint {path} cannot be used: {error}.")
-                self._set_aside(path)
-        instead = f"{found.path.parent} is used instead." if found else "There is no earlier one."
+            except CorruptError as error:
+                problems.append(f"Checkpoint {where} cannot be used: {error}.")
+                if isinstance(one, Path):
+                    self._set_aside(one)
         for problem in problems:
             self._note(f"{problem} {instead}")
         return found
@@ -135,8 +142,8 @@ class CheckpointStore:
     def best(self) -> Best | None:
         """The newest checkpoint that was saved as the best."""
         for path in self._whole():
-            with contextlib.suppress(_CorruptError):
-                meta = _read_meta(path)
+            with contextlib.suppress(CorruptError):
+                meta = read_meta(path)
                 if meta.best:
                     return Best(path / STATE_FILE, meta.progress)
         return None
@@ -157,24 +164,43 @@ class CheckpointStore:
             self._say_failed(error)
             return None
 
-    def _write(self, tree: Any, tensors: list[Tensor], meta: _Meta, on_saved: OnSaved | None) -> bool:
-        self._serial += 1
-        final = self._folder / f"{self._serial:08d}"
-        new = self._folder / f".new-{final.name}"
+    def _write(
+        self, tree: Any, tensors: list[Tensor], progress: float, best: bool, on_saved: OnSaved | None
+    ) -> bool:
         try:
-            new.mkdir(parents=True)
-            _write_files(new, put_together(tree, tensors), meta)
-            new.rename(final)
-            _sync_folder(self._folder)
+            with self._new() as (new, final):
+                write_files(new, put_together(tree, tensors), progress=progress, best=best)
         except (OSError, RuntimeError, MemoryError) as error:
-            shutil.rmtree(new, ignore_errors=True)
             self._say_failed(error)
             return False
         self._failing.clear()
         self._remove_old()
         if on_saved is not None:
-            on_saved(final / STATE_FILE, meta.best)
+            on_saved(final / STATE_FILE, best)
         return True
+
+    def _take_in(self, one: Elsewhere) -> Loaded:
+        with self._new() as (new, final):
+            one.fetch(new)
+            loaded = read_state(new)
+            sync_files(new)
+        self._remove_old()
+        return replace(loaded, path=final / STATE_FILE)
+
+    @contextlib.contextmanager
+    def _new(self) -> Iterator[tuple[Path, Path]]:
+        """A folder to fill, and the name it gets when that went well."""
+        self._serial += 1
+        final = self._folder / f"{self._serial:08d}"
+        new = self._folder / f".new-{final.name}"
+        try:
+            new.mkdir(parents=True)
+            yield new, final
+            new.rename(final)
+            sync_folder(self._folder)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
 
     def _say_failed(self, error: BaseException) -> None:
         cause = f"{type(error).__name__} {getattr(error, 'errno', '')}"
@@ -189,7 +215,7 @@ class CheckpointStore:
             best = self.best()
         except (OSError, InputError):  # one of them may be the best: all are kept until it can be told
             return
-        kept = {*whole[: self._keep], *([best.path.parent] if best else [])}
+        kept = {*whole[: self._keep], *([best.path.parent] if best else []), *self._in_use()}
         for path in whole:
             if path not in kept:
                 self._remove(path)
@@ -208,6 +234,14 @@ class CheckpointStore:
         for old in aside[_KEPT_CORRUPT:]:
             shutil.rmtree(old, ignore_errors=True)
 
+    def _newest_first(self, elsewhere: Sequence[Elsewhere]) -> Iterator[Path | Elsewhere]:
+        """By progress, since the numbers of two places say nothing about each other."""
+        here, away = deque(self._whole()), deque(elsewhere)
+        while here and away:
+            yield away.popleft() if away[0].progress > _progress(here[0]) else here.popleft()
+        yield from here
+        yield from away
+
     def _whole(self) -> list[Path]:
         """Newest first."""
         return self._entries(lambda name: _is_numbered(name) and len(name) == 8)
@@ -218,6 +252,13 @@ class CheckpointStore:
         except OSError:  # not there yet
             return []
         return [self._folder / name for name in names]
+
+
+def _progress(folder: Path) -> float:
+    try:
+        return read_meta(folder).progress
+    except CorruptError:
+        return math.inf  # it is tried, and said to be spoilt
 
 
 def _is_numbered(name: str) -> bool:
@@ -237,109 +278,3 @@ def _to_cpu(tensors: Iterable[Tensor]) -> list[Tensor]:
     for device in devices:
         torch.cuda.synchronize(device)
     return copies
-
-
-class _HashingFile:
-    """Passes on what is written and adds up its checksum, so that it need not be read again."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._size_bytes = 0
-        self.error: OSError | None = None
-        """Kept here, as torch reports it under another name."""
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self._hash.update(data)
-        self._size_bytes += memoryview(data).nbytes
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
-
-def _write_files(folder: Path, state: Any, meta: _Meta) -> None:
-    with (folder / STATE_FILE).open("wb") as file:
-        out = _HashingFile(file)
-        try:
-            torch.save(state, out)  # type: ignore[arg-type]  # it writes and flushes, nothing else
-        except RuntimeError:
-            if out.error is not None:
-                raise out.error from None
-            raise
-        _sync(file)
-    whole = replace(meta, size_bytes=out.size_bytes, sha256=out.sha256)
-    with (folder / _META_FILE).open("w", encoding="utf-8") as file:
-        json.dump(asdict(whole), file)
-        _sync(file)
-    _sync_folder(folder)
-
-
-def _sync(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names are on the disk only when the folder that holds them is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _read(folder: Path) -> Loaded:
-    meta = _read_meta(folder)
-    path = folder / STATE_FILE
-    try:
-        size_bytes, sha256 = _measured(path)
-    except FileNotFoundError as error:
-        raise _CorruptError(f"{STATE_FILE} is missing") from error
-    if size_bytes != meta.size_bytes:
-        raise _CorruptError(f"{STATE_FILE} has {size_bytes} bytes instead of {meta.size_bytes}")
-    if sha256 != meta.sha256:
-        raise _CorruptError(f"{STATE_FILE} does not match its checksum")
-    return Loaded(torch.load(path, weights_only=True, map_location="cpu"), meta.progress, path)
-
-
-def _read_meta(folder: Path) -> _Meta:
-    path = folder / _META_FILE
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        found = values["format"]
-        if found == FORMAT:
-            meta = _Meta(**values)
-            return replace(meta, progress=float(meta.progress))
-    except FileNotFoundError as error:
-        raise _CorruptError(f"{_META_FILE} is missing") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise _CorruptError(f"{_META_FILE} cannot be read, {error}") from error
-    raise InputError(
-        f"this checkpoint has format {found}, and only {FORMAT} is known here.",
-        where=str(path),
-        remedy="Go on with the version of Stretto that wrote it, or give this run another name.",
-    )
-
-
-def _measured(path: Path) -> tuple[int, str]:
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size_bytes += len(chunk)
-    return size_bytes, digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a run leaves behind in its folder: metrics, checkpoints at regular times, and the best one."""
+"""What a run leaves behind: metrics, checkpoints at regular times, and the best one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.torch.checkpoint import CheckpointStore
+from stretto.torch.checkpoint import Best, CheckpointStore, Elsewhere
+from stretto.torch.checkpoint_files import STATE_FILE, Loaded
 from stretto.torch.metrics_log import MetricsLog
+from stretto.torch.mirror import Mirror
+from stretto.torch.store import Store
 from stretto.wire.messages import Saved
 
 
@@ -25,6 +28,8 @@ class Keeping:
     """The checkpoint of the epoch in which this was best is kept too."""
     maximise: bool = True
     tensorboard: bool = False
+    store: str = ""
+    """An fsspec URL where checkpoints are kept, too, so that others can go on from them."""
 
 
 class Keeper:
@@ -37,6 +42,7 @@ class Keeper:
         self._note = note
         self._on_saved = on_saved
         self._store: CheckpointStore | None = None
+        self._mirror: Mirror | None = None
         self._log: MetricsLog | None = None
         self._saved_s = time.monotonic()
         self.best: float | None = None
@@ -56,23 +62,45 @@ class Keeper:
         if self._keeping.folder is None:
             return None
         store = self._open_store()
-        loaded, best = store.load(), store.best()
-        if loaded is not None and best is not None:
+        elsewhere = self._mirror.found() if self._mirror is not None else []
+        loaded, best = store.load(elsewhere), store.best()
+        if loaded is None:
+            return None
+        if self._mirror is not None:
+            self._catch_up(self._mirror, elsewhere, loaded, best)
+        elif best is not None:
             self._on_saved(Saved(progress=best.progress, path=str(best.path), best=True))
-        return None if loaded is None else loaded.state
+        return loaded.state
+
+    def _catch_up(
+        self, mirror: Mirror, elsewhere: list[Elsewhere], loaded: Loaded, best: Best | None
+    ) -> None:
+        """Copy what an outage kept from the store; a best one there that is newer counts more."""
+        there = next((one for one in elsewhere if one.best), None)
+        if there is not None:
+            self._on_saved(Saved(progress=there.progress, path=f"{there.where}/{STATE_FILE}", best=True))
+        if best is not None and (there is None or best.progress > there.progress):
+            mirror.offer(best.path.parent, best=True)
+        if all(loaded.progress != one.progress for one in elsewhere):
+            mirror.offer(loaded.path.parent, best=False)
 
     def save(
         self, state: Callable[[], dict[str, Any]], progress: float, *, best: bool = False, wait: bool = False
     ) -> bool:
-        """Whether a checkpoint is written, or, with `wait`, whether it is safe."""
+        """Whether a checkpoint is written, or, with `wait`, whether it is safe; a store counts, if given."""
         if self._keeping.folder is None:
             return False
         self._saved_s = time.monotonic()
+        store, mirror = self._open_store(), self._mirror
 
         def saved(path: Path, is_best: bool) -> None:
-            self._on_saved(Saved(progress=progress, path=str(path), best=is_best))
+            if mirror is not None:
+                mirror.offer(path.parent, best=is_best)
+            else:
+                self._on_saved(Saved(progress=progress, path=str(path), best=is_best))
 
-        return self._open_store().save(state(), progress=progress, best=best, wait=wait, on_saved=saved)
+        written = store.save(state(), progress=progress, best=best, wait=wait, on_saved=saved)
+        return mirror.flush() if mirror is not None and wait and written else written
 
     def write_metrics(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
         folder = self._keeping.folder
@@ -94,13 +122,21 @@ class Keeper:
         return True
 
     def finish(self) -> None:
-        """Wait until everything is on the disk."""
+        """Wait until everything is on the disk, and in the store as far as it can be."""
         if self._store is not None:
             self._store.close()
+        if self._mirror is not None:
+            self._mirror.close()
 
     def _open_store(self) -> CheckpointStore:
-        assert self._keeping.folder is not None
+        keeping = self._keeping
+        assert keeping.folder is not None
         if self._store is None:
-            folder = self._keeping.folder / "checkpoints"
-            self._store = CheckpointStore(folder, keep=self._keeping.checkpoints, note=self._note)
+            folder, keep = keeping.folder / "checkpoints", keeping.checkpoints
+            if keeping.store:
+                mirror = Mirror(Store(keeping.store), keep=keep, note=self._note, on_saved=self._on_saved)
+                self._store = CheckpointStore(folder, keep=keep, note=self._note, in_use=mirror.in_use)
+                self._mirror = mirror
+            else:
+                self._store = CheckpointStore(folder, keep=keep, note=self._note)
         return self._store

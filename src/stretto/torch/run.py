@@ -67,6 +67,7 @@ class Run:
                 metric=task.metric,
                 maximise=task.maximise,
                 tensorboard=task.tensorboard,
+                store=task.store,
             )
         self._engine = Engine(session, keeping, seed=task.seed if task else seed)
 

@@ -92,7 +92,8 @@ class Controlled:
     """Listens and beats in threads of its own; orders are taken up at step boundaries."""
 
     def __init__(self, channel: Channel, *, grace_s: float = GRACE_S) -> None:
-        self.meeting_place: MeetingPlace | None = MeetingPlace()
+        host = os.environ.get("STRETTO_HOST", "127.0.0.1")
+        self.meeting_place: MeetingPlace | None = MeetingPlace(host)
         self._channel = channel
         self._grace_s = grace_s
         self._changed = threading.Condition()

@@ -47,6 +47,8 @@ class Task:
     describe_only: bool = False
     """Go no further than the first loader: it is enough to know what would be trained."""
     tensorboard: bool = False
+    store: str = ""
+    """An fsspec URL, such as `s3://bucket/run/jobs/a`: checkpoints are kept there, too, for other nodes."""
     stays: bool = False
     """After a good end, wait for another task: a process that is there costs nothing to start."""
 

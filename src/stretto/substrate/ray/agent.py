@@ -1,0 +1,222 @@
+"""What runs on a node of the cluster: an actor with the nurseries that fork the node's workers.
+
+Everything that touches training code is in those processes, not in Ray's: they end as on one machine, with
+their group, when they are told to, when the agent is gone, or when the run is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.core.errors import InputError
+from stretto.substrate.elastic_lock import RunLock
+from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
+from stretto.substrate.ray.tail import Piece, Tail
+
+_SIOCGIFADDR = 0x8915
+LISTEN_S = 0.5
+"""How long the controller's question whether there is news stays open."""
+_PATIENCE_S = 5.0
+"""How much longer than the grace what is left of an earlier start of the run may take to end."""
+_AFTER_S = 0.02
+"""What is said shortly after the first thing goes with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What an agent is put in charge of."""
+
+    run: str
+    scratch: Path
+    """The node's own, of this run."""
+    folder: Path | None
+    """The run's, which the node must see; None: its jobs have their files in the scratch folder."""
+    proof: str
+    """What stands in the file `id` of the run's folder."""
+    host: str
+    """Where other nodes find this one."""
+    trainer: Trainer
+    grace_s: float
+    slots: int
+    cwd: Path
+    """The controller's: relative paths in training code mean the same here, if it exists."""
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a nursery said of one of its workers; or, without a saying, that it ended."""
+
+    entry: str
+    saying: Saying | None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened on a node since the last time."""
+
+    said: tuple[Said, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a nursery is to do; the numbers of an agent's orders have no gaps."""
+
+    number: int
+    entry: str
+    do: str
+    """warm, spawn, end, kill or close."""
+    worker: str = ""
+    birth: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Agent:
+    """A Ray actor with two threads: one carries out orders, one waits for news."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge
+        self._folder = charge.folder or charge.scratch
+        self._lock: RunLock | None = None
+        self._tail: Tail | None = None
+        self._env: dict[str, str] = {}
+        self._nurseries: dict[str, Nursery] = {}
+        self._news: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._ordering = threading.Lock()
+        """Guards what follows."""
+        self._waiting: dict[int, Order] = {}
+        self._next = 0
+
+    def begin(self) -> None:
+        """Make sure that this node is fit for the run; then do what was ordered meanwhile."""
+        charge = self._charge
+        if charge.folder is not None:
+            _check_folder(charge.folder, charge)
+        charge.scratch.mkdir(mode=0o700, exist_ok=True)
+        if charge.scratch.stat().st_uid != os.getuid():
+            raise InputError(
+                f"{charge.scratch} on node {charge.host} is somebody else's.", remedy="Remove it."
+            )
+        with contextlib.suppress(OSError):
+            os.chdir(charge.cwd)
+        self._tail = None if charge.folder is not None else Tail(charge.scratch)
+        self._env = {
+            **os.environ,
+            **training_env(threads=max((os.cpu_count() or 1) // charge.slots, 1), grace_s=charge.grace_s),
+            **_network(charge.host),
+            **charge.env,
+        }
+        lock = RunLock(charge.scratch / "lock", patience_s=charge.grace_s + _PATIENCE_S)
+        with self._ordering:
+            self._lock = lock
+            self._carry_on()
+
+    def order(self, order: Order) -> None:
+        with self._ordering:
+            self._waiting[order.number] = order
+            if self._lock is not None:
+                self._carry_on()
+
+    def _carry_on(self) -> None:
+        """Ray may deliver orders in another sequence."""
+        while self._next in self._waiting:
+            self._carry_out(self._waiting.pop(self._next))
+            self._next += 1
+
+    def listen(self) -> News:
+        """The next things that are said; nothing if it stays quiet for a moment."""
+        said: list[Said] = []
+        with contextlib.suppress(queue.Empty):
+            said.append(self._news.get(timeout=LISTEN_S))
+            while True:
+                said.append(self._news.get(timeout=_AFTER_S))
+        return News(tuple(said), () if self._tail is None else self._tail.pieces())
+
+    def _carry_out(self, order: Order) -> None:
+        match order.do:
+            case "warm":
+                with contextlib.suppress(OSError):  # it is tried again when it is needed
+                    self._nursery(order.entry)
+            case "spawn":
+                self._spawn(order)
+            case "end" if order.entry in self._nurseries:
+                self._nurseries[order.entry].end(order.worker)
+            case "kill" if order.entry in self._nurseries:
+                self._nurseries[order.entry].kill(order.worker)
+            case "close" if order.entry in self._nurseries:
+                self._nurseries[order.entry].close()
+
+    def _spawn(self, order: Order) -> None:
+        birth = dict(order.birth)
+        log = Path(birth["log"])
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            nursery = self._nursery(order.entry)
+        except OSError as error:
+            gone = Saying("gone", order.worker, error=f"a worker cannot be started: {error}")
+            self._news.put(Said(order.entry, gone))
+            return
+        nursery.spawn(
+            order.worker, address=birth["address"], secret=birth["secret"], log=log, env=birth["env"]
+        )
+
+    def _nursery(self, entry: str) -> Nursery:
+        assert self._lock is not None
+        if entry not in self._nurseries:
+            self._nurseries[entry] = Nursery(
+                entry,
+                self._charge.trainer,
+                grace_s=self._charge.grace_s,
+                env=self._env,
+                log=self._folder / "nursery.log",
+                lock_fd=self._lock.fd,
+                on_saying=lambda saying: self._news.put(Said(entry, saying)),
+                on_end=lambda: self._lose(entry),
+            )
+        return self._nurseries[entry]
+
+    def _lose(self, entry: str) -> None:
+        del self._nurseries[entry]
+        self._news.put(Said(entry, None))
+
+
+def _check_folder(folder: Path, charge: Charge) -> None:
+    with contextlib.suppress(OSError):
+        if (folder / "id").read_text(encoding="ascii") == charge.proof:
+            return
+    raise InputError(
+        f"node {charge.host} does not see the run's folder {folder}.",
+        remedy="Run in a folder that all nodes share, or give --store with a place for checkpoints that "
+        "all of them can reach, such as s3://bucket/run.",
+    )
+
+
+def _network(host: str) -> dict[str, str]:
+    """Where the workers of a node meet those of others, unless somebody has said so."""
+    found = {"STRETTO_HOST": host}
+    interface = _interface_of(host)
+    if interface:
+        found.update(dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface))
+    return {name: value for name, value in found.items() if name not in os.environ}
+
+
+def _interface_of(host: str) -> str:
+    """The network interface that has this address; empty if it cannot be told."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                packed = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, packed)
+                if socket.inet_ntoa(answer[20:24]) == host:
+                    return name
+    return ""

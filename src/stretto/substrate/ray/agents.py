@@ -1,0 +1,141 @@
+"""The controller's side of the agents: one line to each node, and whether anybody is at its other end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from stretto.core.errors import InputError
+from stretto.substrate.elastic_nursery import Saying
+from stretto.substrate.ray.agent import Agent, Charge, News, Order
+from stretto.substrate.ray.nodes import RayNode
+
+START_S = 120.0
+"""An agent that is not there by then does not come: it imports a little, and Ray installs nothing for it."""
+PULSE_S = 15.0
+"""An agent that has not answered for so long is gone, whatever Ray says: a node may stop without a word."""
+
+
+class Listener(Protocol):
+    """Who is told what comes over a line, in threads of Ray's."""
+
+    def began(self, line: AgentLine) -> None: ...
+    def told(self, line: AgentLine, news: News) -> None: ...
+    def lost(self, line: AgentLine, error: BaseException) -> None: ...
+
+
+class AgentLine:
+    """One agent."""
+
+    def __init__(self, node: RayNode, charge: Charge, listener: Listener) -> None:
+        self.node = node
+        self._listener = listener
+        self._orders = 0
+        self._over = False
+        self._limit_s = START_S
+        self._heard_s = time.monotonic()
+        self._actor: Any = (
+            ray.remote(Agent)
+            .options(
+                num_cpus=0,
+                max_concurrency=2,
+                name=f"{charge.run} on {node.name} ({node.ray_id[:8]})",
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
+            )
+            .remote(charge)
+        )
+        self._ask(self._actor.begin, self._begun)
+
+    @property
+    def is_silent(self) -> bool:
+        return time.monotonic() - self._heard_s > self._limit_s
+
+    def order(self, entry: str, do: str, worker: str = "", birth: Mapping[str, Any] | None = None) -> None:
+        order = Order(number=self._orders, entry=entry, do=do, worker=worker, birth=birth or {})
+        self._orders += 1
+        self._actor.order.remote(order)
+
+    def hang_up(self) -> None:
+        """Nothing more is heard; whatever the agent has started ends."""
+        self._over = True
+        with contextlib.suppress(Exception):  # its node may be gone
+            ray.kill(self._actor)
+
+    def _ask(self, method: Any, on_answer: Callable[[Any], None]) -> None:
+        def answered(future: Any) -> None:
+            if self._over:
+                return
+            error = future.exception()
+            if error is not None:
+                self._listener.lost(self, _own(error))
+                return
+            self._heard_s = time.monotonic()
+            on_answer(future.result())
+
+        method.remote().future().add_done_callback(answered)
+
+    def _begun(self, nothing: None) -> None:
+        del nothing
+        self._limit_s = PULSE_S
+        self._listener.began(self)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._ask(self._actor.listen, self._hear)
+
+    def _hear(self, news: News) -> None:
+        self._listener.told(self, news)
+        self._listen()
+
+
+def _own(error: BaseException) -> BaseException:
+    """What the agent itself had to say, or else what Ray has."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, InputError) else error
+
+
+@dataclass(slots=True)
+class RemoteNursery:
+    """The nursery of one entry on one node, as if it were here."""
+
+    line: AgentLine
+    entry: str
+    on_saying: Callable[[Saying], None]
+    on_end: Callable[[], None]
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def spawn(self, worker: str, *, address: str, secret: str, log: Path, env: Mapping[str, str]) -> None:
+        birth = {"address": address, "secret": secret, "log": str(log), "env": dict(env)}
+        self.line.order(self.entry, "spawn", worker, birth)
+
+    def end(self, worker: str) -> None:
+        self.line.order(self.entry, "end", worker)
+
+    def kill(self, worker: str) -> None:
+        self.line.order(self.entry, "kill", worker)
+
+    def close(self) -> None:
+        self.line.order(self.entry, "close")
+
+    def wait(self, patience_s: float) -> None:
+        """Its agent ends what does not end by itself."""
+        self._ended.wait(patience_s)
+
+    def hear(self, saying: Saying | None) -> None:
+        if saying is not None:
+            self.on_saying(saying)
+        else:
+            self.lose()
+            self.on_end()
+
+    def lose(self) -> None:
+        """Nothing more comes from there."""
+        self._ended.set()

@@ -1,0 +1,239 @@
+"""A Ray cluster as the ground of workers: nodes with an agent each, and seats on them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from stretto.core.allocation import Allocation
+from stretto.core.cluster import Node, Wish
+from stretto.core.errors import InputError
+from stretto.core.events import Event, NodeAdded, NodeLost, NodeRefused, NodeReleased
+from stretto.substrate.elastic_nursery import Saying
+from stretto.substrate.elastic_workers import Place, Post
+from stretto.substrate.ray.agent import Charge, News
+from stretto.substrate.ray.agents import AgentLine, RemoteNursery
+from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.nodes import RayNode
+from stretto.substrate.ray.seats import Seats
+from stretto.substrate.ray.tail import lay_down
+
+_WARM = 4
+"""Of so many pieces of training code every node has a nursery before it is asked to train them."""
+_RETRY_S = 1.0
+_TRIES = 3
+"""Agents of one node that may be lost, one after the other, before the node is given up."""
+
+
+class RayLand:
+    """What an elastic substrate stands on. It is also the provisioner: a node is there when it has an agent.
+
+    Called in one thread only, which `post` leads to.
+    """
+
+    changes = True
+
+    def __init__(
+        self,
+        fleet: RayFleet,
+        *,
+        slots: int,
+        resource: str,
+        host: str,
+        charge_of: Callable[[RayNode], Charge],
+        scratch_of: Callable[[RayNode], Path] | None,
+        run: str,
+        run_dir: Path,
+    ) -> None:
+        """`slots` is how many there may be at most; `host` where workers find the controller.
+
+        `scratch_of` says where jobs have their files on nodes that do not see `run_dir`.
+        """
+        self.slots = slots
+        self.host = host
+        self._fleet = fleet
+        self._charge_of = charge_of
+        self._run_dir = run_dir
+        self._post: Post
+        self._on_lost_seat: Callable[[str, str], None]
+        self._seats = Seats(
+            run=run,
+            resource=resource,
+            scratch_of=scratch_of,
+            where=self._where,
+            now_s=time.monotonic,
+            post=self._do,
+            on_lost=lambda worker_id: self._on_lost_seat(worker_id, "Ray took its place away"),
+        )
+        self._lines: dict[str, AgentLine] = {}
+        self._nurseries: dict[tuple[str, str], RemoteNursery] = {}
+        self._nodes: dict[str, Node] = {}
+        """All that were told to be there."""
+        self._absent: dict[str, Node] = {}
+        """Those whose agent was lost, and which were told to be lost therefore."""
+        self._retries: dict[str, float] = {}
+        """When they are tried again."""
+        self._entries: list[str] = []
+        self._tries: Counter[str] = Counter()
+        self._began: list[str] = []
+        self._lost: list[tuple[str, BaseException]] = []
+
+    def settle(self, post: Post, on_lost_seat: Callable[[str, str], None]) -> None:
+        """Begin, with the nodes that are there."""
+        self._post = post
+        self._on_lost_seat = on_lost_seat
+        for node in self._fleet.nodes():
+            self._nodes[node.id] = node
+            self._staff(node.id)
+
+    # The ground
+
+    @property
+    def provisioner(self) -> RayLand:
+        return self
+
+    def places_of(self, allocation: Allocation) -> Counter[str]:
+        return Counter(dict(allocation.workers))
+
+    def ask(self, worker_id: str, job_id: str, node: str) -> None:
+        self._seats.ask(worker_id, job_id, node)
+
+    def withdraw(self, worker_id: str) -> bool:
+        return self._seats.withdraw(worker_id)
+
+    def grants(self) -> list[tuple[str, Place]]:
+        return self._seats.grants()
+
+    def give_back(self, worker_id: str) -> None:
+        self._seats.give_back(worker_id)
+
+    def abandoned(self) -> list[str]:
+        return self._seats.abandoned()
+
+    def nursery(
+        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
+    ) -> RemoteNursery:
+        if home not in self._lines:
+            raise OSError(f"node {home} is gone")
+        if entry not in self._entries:
+            self._entries.append(entry)
+            for line in self._lines.values():
+                self._warm(line, self._entries[:_WARM])
+        nursery = RemoteNursery(self._lines[home], entry, on_saying, on_end)
+        self._nurseries[home, entry] = nursery
+        return nursery
+
+    # The provisioner
+
+    def provision(self, wish: Wish, t_s: float) -> Sequence[Event]:
+        return list(self._follow(self._fleet.provision(wish, t_s)))
+
+    def look(self, t_s: float) -> Sequence[Event]:
+        self._seats.tidy()
+        silent = [name for name, line in self._lines.items() if line.is_silent]
+        self._lost += [(name, TimeoutError("its agent does not answer")) for name in silent]
+        return [*self._follow(self._fleet.look(t_s)), *self._mourn(t_s), *self._welcome(t_s)]
+
+    def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
+        return list(self._follow(self._fleet.recall(history, t_s)))
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.hang_up()
+        self._seats.close()
+        self._fleet.close()
+
+    def _follow(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Nodes get an agent as they come; what is told twice is told once."""
+        for event in events:
+            if isinstance(event, NodeAdded):
+                self._nodes[event.node.id] = event.node
+                self._staff(event.node.id)
+            elif isinstance(event, NodeLost | NodeReleased):
+                absent = self._absent.pop(event.node_id, None) is not None
+                self._nodes.pop(event.node_id, None)
+                self._retries.pop(event.node_id, None)
+                self._tries.pop(event.node_id, None)
+                self._forget(event.node_id)
+                if absent and isinstance(event, NodeLost):
+                    continue
+            yield event
+
+    def _staff(self, name: str) -> None:
+        found = self._fleet.where(name)
+        if found is not None and name not in self._lines:
+            self._lines[name] = AgentLine(found, self._charge_of(found), self)
+            self._warm(self._lines[name], self._entries[:_WARM])
+
+    @staticmethod
+    def _warm(line: AgentLine, entries: Iterable[str]) -> None:
+        for entry in entries:
+            line.order(entry, "warm")
+
+    def _mourn(self, t_s: float) -> Iterator[Event]:
+        """A node without its agent is lost; another one is tried, and with it the node is there again."""
+        lost, self._lost = self._lost, []
+        for name, error in lost:
+            if isinstance(error, InputError):
+                raise error
+            self._forget(name)
+            if name in self._nodes:
+                self._absent[name] = self._nodes.pop(name)
+                yield NodeLost(t_s=t_s, node_id=name)
+            self._tries[name] += 1
+            if self._tries[name] < _TRIES:
+                self._retries[name] = t_s + _RETRY_S
+            elif name in self._absent:
+                node = self._absent[name]
+                yield NodeRefused(t_s=t_s, instance=node.instance or name, count=1, why=str(error))
+
+    def _welcome(self, t_s: float) -> Iterator[Event]:
+        for name in [name for name, at_s in self._retries.items() if at_s <= t_s]:
+            del self._retries[name]
+            self._staff(name)
+        began, self._began = self._began, []
+        for name in began:
+            node = self._absent.pop(name, None)
+            if node is not None:
+                self._nodes[name] = node
+                yield NodeAdded(t_s=t_s, node=node)
+
+    def _forget(self, name: str) -> None:
+        line = self._lines.pop(name, None)
+        if line is not None:
+            line.hang_up()
+        for key in [key for key in self._nurseries if key[0] == name]:
+            self._nurseries.pop(key).lose()
+        self._seats.lose(name)
+
+    def _do(self, step: Callable[[], None]) -> None:
+        self._post(step)
+
+    # From threads of Ray's
+
+    def began(self, line: AgentLine) -> None:
+        self._post(lambda: self._began.append(line.node.name))
+
+    def told(self, line: AgentLine, news: News) -> None:
+        self._post(lambda: self._hear(line, news))
+
+    def lost(self, line: AgentLine, error: BaseException) -> None:
+        def lose() -> None:
+            if self._lines.get(line.node.name) is line:
+                self._lost.append((line.node.name, error))
+
+        self._post(lose)
+
+    def _hear(self, line: AgentLine, news: News) -> None:
+        lay_down(news.pieces, self._run_dir)
+        for said in news.said:
+            nursery = self._nurseries.get((line.node.name, said.entry))
+            if nursery is not None and nursery.line is line:
+                nursery.hear(said.saying)
+
+    def _where(self, name: str) -> RayNode | None:
+        """Where a node is, as long as it has an agent."""
+        line = self._lines.get(name)
+        return None if line is None else line.node

@@ -1,0 +1,91 @@
+"""Trains jobs on the nodes of a Ray cluster, each worker on the node that was decided on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+
+from stretto.core.job import Job
+from stretto.substrate.elastic import PATIENCE_S, ElasticSubstrate, Files
+from stretto.substrate.elastic_lock import RunLock
+from stretto.substrate.elastic_nursery import Trainer
+from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.substrate.ray.agent import Charge
+from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.land import RayLand
+from stretto.substrate.ray.nodes import RayNode
+
+_CARRIED = ("STRETTO_", "NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
+"""Of the controller's environment, what begins so holds for its workers too, on whatever node."""
+
+
+class RaySubstrate(ElasticSubstrate):
+    """Elastic workers on a Ray cluster that this process is connected to.
+
+    The run's folder must be one that all nodes see; with `files.store` it need not be: checkpoints then
+    go to the store, and what jobs print and measure is carried here.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: RayFleet,
+        slots: int,
+        spec_of: Callable[[Job], TrainingJob],
+        run_dir: Path,
+        clock: Callable[[], float],
+        rules: Rules | None = None,
+        files: Files | None = None,
+        trainer: Trainer | None = None,
+    ) -> None:
+        """`slots` is how many there may be at most; `clock` gives the seconds since the run's first start."""
+        rules, files, run_dir = rules or Rules(), files or Files(), run_dir.absolute()
+        lock = RunLock(run_dir / "lock", patience_s=rules.grace_s + PATIENCE_S)
+        proof = _identity(run_dir)
+        run = f"{run_dir.name}-{proof[:8]}"
+        charged = trainer or Trainer()
+
+        def scratch_of(node: RayNode) -> Path:
+            """Its name cannot be guessed, and agents check its owner."""
+            return Path("/tmp") / f"stretto-{run}-{node.ray_id[:8]}"  # noqa: S108
+
+        def charge_of(node: RayNode) -> Charge:
+            return Charge(
+                run=run,
+                scratch=scratch_of(node),
+                folder=None if files.store else run_dir,
+                proof=proof,
+                host=node.host,
+                trainer=charged,
+                grace_s=rules.grace_s,
+                slots=node.slots,
+                cwd=Path.cwd(),
+                env={name: value for name, value in os.environ.items() if name.startswith(_CARRIED)},
+            )
+
+        land = RayLand(
+            fleet,
+            slots=slots,
+            resource=fleet.resource,
+            host=str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
+            charge_of=charge_of,
+            scratch_of=scratch_of if files.store else None,
+            run=run_dir.name,
+            run_dir=run_dir,
+        )
+        super().__init__(
+            land, spec_of=spec_of, run_dir=run_dir, lock=lock, clock=clock, rules=rules, files=files
+        )
+        self._engine.post(lambda: land.settle(self._engine.post, self._engine.confused))
+
+
+def _identity(run_dir: Path) -> str:
+    """What tells this run from all others, kept in its folder."""
+    path = run_dir / "id"
+    if not path.is_file():
+        path.write_text(secrets.token_hex(16), encoding="ascii")
+    return path.read_text(encoding="ascii")

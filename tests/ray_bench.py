@@ -1,0 +1,127 @@
+"""A small Ray cluster on this machine, with GPUs that do not exist, and jobs of stub workers on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of
+from stretto.core.allocation import Allocation
+from stretto.core.events import Event
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Value
+from stretto.substrate.elastic import Files
+from stretto.substrate.elastic_nursery import Trainer
+from stretto.substrate.gang_effects import TrainingJob
+from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.substrate import RaySubstrate
+
+LIGHT = {"object_store_memory": 80 * 1024 * 1024}
+SWIFT = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+
+
+@dataclass(slots=True)
+class SmallCluster:
+    """Its nodes can be killed and added."""
+
+    cluster: Any
+    raylets: dict[str, Any] = field(default_factory=dict)
+    """By the name that Stretto calls a node."""
+
+    def add(self, gpus: int = 2) -> str:
+        node = self.cluster.add_node(num_cpus=1, num_gpus=gpus, **LIGHT)
+        name = f"n{node.node_id[:10]}"
+        self.raylets[name] = node
+        return name
+
+    def kill(self, name: str) -> None:
+        """As if somebody had pulled the plug."""
+        self.cluster.remove_node(self.raylets.pop(name), allow_graceful=False)
+
+
+@contextmanager
+def small_cluster(gpus: Sequence[int] = (2, 2)) -> Iterator[SmallCluster]:
+    """A head without GPUs and nodes with so many each, connected."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")}
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SWIFT, **LIGHT}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        small = SmallCluster(cluster)
+        for count in gpus:
+            small.add(count)
+        ray.init(cluster.address, namespace="stretto", log_to_driver=False, logging_level=logging.ERROR)
+        yield small
+    finally:
+        ray.shutdown()  # type: ignore[no-untyped-call]
+        cluster.shutdown()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class RayBench:
+    """A substrate on the nodes that are there, with jobs of stub workers."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        slots: int = 4,
+        config: Callable[[str], dict[str, Value]] = lambda _: {},
+        epochs: int = EPOCHS,
+        entry: str = "",
+        trainer: Trainer = STUB,
+        files: Files | None = None,
+    ) -> None:
+        began_s = time.monotonic()
+        self.folder = folder
+        self.epochs = epochs
+        self.substrate = RaySubstrate(
+            fleet=RayFleet(look_s=0.1),
+            slots=slots,
+            spec_of=lambda job: TrainingJob(
+                entry=entry or str(folder / "train.py:train"),
+                config=config(job.id),
+                epochs=epochs,
+                follows_batch=not entry,
+            ),
+            run_dir=folder,
+            clock=lambda: time.monotonic() - began_s,
+            rules=QUICK,
+            files=files,
+            trainer=trainer,
+        )
+        self.events: list[Event] = []
+        self._number = 0
+
+    def start(self, job_id: str, allocation: Allocation) -> None:
+        self.substrate.admit(job_of(job_id, self.epochs))
+        self.tell(Action.START, job_id, allocation)
+
+    def tell(self, action: Action, job_id: str, allocation: Allocation) -> None:
+        self._number += 1
+        self.substrate.apply([Instruction(self._number, action, job_id, allocation, BATCH)])
+
+    def wait_for(self, wanted: Callable[[Event], bool], within_s: float = 60.0) -> Event:
+        until_s = self.substrate.now_s() + within_s
+        while (event := self.substrate.next_event(until_s)) is not None:
+            self.events.append(event)
+            if wanted(event):
+                return event
+        raise AssertionError(f"it did not happen; there was {self.events}")
+
+    def wait_for_kind(self, kind: type[Event], subject: str) -> Event:
+        return self.wait_for(lambda event: isinstance(event, kind) and event.subject == subject)
