@@ -317,7 +317,8 @@ def main(address: str, secret: str, worker_id: str) -> None:
     with contextlib.suppress(_GoneError):
         while (task := _next_task(orders)) is not None:
             _write_to(Path(task.folder) / "stdout.log")
-            _say(f"process {os.getpid()} on slot {os.environ['STRETTO_SLOT']}")
+            gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            _say(f"process {os.getpid()} on slot {os.environ['STRETTO_SLOT']} gpus {gpus}")
             last_word = _train(_Worker(channel, task, orders))
             channel.send(last_word)
             if not task.stays or isinstance(last_word, Failed) or getattr(last_word, "leaves", False):

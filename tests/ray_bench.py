@@ -43,9 +43,19 @@ class SmallCluster:
         self.raylets[name] = node
         return name
 
+    def node_of(self, raylet: int) -> str:
+        """The node whose raylet has this process."""
+        found = (name for name, node in self.raylets.items() if _raylet_of(node) == raylet)
+        return next(found, "a node that is gone")
+
     def kill(self, name: str) -> None:
         """As if somebody had pulled the plug."""
         self.cluster.remove_node(self.raylets.pop(name), allow_graceful=False)
+
+
+def _raylet_of(node: Any) -> int:
+    pid: int = node.all_processes["raylet"][0].process.pid
+    return pid
 
 
 @contextmanager
@@ -63,8 +73,8 @@ def small_cluster(gpus: Sequence[int] = (2, 2)) -> Iterator[SmallCluster]:
         ray.init(cluster.address, namespace="stretto", log_to_driver=False, logging_level=logging.ERROR)
         yield small
     finally:
-        ray.shutdown()  # type: ignore[no-untyped-call]
-        cluster.shutdown()
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -107,8 +117,11 @@ class RayBench:
         self.events: list[Event] = []
         self._number = 0
 
-    def start(self, job_id: str, allocation: Allocation) -> None:
+    def admit(self, job_id: str) -> None:
         self.substrate.admit(job_of(job_id, self.epochs))
+
+    def start(self, job_id: str, allocation: Allocation) -> None:
+        self.admit(job_id)
         self.tell(Action.START, job_id, allocation)
 
     def tell(self, action: Action, job_id: str, allocation: Allocation) -> None:
