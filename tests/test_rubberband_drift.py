@@ -125,7 +125,7 @@ def test_within_a_stage_it_plans_again_only_to_meet_the_deadline(
 
 def test_where_nodes_never_come_it_makes_do_with_what_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(monkeypatch, Script([[stage(1, 2, 1, 8, 2)]]))
-    outcome = execute(study(1, (), 2), steady(0.1, epochs=2), cloud=SteadyCloud(most=1))
+    outcome = execute(study(1, (), 2), steady(0.1, epochs=2), cloud=SteadyCloud(late_s=9999.0))
     patience_s = 60.0 + 2 * (QUEUE_S + INIT_S)
     assert outcome.starts == [(patience_s, "trial-000")]
     assert outcome.most_gpus == 4

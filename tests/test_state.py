@@ -12,7 +12,7 @@ from builders import make_node
 from stretto.control.controller import Controller, Settings
 from stretto.control.state import RunState
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
-from stretto.core.cluster import gpu_nodes
+from stretto.core.cluster import Wish, gpu_nodes
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -24,6 +24,8 @@ from stretto.core.events import (
     NodeAdded,
     NodeDraining,
     NodeLost,
+    NodeRefused,
+    NodeReleased,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
@@ -163,6 +165,25 @@ class TestNodes:
         assert [node.gpus for node in fold([*events, back]).view(5.0).nodes] == [4, 8]
         lost_and_back: list[Event] = [NodeLost(t_s=3.0, node_id="1"), back]
         assert [node.id for node in fold([*events, *lost_and_back]).view(5.0).nodes] == ["0", "1"]
+
+    def test_what_was_refused_lost_or_drains_is_not_expected_any_more(self) -> None:
+        rented = [replace(make_node(name, gpu=4), instance="four") for name in ("a", "b", "c")]
+        wished = replace(decided(0.0), wish=Wish((("four", 5), ("own", 1))))
+        refused = NodeRefused(t_s=2.0, instance="four", count=2, why="full")
+        came = [NodeAdded(t_s=1.0, node=node, queue_s=1.0) for node in rented]
+        state = fold([wished, *came, refused])
+        assert state.wish == Wish((("four", 3), ("own", 1)))
+        assert (state.view(3.0).refused, state.view(3.0).arrivals) == ((refused,), tuple(came))
+        for event, left in (
+            (NodeDraining(t_s=3.0, node_id="a"), 2),
+            (NodeLost(t_s=4.0, node_id="a"), 2),
+            (NodeLost(t_s=5.0, node_id="b"), 1),
+        ):
+            state.apply(event)
+            assert state.wish == Wish((("four", left), ("own", 1)))
+        state.apply(replace(decided(6.0), wish=Wish((("four", 0),), ("c",))))
+        state.apply(NodeReleased(t_s=7.0, node_id="c"))
+        assert state.wish == Wish((("four", 0),))
 
 
 class TestJobs:

@@ -21,6 +21,7 @@ from stretto.core.events import (
     NodeDraining,
     NodeLaunched,
     NodeLost,
+    NodeRefused,
     NodeReleased,
     RunStarted,
     WorkerLost,
@@ -92,7 +93,9 @@ class RunState:
     memory: Memory = None
     wake_at_s: float | None = None
     wish: Wish | None = None
-    """The cluster last asked for, without what was given back then."""
+    """The cluster last asked for, without what was given back then, and refused or lost since."""
+    refused: tuple[NodeRefused, ...] = ()
+    arrivals: tuple[NodeAdded, ...] = ()
     decisions: int = 0
     instructions: int = 0
     _reasons: dict[str, Reason] = field(default_factory=dict)
@@ -107,6 +110,8 @@ class RunState:
             now_s=now_s,
             nodes=tuple(node for node in self.nodes.values() if node.id not in self.draining),
             jobs=tuple(state.view(now_s) for state in self.jobs.values()),
+            refused=self.refused,
+            arrivals=self.arrivals,
         )
 
     def apply(self, event: Event) -> None:
@@ -122,6 +127,9 @@ class RunState:
                 self._decided(event)
             case NodeAdded() | NodeLost() | NodeReleased() | NodeDraining():
                 self._change_nodes(event)
+            case NodeRefused():
+                self.refused += (event,)
+                self._expect_less(event.instance, event.count)
             case NodeLaunched() | JobRetried() | JobNoted():
                 pass
 
@@ -194,14 +202,25 @@ class RunState:
         for node_id in wish.release:
             self.nodes.pop(node_id, None)
 
+    def _expect_less(self, instance: str, count: int) -> None:
+        """Whoever wants these nodes still must wish for them again."""
+        if self.wish is not None:
+            self.wish = self.wish.less(instance, count)
+
     def _change_nodes(self, event: NodeAdded | NodeLost | NodeReleased | NodeDraining) -> None:
+        if isinstance(event, NodeAdded):
+            self.draining.discard(event.node.id)
+            self.nodes[event.node.id] = event.node
+            if event.node.instance:
+                self.arrivals += (event,)
+            return
+        node = self.nodes.get(event.node_id)
+        if node is not None and node.instance and event.node_id not in self.draining:
+            self._expect_less(node.instance, 1)
         if isinstance(event, NodeDraining):
             self.draining.add(event.node_id)
             return
-        self.draining.discard(event.subject)
-        if isinstance(event, NodeAdded):
-            self.nodes[event.node.id] = event.node
-            return
+        self.draining.discard(event.node_id)
         self.nodes.pop(event.node_id, None)
         for state in self.jobs.values():
             if event.node_id in state.allocation.nodes:

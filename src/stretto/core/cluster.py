@@ -33,6 +33,14 @@ class Wish:
     release: tuple[str, ...] = ()
     """Nodes to give back; nothing runs on them any more."""
 
+    def less(self, instance: str, count: int) -> Wish:
+        """What is left of it once so many nodes of a type were refused or lost."""
+        return Wish(
+            tuple(
+                (kind, max(wanted - count, 0) if kind == instance else wanted) for kind, wanted in self.nodes
+            )
+        )
+
 
 def gpu_nodes(count: int, gpus_per_node: int) -> tuple[Node, ...]:
     """`count` equal nodes named "0", "1", ..: enough for jobs that need nothing but GPUs."""

@@ -197,6 +197,24 @@ class NodeDraining(_AboutNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRefused:
+    """Nodes that were asked for will not come: refused, only in part granted, or not here in time.
+
+    Nothing is asked for in their place until somebody wishes again.
+    """
+
+    kind: ClassVar[str] = "node-refused"
+    t_s: float
+    instance: str
+    count: int
+    why: str
+
+    @property
+    def subject(self) -> str:
+        return self.instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     """A policy decided: what the substrate was told, why, and what the policy wants to remember."""
 
@@ -232,6 +250,7 @@ Event = (
     | NodeLost
     | NodeReleased
     | NodeDraining
+    | NodeRefused
     | Decided
 )
 
@@ -252,5 +271,6 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     NodeLost,
     NodeReleased,
     NodeDraining,
+    NodeRefused,
     Decided,
 )

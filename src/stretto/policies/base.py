@@ -10,6 +10,7 @@ import numpy as np
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.cluster import Node
 from stretto.core.decision import Decision
+from stretto.core.events import NodeAdded, NodeRefused
 from stretto.core.job import Job
 from stretto.core.observations import Result
 from stretto.core.resources import Resources, total_of
@@ -60,6 +61,10 @@ class ClusterView:
     """Where tasks may be placed, in a fixed order."""
     jobs: tuple[JobView, ...]
     """Every job that is submitted and not finished, in order of submission."""
+    refused: tuple[NodeRefused, ...] = ()
+    """Every time nodes that were wished for did not come, in order."""
+    arrivals: tuple[NodeAdded, ...] = ()
+    """Every node that was rented and came, in order, with how long it took."""
 
     @property
     def capacity(self) -> Resources:

@@ -3,8 +3,9 @@
 Trials that live on are fewer from stage to stage, so the cluster that suits a study shrinks (or its trials
 grow). A planner says beforehand how many GPUs each trial and how many nodes each stage gets; this policy
 carries that out: it asks for the nodes, packs trials on them, lets them wait for each other at the end of the
-stage, stops all but the best, gives back the nodes that come free. When epochs take another time than the
-planner was told, it plans again from where it is.
+stage, stops all but the best, gives back the nodes that come free. When epochs or nodes take another time
+than the planner was told, it plans again from where it is; a stage whose nodes are refused is done on those
+that are here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stretto.core.decision import Decision, Reason, ReasonCode
+from stretto.core.events import NodeRefused
 from stretto.planning.forecast import Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.planner import Planner, Rule
@@ -23,6 +25,7 @@ from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, Memory
 from stretto.policies.common import check_option
 from stretto.policies.rubberband_course import Course, Footing, dump, load
+from stretto.policies.rubberband_outlook import as_seen
 from stretto.policies.rubberband_plan import make_plan
 from stretto.policies.rubberband_turn import Turn
 from stretto.policies.trials import TUNING_EVENTS, beside_others
@@ -42,7 +45,7 @@ class RubberBand:
     interval_s: float = 600.0
 
     name: ClassVar[str] = "rubberband"
-    wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
+    wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS | {NodeRefused.kind}
     rents: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -60,11 +63,12 @@ class RubberBand:
             return _as_it_is(view, memory), memory
         else:
             course = load(memory["course"])
+        tuning = as_seen(self.tuning, view.arrivals)
 
         def plan_again(start: Progress, slowness: float) -> tuple[list[StagePlan], Footing]:
-            return make_plan(self.tuning, rng, self.planner, self.rule, start=start, slowness=slowness)
+            return make_plan(tuning, rng, self.planner, self.rule, start=start, slowness=slowness)
 
-        decision = Turn(self.tuning, course, view, plan_again, self.replan).decide()
+        decision = Turn(tuning, course, view, plan_again, self.replan).decide()
         return decision, _remember(view, decision, course)
 
     def _begin(self, rng: np.random.Generator) -> Course:
@@ -82,6 +86,7 @@ def _remember(view: ClusterView, decision: Decision, course: Course) -> Memory:
         "wake_at_s": decision.wake_at_s,
         "jobs": len(view.jobs) - len(decision.stops),
         "nodes": [node.id for node in view.nodes if node.id not in released],
+        "refusals": len(view.refused),
         "waits": {
             job_id: reason.text
             for job_id, reason in decision.reasons.items()
@@ -95,7 +100,9 @@ def _nothing_new(view: ClusterView, memory: dict[str, Any]) -> bool:
     for due_s in (memory["check_s"], memory["wake_at_s"]):
         if due_s is not None and view.now_s >= due_s:
             return False
-    if len(view.jobs) != memory["jobs"] or [node.id for node in view.nodes] != memory["nodes"]:
+    if len(view.jobs) != memory["jobs"] or len(view.refused) != memory["refusals"]:
+        return False
+    if [node.id for node in view.nodes] != memory["nodes"]:
         return False
     until, waits = memory["until_epoch"] or inf, memory["waits"]
     for job in view.jobs:

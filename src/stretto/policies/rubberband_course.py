@@ -48,6 +48,10 @@ class Course:
     """When to look next whether the deadline is in danger; None: not in this stage any more."""
     short: str = ""
     """Why the stage runs on less than planned, if so."""
+    refusals: int = 0
+    """How many refusals were taken note of."""
+    again_s: float | None = None
+    """When nodes are asked for again, all of the stage's having been refused; None: as soon as needed."""
 
     kept: list[str] = field(default_factory=list)
     """The stage's nodes, those to come included."""
@@ -142,6 +146,25 @@ class Course:
                 self.runs[trial] = self.homes[trial]
                 free.remove(self.homes[trial])
         self.runs.update(zip(self.pending, sorted(free), strict=False))
+
+    def expect_less(self, count: int) -> list[str]:
+        """Cross out so many of the nodes to come, the last first; what they were called."""
+        to_come = [node for node in self.kept if node.startswith(TO_COME)]
+        dropped = to_come[len(to_come) - count :]
+        self.kept = [node for node in self.kept if node not in dropped]
+        return dropped
+
+    def give_up_slots(self, nodes: Iterable[str]) -> bool:
+        """Give up the slots that need one of these nodes; whether there are any."""
+        gone = set(nodes)
+        hit = [bool(gone & slot.keys()) for slot in self.slots]
+        self.slots = [{} if lost else slot for lost, slot in zip(hit, self.slots, strict=True)]
+        return any(hit)
+
+    def stand_by(self, until_s: float, why: str) -> None:
+        """There is no node, and none will come: nobody runs until nodes are asked for again."""
+        self.slots, self.runs, self.homes = [], {}, {}
+        self.again_s, self.check_s, self.short = until_s, None, why
 
     def give_up_idle(self) -> None:
         """Keep only the slots in use, and their nodes."""

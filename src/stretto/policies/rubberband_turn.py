@@ -19,6 +19,7 @@ from stretto.policies.common import explain, requested_batch
 from stretto.policies.rubberband_course import Course, Footing, cut_to, usable
 from stretto.policies.rubberband_ledger import note_nodes, note_work
 from stretto.policies.rubberband_outlook import epoch_s, finish_s, observed, steady_s
+from stretto.policies.rubberband_short import on_fewer, refusal_text
 from stretto.policies.trials import is_diverged, metric_text
 
 CHECKS = 8
@@ -51,9 +52,12 @@ class Turn:
         """Take note of everything new, and go on from there."""
         course = self.course
         note_nodes(self.tuning, course, self.view)
-        if not course.slots:
+        if course.again_s is not None and (self.view.now_s >= course.again_s or self._here()):
+            course.again_s = None
+        if not course.slots and course.again_s is None:
             self._lay_out()
         self._match()
+        self._hear_refusals()
         self._read_results()
         self._admit()
         while course.living and len(course.done) == len(course.living) and not course.is_last:
@@ -94,6 +98,45 @@ class Turn:
         for trial in [trial for trial in course.living if trial not in self.jobs]:
             course.leave(trial)
         course.runs = {trial: slot for trial, slot in course.runs.items() if self.jobs[trial].allocation}
+
+    def _hear_refusals(self) -> None:
+        """Nobody waits for nodes that will not come; they may be wished for again in the next stage."""
+        course = self.course
+        fresh = [
+            refusal
+            for refusal in self.view.refused[course.refusals :]
+            if refusal.instance == course.plan.instance
+        ]
+        course.refusals = len(self.view.refused)
+        planned = len(course.kept)
+        refused = min(sum(refusal.count for refusal in fresh), course.to_come)
+        if not refused:
+            return
+        dropped, text = course.expect_less(refused), refusal_text(fresh, refused, planned)
+        if not course.kept:
+            course.stand_by(self.view.now_s + self._patience_s(), text)
+        elif course.give_up_slots(dropped) and self._left():
+            self._go_on_with(len(course.kept), f"{text}; it goes on with {len(course.kept)}.")
+
+    def _left(self) -> int:
+        """Trials that are to run in this stage, now or later."""
+        course = self.course
+        to_enter = course.quota - course.entered if course.stage == 0 else 0
+        return len(course.living) - len(course.done) + to_enter
+
+    def _go_on_with(self, nodes: int, why: str) -> None:
+        """The rest of the stage on so many nodes, some of which may be still to come."""
+        course, left = self.course, self._left()
+        stage = on_fewer(self.tuning, course.plan, left, nodes, course.footing.slowness)
+        course.stages[course.stage] = stage
+        held = {trial: self.jobs[trial].allocation for trial in course.living if trial not in course.done}
+        course.was.update(
+            (trial, dict(allocation.workers)) for trial, allocation in held.items() if allocation
+        )
+        here = [node for node in self._here() if node in course.kept]
+        size = self.tuning.instance(stage.instance).gpus
+        course.lay_out(here, nodes, stage.gpus_per_trial, size, stage.at_once)
+        course.short = why
 
     def _read_results(self) -> None:
         """Stop trials that diverged; those at the end of the stage wait there."""
@@ -223,18 +266,15 @@ class Turn:
 
     def _make_do(self) -> None:
         """Where no trial can run because nodes do not come, those that are here must be enough."""
-        course, plan = self.course, self.course.plan
-        here = [node for node in self._here() if node in course.kept]
+        course = self.course
+        here = len(course.kept) - course.to_come
         waited_s = self.view.now_s - course.asked_s
         if course.runs or not course.pending or not here or waited_s < self._patience_s():
             return
-        size, missing = self.tuning.instance(plan.instance).gpus, course.to_come
-        total = len(here) * size
-        at_once = min(plan.at_once, len(course.pending), total)
-        course.lay_out(here, len(here), min(plan.gpus_per_trial, total // at_once), size, at_once)
-        course.short = (
-            f"{missing} of {missing + len(here)} nodes have not come in {format_duration(waited_s)}; "
-            f"it goes on with {len(here)}."
+        self._go_on_with(
+            here,
+            f"{course.to_come} of {len(course.kept)} nodes have not come in {format_duration(waited_s)}; "
+            f"it goes on with {here}.",
         )
         course.seat()
 
@@ -265,7 +305,9 @@ class Turn:
         )
 
     def _wake_at_s(self) -> float | None:
-        """Nothing runs and nodes are to come: ask again when they are overdue."""
+        """Nothing runs, and nodes are to come or were refused: ask again when they are overdue."""
+        if self.course.again_s is not None:
+            return self.course.again_s
         at_s = self.course.asked_s + self._patience_s()
         idle = self.course.pending and self.course.to_come and not self.course.runs
         return at_s if idle and at_s > self.view.now_s else None
@@ -286,6 +328,10 @@ class Turn:
         if job.id in course.done:
             return f"{stage}: at its last epoch, {plan.last_epoch}, it waits for the others."
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
+            if course.again_s is not None:
+                return (
+                    f"{stage}: {course.short}; they are asked for again at {format_duration(course.again_s)}."
+                )
             if course.to_come:
                 return f"{stage}: {course.to_come} of {len(course.kept)} nodes ({plan.instance}) are to come."
             return f"{stage}: {len(course.slots)} trials run at once, and all places are taken."

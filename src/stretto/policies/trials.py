@@ -166,8 +166,8 @@ def _left_by(view: ClusterView, others: Sequence[JobView]) -> ClusterView:
             if node in free:  # else it drains
                 free[node] -= used
     gone = {job.id for job in others}
-    return ClusterView(
-        now_s=view.now_s,
+    return replace(
+        view,
         nodes=tuple(replace(node, capacity=free[node.id]) for node in view.nodes),
         jobs=tuple(job for job in view.jobs if job.id not in gone),
     )

@@ -61,6 +61,9 @@ class Land(Ground, Protocol):
     def places_of(self, allocation: Allocation) -> Counter[str]:
         """How many workers must be on which node."""
 
+    def expect(self, entry: str) -> None:
+        """This training code will be run: whatever takes long can be begun."""
+
 
 class ElasticSubstrate:
     """Carries out instructions with elastic workers.
@@ -201,6 +204,7 @@ class ElasticSubstrate:
         )
         self._gangs[job.id] = gang
         self._engine.add(gang)
+        self._engine.post(lambda: self._land.expect(spec.entry))
 
     def _instruct(self, instruction: Instruction) -> None:
         wanted = instruction.allocation.worker_count

@@ -18,6 +18,10 @@ from stretto.wire.messages import FromWorker
 
 _TICK_S = 0.25
 """How often patience is checked while workers are there."""
+_AT_ONCE = 256
+"""Things done before anything else is looked at."""
+_ROUNDS = 8
+"""Every gang is looked at once in so many ticks, at least."""
 _LONGEST_NAP_S = 1.0
 """Time between two looks counts up to this much: more means that nobody could listen."""
 
@@ -37,11 +41,12 @@ class Engine:
         self._now_s = now_s
         self._spawn = spawn
         self._look = look
-        self._gangs: list[Gang] = []
+        self._gangs: deque[Gang] = deque()
         self._gang_of: dict[str, Gang] = {}
         self._effects: deque[tuple[Gang, Effect]] = deque()
         self._carrying_out = False
         self._awake_s = 0.0
+        self._tick_at_s = 0.0
         self._changed = threading.Condition()
         """Guards what this thread and others share: all that follows."""
         self._inbox: queue.SimpleQueue[Step] = queue.SimpleQueue()
@@ -162,24 +167,31 @@ class Engine:
                 self._changed.notify_all()
 
     def _turn(self) -> None:
-        """Do all that has come in, then see whose patience is at an end."""
+        """Do what has come in; now and then see what has become of nodes, and whose patience is at an end."""
         begun_s = time.monotonic()
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=_TICK_S if self._busy or self._look is not None else None)()
-            while True:
+            for _ in range(_AT_ONCE):
                 self._inbox.get_nowait()()
         self._awake_s += min(time.monotonic() - begun_s, _LONGEST_NAP_S)
-        if self._look is not None:
-            self._look()
-        busy = [gang for gang in self._gangs if gang.busy]
-        for gang in busy:
-            self._do(gang, gang.tick(self._now()))
-        self._workers.forget_silent(self._awake_s)
+        if self._awake_s >= self._tick_at_s:
+            self._tick()
+            self._tick_at_s = self._awake_s + _TICK_S
         self._workers.place()
         with self._changed:
-            self._busy = not self._inbox.empty() or any(gang.busy for gang in busy)
+            self._busy = not self._inbox.empty() or any(gang.busy for gang in self._gangs)
             if not self._busy:
                 self._changed.notify_all()
+
+    def _tick(self) -> None:
+        """Of many gangs some only: whose turn it is comes around soon enough."""
+        if self._look is not None:
+            self._look()
+        for _ in range(min(len(self._gangs), max(_AT_ONCE, len(self._gangs) // _ROUNDS))):
+            self._gangs.rotate(-1)
+            if self._gangs[-1].busy:
+                self._do(self._gangs[-1], self._gangs[-1].tick(self._now()))
+        self._workers.forget_silent(self._awake_s)
 
     def _now(self) -> Moment:
         return Moment(self._now_s(), self._awake_s)

@@ -54,6 +54,9 @@ class Machine:
     def places_of(self, allocation: Allocation) -> Counter[str]:
         return Counter({"": allocation.worker_count})
 
+    def expect(self, entry: str) -> None:
+        """Its nursery is started with its first worker, which would not come sooner."""
+
     def ask(self, worker_id: str, job_id: str, node: str) -> None:
         del job_id, node
         self._pool.ask(worker_id)

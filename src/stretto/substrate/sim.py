@@ -24,6 +24,7 @@ from stretto.core.events import (
     JobSubmitted,
     NodeAdded,
     NodeLaunched,
+    NodeRefused,
     NodeReleased,
 )
 from stretto.core.instructions import Action, Instruction
@@ -131,7 +132,9 @@ class SimSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Live through the same history again: what happened follows from what was instructed."""
         for event in history:
-            if isinstance(event, JobReported | JobFinished | NodeLaunched | NodeAdded | NodeReleased):
+            if isinstance(
+                event, JobReported | JobFinished | NodeLaunched | NodeAdded | NodeReleased | NodeRefused
+            ):
                 self._repeat(event.t_s, event)
             elif isinstance(event, JobSubmitted):
                 self._repeat(event.t_s, None)

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from stretto.core.cluster import Node, Wish
-from stretto.core.events import NodeAdded, NodeLaunched, NodeReleased
+from stretto.core.events import NodeAdded, NodeLaunched, NodeRefused, NodeReleased
 from stretto.worlds.cloud import Cloud, node_name
 
 
@@ -50,8 +50,9 @@ class SimCloud:
             self._here[event.node.id] = event.node.instance
         return event
 
-    def provision(self, now_s: float, wish: Wish) -> list[NodeReleased]:
+    def provision(self, now_s: float, wish: Wish) -> list[NodeReleased | NodeRefused]:
         """Ask for what is missing and give back what is too much, first what would come last."""
+        refused: list[NodeRefused] = []
         gone = [node_id for node_id in wish.release if self._here.pop(node_id, None) is not None]
         wanted = Counter(dict(wish.nodes))
         for instance in sorted({*wanted, *(coming.node.instance for coming in self._coming)}):
@@ -63,13 +64,15 @@ class SimCloud:
             )
             missing = wanted[instance] - here - len(on_the_way)
             if missing > 0:
-                self._request(now_s, instance, missing)
+                refused += self._request(now_s, instance, missing)
             elif missing < 0:
                 gone += self._cancel({coming.node.id for coming in on_the_way[missing:]})
-        return [NodeReleased(t_s=now_s, node_id=node_id) for node_id in gone]
+        return [*(NodeReleased(t_s=now_s, node_id=node_id) for node_id in gone), *refused]
 
-    def _request(self, now_s: float, instance: str, count: int) -> None:
-        for launch in self._cloud.launch(instance, count, self._requests):
+    def _request(self, now_s: float, instance: str, count: int) -> list[NodeRefused]:
+        """Ask for nodes; what the cloud does not have."""
+        launches = self._cloud.launch(instance, count, self._requests)
+        for launch in launches:
             self._asked += 1
             node = Node(node_name(instance, self._asked), launch.capacity, instance)
             begun_s = now_s + launch.queue_s
@@ -78,6 +81,9 @@ class SimCloud:
             for event in (NodeLaunched(t_s=begun_s, node=node), added):
                 heapq.heappush(self._coming, _Coming(event.t_s, self._asked, event))
         self._requests += 1
+        missing = count - len(launches)
+        why = f"the cloud had {len(launches)} of {count}"
+        return [NodeRefused(t_s=now_s, instance=instance, count=missing, why=why)] if missing else []
 
     def _cancel(self, nodes: set[str]) -> list[str]:
         """Take back requests; those that are starting up are released."""

@@ -27,7 +27,7 @@ class Cloud(Protocol):
     """Where a simulation's nodes come from."""
 
     def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
-        """The nodes that the request of this number gets; asked again, it answers the same."""
+        """The nodes that the request of this number gets, `count` or fewer; asked again, it says the same."""
 
 
 def node_name(instance: str, number: int) -> str:

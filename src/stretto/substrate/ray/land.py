@@ -22,6 +22,8 @@ from stretto.substrate.ray.tail import lay_down
 
 _WARM = 4
 """Of so many pieces of training code every node has a nursery before it is asked to train them."""
+_LEAVE_S = 60.0
+"""For the workers of a node that is to be given back."""
 _RETRY_S = 1.0
 _TRIES = 3
 """Agents of one node that may be lost, one after the other, before the node is given up."""
@@ -75,6 +77,9 @@ class RayLand:
         """Those whose agent was lost, and which were told to be lost therefore."""
         self._retries: dict[str, float] = {}
         """When they are tried again."""
+        self._wished: tuple[tuple[str, int], ...] = ()
+        self._leaving: dict[str, float] = {}
+        """Nodes that are to be given back, and when at the latest."""
         self._entries: list[str] = []
         self._tries: Counter[str] = Counter()
         self._began: list[str] = []
@@ -97,6 +102,12 @@ class RayLand:
     def places_of(self, allocation: Allocation) -> Counter[str]:
         return Counter(dict(allocation.workers))
 
+    def expect(self, entry: str) -> None:
+        if entry not in self._entries and len(self._entries) < _WARM:
+            self._entries.append(entry)
+            for line in self._lines.values():
+                line.order(entry, "warm")
+
     def ask(self, worker_id: str, job_id: str, node: str) -> None:
         self._seats.ask(worker_id, job_id, node)
 
@@ -117,10 +128,6 @@ class RayLand:
     ) -> RemoteNursery:
         if home not in self._lines:
             raise OSError(f"node {home} is gone")
-        if entry not in self._entries:
-            self._entries.append(entry)
-            for line in self._lines.values():
-                self._warm(line, self._entries[:_WARM])
         nursery = RemoteNursery(self._lines[home], entry, on_saying, on_end)
         self._nurseries[home, entry] = nursery
         return nursery
@@ -128,13 +135,17 @@ class RayLand:
     # The provisioner
 
     def provision(self, wish: Wish, t_s: float) -> Sequence[Event]:
-        return list(self._follow(self._fleet.provision(wish, t_s)))
+        """Nodes are given back when the last worker has left them: it may still be saving, or moving."""
+        self._wished = wish.nodes
+        self._leaving.update((node, t_s + _LEAVE_S) for node in wish.release)
+        return [*self._follow(self._fleet.provision(Wish(wish.nodes), t_s)), *self._release(t_s)]
 
     def look(self, t_s: float) -> Sequence[Event]:
         self._seats.tidy()
         silent = [name for name, line in self._lines.items() if line.is_silent]
         self._lost += [(name, TimeoutError("its agent does not answer")) for name in silent]
-        return [*self._follow(self._fleet.look(t_s)), *self._mourn(t_s), *self._welcome(t_s)]
+        seen = self._follow(self._fleet.look(t_s))
+        return [*seen, *self._mourn(t_s), *self._welcome(t_s), *self._release(t_s)]
 
     def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
         return list(self._follow(self._fleet.recall(history, t_s)))
@@ -144,6 +155,13 @@ class RayLand:
             line.hang_up()
         self._seats.close()
         self._fleet.close()
+
+    def _release(self, t_s: float) -> Iterator[Event]:
+        over = [node for node, at_s in self._leaving.items() if at_s <= t_s or not self._seats.taken(node)]
+        if over:
+            for node in over:
+                del self._leaving[node]
+            yield from self._follow(self._fleet.provision(Wish(self._wished, tuple(over)), t_s))
 
     def _follow(self, events: Iterable[Event]) -> Iterator[Event]:
         """Nodes get an agent as they come; what is told twice is told once."""
@@ -165,12 +183,8 @@ class RayLand:
         found = self._fleet.where(name)
         if found is not None and name not in self._lines:
             self._lines[name] = AgentLine(found, self._charge_of(found), self)
-            self._warm(self._lines[name], self._entries[:_WARM])
-
-    @staticmethod
-    def _warm(line: AgentLine, entries: Iterable[str]) -> None:
-        for entry in entries:
-            line.order(entry, "warm")
+            for entry in self._entries:
+                self._lines[name].order(entry, "warm")
 
     def _mourn(self, t_s: float) -> Iterator[Event]:
         """A node without its agent is lost; another one is tried, and with it the node is there again."""

@@ -125,6 +125,11 @@ class Seats:
         granted, self._granted = self._granted, []
         return [(worker_id, self._place(self._seat_of[worker_id])) for worker_id in granted]
 
+    def taken(self, node: str) -> bool:
+        """Whether somebody is on the node, or waits to be."""
+        waits = any(asked == node for _, asked in self._waiting.values())
+        return waits or any(seat.worker_id and seat.node.name == node for seat in self._seats.values())
+
     def give_back(self, worker_id: str) -> None:
         seat = self._seat_of.pop(worker_id, None)
         if seat is not None and seat.number in self._seats:

@@ -1,0 +1,353 @@
+"""The nodes of a cluster that come and go: who is wished for, who is on the way, who is here.
+
+A state machine without I/O. It is told wishes, what is seen of the cluster, and what became of launches;
+it answers with orders for a launcher and with events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stretto.core.cluster import Node, Wish
+from stretto.core.events import (
+    Event,
+    NodeAdded,
+    NodeDraining,
+    NodeLaunched,
+    NodeLost,
+    NodeRefused,
+    NodeReleased,
+)
+from stretto.core.resources import Resources
+from stretto.core.units import format_duration
+from stretto.substrate.fleet_record import Record
+from stretto.worlds.cloud import node_name
+
+START_S = 600.0
+"""A node that is not here so long after it was asked for is not waited for any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """A type of node that can be launched."""
+
+    instance: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenNode:
+    """A node that is alive."""
+
+    key: str
+    """Of this life of it: another after a restart."""
+    name: str
+    slots: int
+    instance: str = ""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Bring up a node under this name."""
+
+    name: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let go of a node, or of one that is on the way; whatever there is of it."""
+
+    name: str
+    key: str = ""
+    """Of the node, if it is or was here."""
+
+
+Order = Launch | Release
+
+
+@dataclass(slots=True)
+class Step:
+    """What follows from something: in this order, first what is to be done, then what is to be told."""
+
+    orders: list[Order] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A node that was asked for."""
+
+    node: Node
+    asked_s: float
+    due_s: float
+    launched_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    node: Node
+    key: str
+    """Empty: known from the record only."""
+    draining: bool = False
+
+
+class Fleet:
+    """Nodes of the kinds that can be launched are here because they were wished for; others simply are.
+
+    A node that is lost, drains or does not come is not replaced until somebody wishes again.
+    """
+
+    def __init__(
+        self,
+        kinds: Iterable[NodeKind] = (),
+        *,
+        start_s: float = START_S,
+        adopts: bool = False,
+        prefix: str = "",
+    ) -> None:
+        """`adopts`: nodes come without the names they were asked for under, in whatever order.
+
+        `prefix` begins the names of this fleet's nodes, where others may be in the same cluster.
+        """
+        self._kinds = {kind.instance: kind for kind in kinds}
+        self._start_s = start_s
+        self._adopts = adopts
+        self._prefix = prefix
+        self._wished: dict[str, int] = {}
+        self._coming: dict[str, _Coming] = {}
+        """In the order they were asked for."""
+        self._here: dict[str, _Here] = {}
+        self._let_go: set[str] = set()
+        """Keys of nodes that were given back and still show."""
+        self._seen: dict[str, SeenNode] = {}
+        self._number = 0
+        self._settled = False
+        """Whether it is known which nodes this run has: before that, nothing is thought to be left over."""
+
+    def begin(self, seen: Sequence[SeenNode]) -> list[Node]:
+        """The nodes that are simply there when a run begins; they are not told."""
+        for one in seen:
+            if one.instance not in self._kinds and not one.draining:
+                self._take_in(one, Step(), 0.0)
+        return [here.node for here in self._here.values()]
+
+    def key_of(self, node_id: str) -> str | None:
+        """Which of the seen nodes it is."""
+        here = self._here.get(node_id)
+        return None if here is None else here.key
+
+    def wish(self, wish: Wish, t_s: float) -> Step:
+        """Give back what is not wanted any more, first what is on the way; ask for what is missing."""
+        step = Step()
+        self._settled = True
+        for node_id in wish.release:
+            if node_id in self._here and self._here[node_id].node.instance:
+                self._give_back(node_id, step, t_s)
+        unknown = [
+            (instance, count) for instance, count in wish.nodes if instance not in self._kinds and count
+        ]
+        for instance, count in unknown:
+            step.events.append(NodeRefused(t_s=t_s, instance=instance, count=count, why=self._why_unknown()))
+        self._wished = {instance: count for instance, count in wish.nodes if instance in self._kinds}
+        self._balance(step, t_s)
+        return step
+
+    def began(self, name: str, t_s: float) -> Step:
+        """A launch is under way: from now on the node costs."""
+        step = Step()
+        coming = self._coming.get(name)
+        if coming is not None and coming.launched_s is None:
+            self._coming[name] = replace(coming, launched_s=t_s)
+            step.events.append(NodeLaunched(t_s=t_s, node=coming.node))
+        return step
+
+    def failed(self, whys: Mapping[str, str], t_s: float) -> Step:
+        """Launches that came to nothing, and why. Of nodes that came after all this is no news."""
+        step = Step()
+        self._refuse({name: why for name, why in whys.items() if name in self._coming}, step, t_s)
+        return step
+
+    def see(self, seen: Sequence[SeenNode], t_s: float) -> Step:
+        """What is alive now: what came, what went, what should be here by now and is not."""
+        step = Step()
+        self._seen = {one.key: one for one in seen}
+        self._let_go &= self._seen.keys()
+        self._recognise()
+        self._miss(step, t_s)
+        known = {here.key for here in self._here.values()} | self._let_go
+        for one in seen:
+            if one.key not in known and not one.draining:
+                self._meet(one, step, t_s)
+        self._adopt(step, t_s)
+        late = f"not there {format_duration(self._start_s)} after they were asked for"
+        self._refuse({name: late for name, one in self._coming.items() if t_s >= one.due_s}, step, t_s)
+        return step
+
+    def recall(self, history: Iterable[Event], seen: Sequence[SeenNode], t_s: float) -> Step:
+        """Go on where a record ends. What was on the way then may still come, and the last wish holds."""
+        record = Record.of(history)
+        self._settled = True
+        due_s = t_s + self._start_s
+        self._here = {node.id: _Here(node, "", node.id in record.draining) for node in record.here.values()}
+        self._coming = {
+            node.id: _Coming(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
+        }
+        self._wished = {kind: count for kind, count in record.wish.nodes if kind in self._kinds}
+        # As many may have been asked for without a word of it in the record.
+        self._number = record.names + sum(self._wished.values())
+        step = self.see(seen, t_s)
+        # When those that are found here came, nobody saw.
+        step.events = [
+            replace(event, queue_s=0.0, init_s=0.0) if isinstance(event, NodeAdded) else event
+            for event in step.events
+        ]
+        for node_id in record.wish.release:
+            if node_id in self._here:
+                self._give_back(node_id, step, t_s)
+        self._balance(step, t_s)
+        return step
+
+    def close(self) -> list[Order]:
+        """Let go of everything that was launched."""
+        rented = [(node_id, here.key) for node_id, here in self._here.items() if here.node.instance]
+        orders: list[Order] = [Release(name) for name in self._coming]
+        orders += [Release(node_id, key) for node_id, key in rented]
+        self._coming.clear()
+        for node_id, _ in rented:
+            del self._here[node_id]
+        return orders
+
+    def _balance(self, step: Step, t_s: float) -> None:
+        for instance in sorted({*self._wished, *(one.node.instance for one in self._coming.values())}):
+            on_the_way = self._on_the_way(instance)
+            missing = self._wished.get(instance, 0) - self._of_use(instance) - len(on_the_way)
+            for name in on_the_way[missing:] if missing < 0 else ():
+                self._take_back(name, step, t_s)
+            for _ in range(missing):
+                self._ask(self._kinds[instance], step, t_s)
+        self._adopt(step, t_s)
+
+    def _ask(self, kind: NodeKind, step: Step, t_s: float) -> None:
+        self._number += 1
+        name = f"{self._prefix}{node_name(kind.instance, self._number)}"
+        node = Node(name, Resources(gpu=kind.slots), kind.instance)
+        self._coming[name] = _Coming(node, t_s, t_s + self._start_s)
+        step.orders.append(Launch(name, kind.instance))
+
+    def _take_back(self, name: str, step: Step, t_s: float) -> None:
+        coming = self._coming.pop(name)
+        step.orders.append(Release(name))
+        if coming.launched_s is not None:
+            step.events.append(NodeReleased(t_s=t_s, node_id=name))
+
+    def _give_back(self, node_id: str, step: Step, t_s: float) -> None:
+        here = self._here.pop(node_id)
+        if not self._adopts:  # else it is anybody's from now on, and may be had again
+            self._let_go.add(here.key)
+        step.orders.append(Release(node_id, here.key))
+        step.events.append(NodeReleased(t_s=t_s, node_id=node_id))
+
+    def _refuse(self, whys: Mapping[str, str], step: Step, t_s: float) -> None:
+        counts: dict[tuple[str, str], int] = {}
+        for name, why in whys.items():
+            instance = self._coming[name].node.instance
+            counts[instance, why] = counts.get((instance, why), 0) + 1
+            self._take_back(name, step, t_s)
+            self._expect_less(instance)
+        step.events += [
+            NodeRefused(t_s=t_s, instance=instance, count=count, why=why)
+            for (instance, why), count in counts.items()
+        ]
+
+    def _recognise(self) -> None:
+        """Find the nodes of the record among those that are alive: by name, or any of the kind."""
+        taken = {here.key for here in self._here.values()}
+        for node_id, here in self._here.items():
+            if here.key:
+                continue
+            same = [one for one in self._seen.values() if one.key not in taken and self._may_be(one, here)]
+            if same:
+                self._here[node_id] = replace(here, key=same[0].key)
+                taken.add(same[0].key)
+
+    def _may_be(self, one: SeenNode, here: _Here) -> bool:
+        any_will_do = self._adopts and bool(here.node.instance)
+        return one.instance == here.node.instance if any_will_do else one.name == here.node.id
+
+    def _miss(self, step: Step, t_s: float) -> None:
+        """Nodes that are gone, or will be soon."""
+        for node_id, here in list(self._here.items()):
+            one = self._seen.get(here.key)
+            if one is None:
+                del self._here[node_id]
+                step.events.append(NodeLost(t_s=t_s, node_id=node_id))
+                if here.node.instance:
+                    step.orders.append(Release(node_id, here.key))
+            elif one.draining and not here.draining:
+                self._here[node_id] = replace(here, draining=True)
+                step.events.append(NodeDraining(t_s=t_s, node_id=node_id))
+            else:
+                continue
+            if not here.draining:
+                self._expect_less(here.node.instance)
+
+    def _meet(self, one: SeenNode, step: Step, t_s: float) -> None:
+        if one.instance not in self._kinds:
+            self._take_in(one, step, t_s)
+        elif one.name in self._coming:
+            self._arrive(one.name, one, step, t_s)
+        elif self._settled and not self._adopts and self._is_ours(one) and one.name not in self._here:
+            # Asked for by a controller that was killed before it could write that down.
+            self._let_go.add(one.key)
+            step.orders.append(Release(one.name, one.key))
+
+    def _take_in(self, one: SeenNode, step: Step, t_s: float) -> None:
+        name = one.name if one.name not in self._here else f"{one.name}-{one.key[:6]}"
+        node = Node(name, Resources(gpu=one.slots))
+        self._here[name] = _Here(node, one.key)
+        step.events.append(NodeAdded(t_s=t_s, node=node))
+
+    def _adopt(self, step: Step, t_s: float) -> None:
+        """Nodes without names go to those who wait, the longest waiting first."""
+        if not self._adopts:
+            return
+        taken = {here.key for here in self._here.values()}
+        for one in self._seen.values():
+            on_the_way = self._on_the_way(one.instance)
+            if on_the_way and one.key not in taken and not one.draining:
+                self._arrive(on_the_way[0], one, step, t_s)
+
+    def _arrive(self, name: str, one: SeenNode, step: Step, t_s: float) -> None:
+        coming = self._coming.pop(name)
+        node = replace(coming.node, capacity=Resources(gpu=one.slots))
+        self._here[name] = _Here(node, one.key)
+        launched_s = coming.launched_s
+        if launched_s is None:
+            launched_s = t_s
+            step.events.append(NodeLaunched(t_s=t_s, node=node))
+        queue_s, init_s = launched_s - coming.asked_s, t_s - launched_s
+        step.events.append(NodeAdded(t_s=t_s, node=node, queue_s=queue_s, init_s=init_s))
+
+    def _expect_less(self, instance: str) -> None:
+        """A node that was refused or lost is not wished for any more, unless it was one too many."""
+        present = self._of_use(instance) + len(self._on_the_way(instance))
+        if present < self._wished.get(instance, 0):
+            self._wished[instance] -= 1
+
+    def _of_use(self, instance: str) -> int:
+        return sum(here.node.instance == instance and not here.draining for here in self._here.values())
+
+    def _on_the_way(self, instance: str) -> list[str]:
+        return [name for name, one in self._coming.items() if one.node.instance == instance]
+
+    def _is_ours(self, one: SeenNode) -> bool:
+        begin, _, number = one.name.rpartition("-")
+        return begin == f"{self._prefix}{one.instance}" and number.isdigit()
+
+    def _why_unknown(self) -> str:
+        if not self._kinds:
+            return "this cluster has fixed nodes"
+        return f"there are nodes of {', '.join(self._kinds)} only"

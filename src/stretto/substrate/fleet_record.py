@@ -1,0 +1,81 @@
+"""Which nodes a run had, and wished for, when its record ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stretto.core.cluster import Node, Wish
+from stretto.core.events import (
+    Decided,
+    Event,
+    NodeAdded,
+    NodeDraining,
+    NodeLaunched,
+    NodeLost,
+    NodeRefused,
+    NodeReleased,
+    RunStarted,
+)
+
+
+@dataclass(slots=True)
+class Record:
+    """A fold over a run's history."""
+
+    here: dict[str, Node] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
+    coming: dict[str, tuple[Node, float]] = field(default_factory=dict)
+    """Nodes that were launched, and when."""
+    wish: Wish = field(default_factory=lambda: Wish(()))
+    """The last one, less what was refused or lost since; what it gives back and was not seen to go."""
+    names: int = 0
+    """The highest number that a node's name ends with."""
+
+    @staticmethod
+    def of(history: Iterable[Event]) -> Record:
+        record = Record()
+        for event in history:
+            record._apply(event)
+        return record
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self.here = {node.id: node for node in event.nodes}
+            case NodeLaunched():
+                self.coming[event.node.id] = event.node, event.t_s
+                self._count(event.node.id)
+            case NodeAdded():
+                self.coming.pop(event.node.id, None)
+                self.draining.discard(event.node.id)
+                self.here[event.node.id] = event.node
+            case NodeLost() | NodeReleased():
+                self._miss(event.node_id)
+                self.coming.pop(event.node_id, None)
+                self.draining.discard(event.node_id)
+                self.here.pop(event.node_id, None)
+            case NodeDraining():
+                self._miss(event.node_id)
+                self.draining.add(event.node_id)
+            case NodeRefused():
+                self.wish = self._less(event.instance, event.count)
+            case Decided() if event.wish is not None:
+                unseen = [node_id for node_id in self.wish.release if node_id in self.here]
+                self.wish = Wish(event.wish.nodes, (*unseen, *event.wish.release))
+            case _:
+                pass
+
+    def _miss(self, node_id: str) -> None:
+        """A node that was counted on is gone, unless it was given back."""
+        node = self.here.get(node_id)
+        if node is not None and node_id not in self.draining and node_id not in self.wish.release:
+            self.wish = self._less(node.instance, 1)
+
+    def _less(self, instance: str, count: int) -> Wish:
+        return Wish(self.wish.less(instance, count).nodes, self.wish.release)
+
+    def _count(self, name: str) -> None:
+        number = name.rpartition("-")[2]
+        if number.isdigit():
+            self.names = max(self.names, int(number))

@@ -1,0 +1,128 @@
+"""The provisioner of a Ray cluster: looks at its nodes, and has those launched that are wished for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from stretto.core.cluster import Node, Wish
+from stretto.core.events import Event
+from stretto.substrate.fleet import START_S, Fleet, Launch, Order, SeenNode, Step
+from stretto.substrate.ray.launch import Began, Launcher
+from stretto.substrate.ray.nodes import RayNode, Resource, read_nodes, slot_resource
+
+_LOOK_S = 0.5
+
+
+class RayFleet:
+    """The nodes of the connected cluster, and how they come and go.
+
+    Without a launcher they are fixed: they may still join and leave by themselves. Called in one thread
+    only; another one asks Ray.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher | None = None,
+        *,
+        resource: Resource | None = None,
+        start_s: float = START_S,
+        look_s: float = _LOOK_S,
+        prefix: str = "",
+        read: Callable[[Resource | None], Sequence[RayNode]] = read_nodes,
+    ) -> None:
+        """`resource` is what a slot is: to be given where the first node with a GPU is still to come.
+
+        `start_s` is how long a node may take to come; `prefix` begins the names of nodes of this run.
+        """
+        self.resource: Resource = resource or slot_resource()
+        self._launcher = launcher
+        self._read = read
+        self._look_s = look_s
+        self._seen: Sequence[RayNode] = read(self.resource)
+        self._fleet = Fleet(
+            launcher.kinds if launcher else (),
+            start_s=start_s,
+            adopts=launcher is not None and launcher.adopts,
+            prefix=prefix,
+        )
+        self._first = tuple(self._fleet.begin(self._nodes_seen()))
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watch the nodes", daemon=True)
+        self._watcher.start()
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that are simply there when the run begins: its start tells of them, no event of ours does."""
+        return self._first
+
+    def where(self, name: str) -> RayNode | None:
+        """Where a node is, as last seen; None if it is not here."""
+        key = self._fleet.key_of(name)
+        found = next((node for node in self._seen if node.ray_id == key), None)
+        return None if found is None else replace(found, name=name)
+
+    def provision(self, wish: Wish, t_s: float) -> list[Event]:
+        return [*self._carry_out(self._fleet.wish(wish, t_s)), *self._hear(t_s)]
+
+    def look(self, t_s: float) -> list[Event]:
+        return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s))]
+
+    def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
+        return [*self._carry_out(self._fleet.recall(history, self._nodes_seen(), t_s)), *self._hear(t_s)]
+
+    def close(self) -> None:
+        """Let go of every node that was launched, and wait until that is done."""
+        self._over.set()
+        self._order(self._fleet.close())
+        if self._launcher is not None:
+            self._launcher.close()
+        self._watcher.join(self._look_s)
+
+    def _hear(self, t_s: float) -> list[Event]:
+        """What launches have come to."""
+        events: list[Event] = []
+        whys: dict[str, str] = {}
+        for news in self._launcher.news() if self._launcher else ():
+            if isinstance(news, Began):
+                events += self._carry_out(self._fleet.began(news.name, t_s))
+            else:
+                whys[news.name] = news.why
+        return [*events, *self._carry_out(self._fleet.failed(whys, t_s))]
+
+    def _carry_out(self, step: Step) -> list[Event]:
+        self._order(step.orders)
+        return step.events
+
+    def _order(self, orders: Sequence[Order]) -> None:
+        if self._launcher is None:
+            return
+        for order in orders:
+            if isinstance(order, Launch):
+                self._launcher.launch(order.name, order.instance)
+            else:
+                self._launcher.release(order.name, order.key)
+
+    def _nodes_seen(self) -> list[SeenNode]:
+        return [
+            SeenNode(
+                key=node.ray_id,
+                name=node.name,
+                slots=node.slots,
+                instance=node.instance,
+                draining=node.draining,
+            )
+            for node in self._seen
+        ]
+
+    def _watch(self) -> None:
+        answers = True
+        while not self._over.wait(self._look_s):
+            try:
+                self._seen = self._read(self.resource)
+                answers = True
+            except Exception as error:  # noqa: BLE001 - silence is no sign that nodes are gone
+                if answers:
+                    logging.getLogger(__name__).warning("Ray does not tell of its nodes: %s", error)
+                answers = False

@@ -1,0 +1,165 @@
+"""Who brings up the nodes of a Ray cluster: its autoscaler, or commands of the user's (`launch_commands`)."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stretto.substrate.fleet import NodeKind
+from stretto.substrate.ray.nodes import INSTANCE_LABEL, Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A node begins to start up, and to cost."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A node will not come."""
+
+    name: str
+    why: str
+
+
+News = Began | Failed
+
+_CLOSE_S = 15.0
+"""How long a last word to the autoscaler may take."""
+
+
+class Launcher(Protocol):
+    """Brings up nodes and lets go of them. Nothing blocks but `close`; called in one thread only."""
+
+    @property
+    def kinds(self) -> Sequence[NodeKind]:
+        """What it can launch."""
+
+    @property
+    def adopts(self) -> bool:
+        """Whether nodes come without the names they were asked for under."""
+
+    def launch(self, name: str, instance: str) -> None: ...
+
+    def release(self, name: str, ray_id: str) -> None:
+        """Let go of a node, or of one on the way; `ray_id` is empty unless it is or was here."""
+
+    def news(self) -> list[News]:
+        """What became of launches since the last time."""
+
+    def close(self) -> None:
+        """Wait, not for long, until what was released is gone."""
+
+
+class Mailbox:
+    """News from other threads."""
+
+    def __init__(self) -> None:
+        self._letters: queue.SimpleQueue[News] = queue.SimpleQueue()
+
+    def post(self, news: News) -> None:
+        self._letters.put(news)
+
+    def collect(self) -> list[News]:
+        found: list[News] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._letters.get_nowait())
+        return found
+
+
+Request = Callable[[list[dict[str, float]], list[dict[str, str]]], None]
+"""Tells the autoscaler which bundles, with which label selectors, there must be room for."""
+
+
+class AutoscalerLauncher:
+    """Asks Ray's autoscaler for room: one bundle of the size of a node for every node.
+
+    A request replaces the one before, so one run at a time can use a cluster in this way. Node types must
+    carry the label, with the instance's name as its value, for the autoscaler to know which to launch. A
+    node that is let go of is stopped by the autoscaler when it has been idle for its `idle_timeout_minutes`;
+    what it costs till then is not counted.
+    """
+
+    adopts = True
+
+    def __init__(
+        self,
+        kinds: Iterable[NodeKind],
+        resource: Resource,
+        *,
+        label: str = INSTANCE_LABEL,
+        request: Request | None = None,
+    ) -> None:
+        self.kinds = tuple(kinds)
+        self._slots = {kind.instance: kind.slots for kind in self.kinds}
+        self._resource = resource
+        self._label = label
+        self._request = request or _request_resources
+        self._mailbox = Mailbox()
+        self._wanted: dict[str, str] = {}
+        """Instance by name."""
+        self._unasked: set[str] = set()
+        """Those that the autoscaler was not told of yet."""
+        self._lock = threading.Lock()
+        self._changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True: something changed; False: it is over."""
+        self._thread = threading.Thread(target=self._work, name="ask the autoscaler", daemon=True)
+        self._thread.start()
+
+    def launch(self, name: str, instance: str) -> None:
+        with self._lock:
+            self._wanted[name] = instance
+            self._unasked.add(name)
+        self._changes.put(True)
+
+    def release(self, name: str, ray_id: str) -> None:
+        del ray_id
+        with self._lock:
+            self._wanted.pop(name, None)
+            self._unasked.discard(name)
+        self._changes.put(True)
+
+    def news(self) -> list[News]:
+        return self._mailbox.collect()
+
+    def close(self) -> None:
+        self._changes.put(False)
+        self._thread.join(_CLOSE_S)
+
+    def _work(self) -> None:
+        goes_on = True
+        while goes_on:
+            goes_on = self._changes.get()
+            with contextlib.suppress(queue.Empty):
+                while goes_on:  # only the last word counts
+                    goes_on = self._changes.get_nowait()
+            self._ask()
+
+    def _ask(self) -> None:
+        with self._lock:
+            wanted, fresh = list(self._wanted.values()), sorted(self._unasked)
+            self._unasked.clear()
+        bundles: list[dict[str, float]] = [
+            {self._resource: float(self._slots[instance])} for instance in wanted
+        ]
+        try:
+            self._request(bundles, [{self._label: instance} for instance in wanted])
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises, these nodes do not come
+            for name in fresh:
+                self._mailbox.post(Failed(name, f"the autoscaler could not be asked: {error}"))
+        else:
+            for name in fresh:
+                self._mailbox.post(Began(name))
+
+
+def _request_resources(bundles: list[dict[str, float]], selectors: list[dict[str, str]]) -> None:
+    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415
+
+    request_resources(bundles=bundles, bundle_label_selectors=selectors)

@@ -1,0 +1,253 @@
+"""Nodes that the user's own commands bring up: `ray start` over ssh, a cloud's command line, local processes.
+
+Files, one pair for each node that is not let go of: `<name>.json` says which process it is, so that a
+controller that was killed can still end it later; `<name>.log` has what its commands printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import signal
+import string
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stretto.core.errors import InputError
+from stretto.substrate.fleet import NodeKind
+from stretto.substrate.ray.launch import Began, Failed, Mailbox, News
+
+_KNOWN = ("address", "instance", "name", "number", "slots")
+_RELEASE_TRIES = 3
+_RELEASE_PAUSE_S = 2.0
+_RELEASE_S = 120.0
+"""A release command that takes longer is ended."""
+_POLL_S = 0.05
+_SHOWN = 400
+"""Letters of a failed command's output that are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """How nodes are brought up and let go of. Run without a shell; quote as for one.
+
+    In both, {address} is the cluster's, {name} the node's, {instance} its type, {slots} how many of them it
+    has, {number} the lowest that no other node has; `release` also knows {ray_id}. A launch command may end
+    once the node is up, or go on as long as the node does.
+    """
+
+    launch: str
+    release: str = ""
+    """None is needed where ending the process of the launch command ends the node."""
+
+    def __post_init__(self) -> None:
+        _check("launch", self.launch, _KNOWN)
+        _check("release", self.release, (*_KNOWN, "ray_id"))
+        if not self.launch.strip():
+            raise InputError("it is empty.", where="launch command", remedy="Write how a node is started.")
+
+
+def _check(what: str, template: str, known: Iterable[str]) -> None:
+    where, names = f"{what} command", ", ".join(f"{{{name}}}" for name in known)
+    try:
+        fields = [name for part in shlex.split(template) for _, name, _, _ in string.Formatter().parse(part)]
+    except ValueError as error:
+        raise InputError(
+            f"{template!r} cannot be read: {error}.",
+            where=where,
+            remedy="Close every quote, and write {{ and }} for braces.",
+        ) from error
+    strange = [name for name in fields if name is not None and name not in known]
+    if strange:
+        raise InputError(f"{template!r} has {{{strange[0]}}}.", where=where, remedy=f"It may have {names}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """What is kept about a node."""
+
+    number: int
+    instance: str
+    pid: int
+    begun: str
+    """When that process began, by the kernel's clock: numbers of processes are used again."""
+
+    def is_running(self) -> bool:
+        return _begun(self.pid) == self.begun
+
+    def kill_group(self) -> None:
+        """As long as a group has members, no new process gets its number."""
+        if _begun(self.pid) in {"", self.begun}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+class CommandLauncher:
+    """Runs a command for every node that is wanted, and one for every node that is not wanted any more."""
+
+    adopts = False
+
+    def __init__(
+        self,
+        commands: Commands,
+        kinds: Iterable[NodeKind],
+        *,
+        address: str,
+        folder: Path,
+        grace_s: float = 10.0,
+    ) -> None:
+        """`folder` is the run's, for these nodes; `grace_s` is how long their processes have to end."""
+        self.kinds = tuple(kinds)
+        self._commands = commands
+        self._slots = {kind.instance: kind.slots for kind in self.kinds}
+        self._address = address
+        self._folder = folder.absolute()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._grace_s = grace_s
+        self._mailbox = Mailbox()
+        self._launched = {path.stem: _read(path) for path in sorted(self._folder.glob("*.json"))}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._endings: dict[str, threading.Thread] = {}
+
+    def launch(self, name: str, instance: str) -> None:
+        taken = {one.number for one in self._launched.values()}
+        number = next(number for number in range(1, len(taken) + 2) if number not in taken)
+        argv = self._argv(self._commands.launch, name, instance, number)
+        try:
+            process = self._start(argv, name)
+        except OSError as error:
+            self._mailbox.post(Failed(name, f"{argv[0]} cannot be run: {error.strerror}"))
+            return
+        self._processes[name] = process
+        self._launched[name] = _Launched(number, instance, process.pid, _begun(process.pid))
+        _write(self._record(name), self._launched[name])
+        self._mailbox.post(Began(name))
+        threading.Thread(target=self._watch, args=(name, process), name=f"launch {name}", daemon=True).start()
+
+    def release(self, name: str, ray_id: str) -> None:
+        if name in self._endings or name not in self._launched:
+            return
+        launched = self._launched[name]
+        thread = threading.Thread(target=self._end, args=(name, launched, ray_id), name=f"release {name}")
+        self._endings[name] = thread
+        thread.start()
+
+    def news(self) -> list[News]:
+        for name in [name for name, thread in self._endings.items() if not thread.is_alive()]:
+            del self._endings[name]
+            self._processes.pop(name, None)
+            if not self._record(name).exists():
+                del self._launched[name]
+        return self._mailbox.collect()
+
+    def close(self) -> None:
+        for thread in self._endings.values():
+            thread.join()
+
+    def _record(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _argv(self, template: str, name: str, instance: str, number: int, ray_id: str = "") -> list[str]:
+        values = {
+            "address": self._address,
+            "instance": instance,
+            "name": name,
+            "number": number,
+            "slots": self._slots[instance],
+            "ray_id": ray_id,
+        }
+        return [part.format_map(values) for part in shlex.split(template)]
+
+    def _start(self, argv: list[str], name: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - the user's own command
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if code:
+            self._mailbox.post(
+                Failed(name, f"its launch command ended with {_ended(code)}: {self._said(name)}")
+            )
+
+    def _end(self, name: str, launched: _Launched, ray_id: str) -> None:
+        released = not self._commands.release or self._run_release(name, launched, ray_id)
+        self._end_process(name, launched)
+        if released:
+            self._record(name).unlink(missing_ok=True)
+            (self._folder / f"{name}.log").unlink(missing_ok=True)
+
+    def _run_release(self, name: str, launched: _Launched, ray_id: str) -> bool:
+        argv = self._argv(self._commands.release, name, launched.instance, launched.number, ray_id)
+        why = ""
+        for attempt in range(_RELEASE_TRIES):
+            time.sleep(attempt * _RELEASE_PAUSE_S)
+            try:
+                process = self._start(argv, name)
+            except OSError as error:
+                why = f"{argv[0]} cannot be run: {error.strerror}"
+                continue
+            try:
+                code = process.wait(_RELEASE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait()
+            if code == 0:
+                return True
+            why = f"It ended with {_ended(code)}: {self._said(name)}"
+        logging.getLogger(__name__).warning(
+            "Node %s may still be up, and cost: its release command failed. %s", name, why
+        )
+        return False
+
+    def _end_process(self, name: str, launched: _Launched) -> None:
+        """First its leader alone: `ray start` then ends the others in good order, which is much quicker."""
+        if launched.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(launched.pid, signal.SIGTERM)
+        until_s = time.monotonic() + self._grace_s
+        while launched.is_running() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        launched.kill_group()
+        if name in self._processes:
+            self._processes[name].wait()
+
+    def _said(self, name: str) -> str:
+        """The end of what a node's commands printed."""
+        text = ""
+        with contextlib.suppress(OSError):  # it goes with the node
+            text = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return " ".join(text.split())[-_SHOWN:] or "it printed nothing"
+
+
+def _ended(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"signal {-code}"
+
+
+def _begun(pid: int) -> str:
+    """When a process began; empty if there is none."""
+    with contextlib.suppress(OSError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        if state != "Z":
+            return fields[18]
+    return ""
+
+
+def _read(path: Path) -> _Launched:
+    fields: Mapping[str, int | str] = json.loads(path.read_text(encoding="utf-8"))
+    return _Launched(int(fields["number"]), str(fields["instance"]), int(fields["pid"]), str(fields["begun"]))
+
+
+def _write(path: Path, launched: _Launched) -> None:
+    """Whole or not at all."""
+    half = path.with_suffix(".part")
+    half.write_text(json.dumps(asdict(launched)), encoding="utf-8")
+    half.replace(path)

@@ -1,0 +1,189 @@
+"""RubberBand when nodes are refused: it goes on with what is here, says so, and wishes again later."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rubberband_world import (
+    BEST_LAST,
+    INIT_S,
+    QUEUE_S,
+    START_S,
+    Script,
+    SteadyCloud,
+    assert_within_nodes,
+    controller_for,
+    execute,
+    follow,
+    nodes_at,
+    placed,
+    stage,
+    study,
+    two_stages,
+)
+from stretto.app.explain import Line, cluster_lines
+from stretto.cli.live import PlainLines
+from stretto.core.cluster import Node
+from stretto.core.events import Decided, Event, NodeAdded, NodeRefused
+from stretto.core.resources import Resources
+from stretto.journal.base import MemoryJournal
+from stretto.planning.profile import Scaling, Spread
+from stretto.policies.rubberband_outlook import as_seen
+from stretto.policies.rubberband_short import on_fewer
+from stretto.worlds.cloud import Launch
+from tuning_world import Outcome
+
+PATIENCE_S = 60.0 + 2 * (QUEUE_S + INIT_S)
+
+
+@dataclass(frozen=True)
+class MoodyCloud(SteadyCloud):
+    """Gives so many nodes to the first request, to the second, ..; then all."""
+
+    gives: tuple[int, ...] = ()
+
+    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+        most = self.gives[request] if request < len(self.gives) else count
+        return super().launch(instance, min(count, most), request)
+
+
+def wishes(outcome: Outcome) -> list[tuple[float, int]]:
+    return [
+        (event.t_s, event.wish.nodes[0][1])
+        for event in outcome.events
+        if isinstance(event, Decided) and event.wish is not None
+    ]
+
+
+def reasons(events: Sequence[Event]) -> list[str]:
+    return [
+        reason.text for event in events if isinstance(event, Decided) for reason in event.reasons.values()
+    ]
+
+
+def test_it_goes_on_with_the_nodes_that_come_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, Script([[stage(1, 2, 4, 4, 4), stage(3, 4, 2, 4, 2)]]))
+    outcome = execute(study(4, (2,), 4), BEST_LAST[:4], cloud=MoodyCloud(gives=(2,)))
+    first = [(t_s, dict(tasks)) for t_s, _, tasks in placed(outcome.events)][:4]
+    # Linear scaling: two GPUs for each of the four at once are as fast as turns of four, and start once.
+    assert [(t_s, sum(tasks.values())) for t_s, tasks in first] == [(50.0, 2)] * 4
+    assert outcome.end_s == 50.0 + (START_S + 10.0) + (START_S + 5.0)
+    assert any(
+        "2 of 4 nodes were refused (the cloud had 2 of 4); it goes on with 2." in text
+        for text in reasons(outcome.events)
+    )
+    assert sorted(outcome.finished) == ["trial-002", "trial-003"]
+    assert wishes(outcome)[0] == (0.0, 4)
+    assert_within_nodes(outcome.events)
+
+
+def test_what_was_refused_is_wished_for_again_in_the_next_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, Script([[stage(1, 2, 4, 2, 2), stage(3, 40, 2, 4, 2)]]))
+    outcome = execute(study(4, (2,), 40), BEST_LAST[:4], cloud=MoodyCloud(gives=(1,)))
+    end_s = 50.0 + START_S + 20.0
+    assert nodes_at(outcome.events)[:2] == [(50.0, 1), (end_s + QUEUE_S + INIT_S, 2)]
+    assert (0.0, 2) in wishes(outcome)
+    assert (end_s, 2) in wishes(outcome)
+
+
+def test_trials_that_run_are_not_disturbed_for_a_node_that_nobody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    follow(monkeypatch, Script([[stage(1, 4, 4, 1, 2)]]))
+    own = [Node("own", Resources(gpu=4))]
+    outcome = execute(study(4, (), 4), BEST_LAST[:4], cloud=MoodyCloud(gives=(0,)), nodes=own)
+    assert [(t_s, tasks) for t_s, _, tasks in placed(outcome.events)] == [(0.0, (("own", 1),))] * 4
+    assert len(outcome.finished) == 4
+
+
+def test_where_everything_is_refused_it_asks_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, Script([two_stages()]))
+    outcome = execute(study(4, (4,), 8), BEST_LAST[:4], cloud=MoodyCloud(gives=(0, 0)))
+    refused = [event.t_s for event in outcome.events if isinstance(event, NodeRefused)]
+    assert refused == [0.0, PATIENCE_S]
+    assert wishes(outcome)[:3] == [(0.0, 1), (PATIENCE_S, 1), (2 * PATIENCE_S, 1)]
+    assert outcome.starts[0] == (2 * PATIENCE_S + 50.0, "trial-000")
+    assert sorted(outcome.finished) == ["trial-002", "trial-003"]
+    assert any("asked for again at 2m 40s" in text for text in reasons(outcome.events))
+
+
+def test_refusals_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, Script([[stage(1, 2, 4, 4, 4), stage(3, 4, 2, 4, 2)]]))
+    outcome = execute(study(4, (2,), 4), BEST_LAST[:4], cloud=MoodyCloud(gives=(2,)))
+    assert Line(0.0, "four", "2 refused", "the cloud had 2 of 4") in list(cluster_lines(outcome.events))
+    console = Console(file=io.StringIO(), width=200)
+    lines = PlainLines(console, outcome.conditions.study)
+    lines.tick(0.0)
+    for event in outcome.events:
+        lines.observe(event)
+    assert isinstance(console.file, io.StringIO)
+    assert "2 of four will not come: the cloud had 2 of 4" in console.file.getvalue()
+
+
+def test_a_run_with_refusals_resumed_at_any_cut_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    conditions, cloud = study(4, (4,), 8), MoodyCloud(gives=(0, 1))
+    plan = [stage(1, 4, 4, 2, 2), stage(5, 8, 2, 4, 2)]
+    follow(monkeypatch, Script([plan]))
+    whole = MemoryJournal()
+    controller_for(conditions, BEST_LAST[:4], whole, cloud=cloud).run()
+    events = list(whole.events())
+    for cut in range(1, len(events)):
+        follow(monkeypatch, Script([plan]))
+        partial = MemoryJournal()
+        partial.append(events[:cut])
+        controller_for(conditions, BEST_LAST[:4], partial, cloud=cloud).run()
+        assert list(partial.events()) == events, f"cut after {cut} events"
+
+
+def test_on_fewer_nodes_trials_share_or_take_turns_whichever_ends_first() -> None:
+    conditions, planned = study(4, (), 8), stage(1, 8, 4, 4, 4)
+    shared = on_fewer(conditions, planned, 4, 1, 1.0)
+    assert (shared.gpus_per_trial, shared.at_once, shared.nodes, shared.trials) == (1, 4, 1, 4)
+    steep = Scaling(((1, 1.0), (2, 1.5), (4, 9.0)))  # better than linear: few at a time
+    conditions = replace(conditions, profile=replace(conditions.profile, scaling=steep))
+    in_turns = on_fewer(conditions, planned, 4, 1, 1.0)
+    assert (in_turns.gpus_per_trial, in_turns.at_once) == (4, 1)
+
+
+class TestDelays:
+    """The delays of nodes that came count for the next plan."""
+
+    @staticmethod
+    def came(t_s: float, queue_s: float, init_s: float) -> NodeAdded:
+        return NodeAdded(
+            t_s=t_s, node=Node("four-1", Resources(gpu=4), "four"), queue_s=queue_s, init_s=init_s
+        )
+
+    def test_what_was_believed_counts_as_one_more_observation(self) -> None:
+        conditions = study(4, (), 8)
+        arrivals = [self.came(160.0, 90.0, 50.0), self.came(190.0, 90.0, 80.0)]
+        profile = as_seen(conditions, arrivals).profile
+        # One request of two nodes: one waiting time, two starts.
+        assert profile.queue_s.mean == pytest.approx((QUEUE_S + 90.0) / 2)
+        assert profile.queue_s.sd == pytest.approx(30.0)
+        assert profile.init_s.mean == pytest.approx((INIT_S + 50.0 + 80.0) / 3)
+        assert profile.init_s.sd == pytest.approx(np.std([INIT_S, 50.0, 80.0]))
+
+    def test_nothing_believed_counts_for_nothing_and_nodes_that_were_there_tell_nothing(self) -> None:
+        conditions = study(4, (), 8)
+        there = [self.came(0.0, 0.0, 0.0)]
+        assert as_seen(conditions, there) is conditions
+        unknown = replace(conditions, profile=replace(conditions.profile, queue_s=Spread(0.0)))
+        seen = as_seen(unknown, [*there, self.came(60.0, 10.0, 50.0)]).profile
+        assert (seen.queue_s.mean, seen.queue_s.sd) == (10.0, 0.0)
+
+    def test_a_plan_made_on_the_way_knows_how_long_nodes_took(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        script = follow(monkeypatch, Script([two_stages(), [stage(5, 8, 2, 4, 2)]], finish_s=120.0))
+        conditions = study(4, (4,), 8)
+        believed = replace(conditions.profile, init_s=Spread(INIT_S / 2))
+        execute(replace(conditions, profile=believed), BEST_LAST[:4], epoch_s=[20.0] * 4, replan=0.15)
+        (first, _), (again, start) = script.asked
+        assert start is not None
+        assert first.profile.init_s.mean == INIT_S / 2
+        assert again.profile.init_s.mean == pytest.approx(0.75 * INIT_S)
