@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import queue
 import socket
 import string
 import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.core.observations import NoiseSample, SpeedSample
-from stretto.wire.channel import Channel, Listener, connect
+from stretto.wire.channel import LONGEST_LINE, Channel, connect
 from stretto.wire.codec import WireError, decode, encode
+from stretto.wire.listener import Listener
 from stretto.wire.messages import (
     Ack,
     BatchOrder,
@@ -97,30 +100,97 @@ def test_any_bytes_are_a_message_or_refused(line: bytes) -> None:
         return
 
 
-def test_both_ends_hear_each_other() -> None:
-    channels: queue.Queue[Channel] = queue.Queue()
-    listener = Listener("secret", channels.put)
+class Heard:
+    """Keeps all that a listener tells."""
+
+    def __init__(self) -> None:
+        self.channels: queue.Queue[Channel] = queue.Queue()
+        self.messages: queue.Queue[Message] = queue.Queue()
+        self.ends: queue.Queue[str] = queue.Queue()
+
+    def connected(self, channel: Channel) -> None:
+        self.channels.put(channel)
+
+    def heard(self, channel: Channel, message: Message) -> None:
+        assert channel.worker == "w0"
+        self.messages.put(message)
+
+    def hung_up(self, channel: Channel, why: str) -> None:
+        assert channel.worker == "w0"
+        self.ends.put(why)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def listener(heard: Heard) -> Iterator[Listener]:
+    listener = Listener("secret", heard)
+    yield listener
+    listener.close()
+
+
+def test_both_ends_hear_each_other(listener: Listener, heard: Heard) -> None:
     worker = connect(listener.address, "secret", "w0")
-    controller = channels.get(timeout=5)
+    controller = heard.channels.get(timeout=5)
     assert controller.worker == "w0"
     controller.send(Ack(7))
     assert next(worker.messages()) == Ack(7)
     worker.send(REPORT)
-    assert next(controller.messages()) == REPORT
+    worker.send(Ack(8))
+    assert heard.messages.get(timeout=5) == REPORT
+    assert heard.messages.get(timeout=5) == Ack(8)
     worker.close()
-    assert list(controller.messages()) == []
-    controller.close()
+    assert not heard.ends.get(timeout=5)
+
+
+def test_either_end_may_hang_up(listener: Listener, heard: Heard) -> None:
+    worker = connect(listener.address, "secret", "w0")
+    heard.channels.get(timeout=5).hang_up()
+    assert list(worker.messages()) == []
+    assert not heard.ends.get(timeout=5)
+    worker.close()
+
+
+def test_a_closed_listener_hangs_up_on_everybody(listener: Listener, heard: Heard) -> None:
+    worker = connect(listener.address, "secret", "w0")
+    heard.channels.get(timeout=5)
     listener.close()
+    assert list(worker.messages()) == []
+    worker.close()
 
 
-def test_who_does_not_know_the_secret_is_not_heard() -> None:
-    channels: queue.Queue[Channel] = queue.Queue()
-    listener = Listener("secret", channels.put)
+@pytest.mark.parametrize("nonsense", [b"nonsense\n", b'{"kind": "Ack"}\n', b"x" * (LONGEST_LINE + 1)])
+def test_who_makes_no_sense_is_not_heard_any_more(listener: Listener, heard: Heard, nonsense: bytes) -> None:
+    worker = connect(listener.address, "secret", "w0")
+    with contextlib.suppress(OSError):  # it may not be read to its end
+        worker._socket.sendall(nonsense)
+    assert heard.ends.get(timeout=10)
+    assert list(worker.messages()) == []
+    worker.close()
+
+
+def test_who_does_not_know_the_secret_is_not_heard(listener: Listener, heard: Heard) -> None:
     with pytest.raises((WireError, OSError)):
         connect(listener.address, "guess", "w0")
     with pytest.raises(queue.Empty):
-        channels.get(timeout=0.1)
-    listener.close()
+        heard.channels.get(timeout=0.1)
+
+
+def test_hundreds_connect_at_once_and_half_of_them_say_nothing(listener: Listener, heard: Heard) -> None:
+    host, _, port = listener.address.rpartition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(200)]
+    workers = [connect(listener.address, "secret", "w0") for _ in range(200)]
+    for worker in workers:
+        worker.send(Ack(1))
+    for _ in workers:
+        assert heard.messages.get(timeout=10) == Ack(1)
+    for stranger in silent:
+        stranger.close()
+    for worker in workers:
+        worker.close()
 
 
 def test_a_worker_does_not_trust_a_stranger() -> None:

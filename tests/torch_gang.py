@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from stretto.torch.worker import main
-from stretto.wire.channel import Channel, Listener
+from stretto.wire.channel import Channel
+from stretto.wire.listener import Listener
 from stretto.wire.messages import (
     BatchOrder,
     EpochEnd,
@@ -57,7 +58,7 @@ class Gang:
         self.trained: set[str] = set()
         """Who is part of the group."""
         self._news: queue.Queue[tuple[str, Message | None]] = queue.Queue()
-        self._listener = Listener(SECRET, self._serve)
+        self._listener = Listener(SECRET, self)
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +69,7 @@ class Gang:
                 os.kill(member.pid, signal.SIGKILL)
                 os.waitpid(member.pid, 0)
             if member.channel is not None:
-                member.channel.close()
+                member.channel.hang_up()
         self._listener.close()
 
     def spawn(self, name: str, *, fresh: bool = False) -> Member:
@@ -102,15 +103,17 @@ class Gang:
                 file_actions=[(os.POSIX_SPAWN_DUP2, log.fileno(), 1), (os.POSIX_SPAWN_DUP2, log.fileno(), 2)],
             )
 
-    def _serve(self, channel: Channel) -> None:
-        member = self.members[channel.worker]
-        member.channel = channel
+    def connected(self, channel: Channel) -> None:
+        self.members[channel.worker].channel = channel
         channel.send(self.task)
-        for message in channel.messages():
-            member.said.append(message)  # type: ignore[arg-type]
-            self._news.put((channel.worker, message))
+
+    def heard(self, channel: Channel, message: Message) -> None:
+        self.members[channel.worker].said.append(message)  # type: ignore[arg-type]
+        self._news.put((channel.worker, message))
+
+    def hung_up(self, channel: Channel, why: str) -> None:
+        del why
         self._news.put((channel.worker, None))
-        channel.close()
 
     def tell(self, name: str, message: Message) -> None:
         channel = self.members[name].channel

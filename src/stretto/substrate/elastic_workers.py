@@ -10,8 +10,8 @@ from typing import Protocol
 
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.gang_effects import Exit
-from stretto.wire.channel import Channel, Listener
-from stretto.wire.codec import WireError
+from stretto.wire.channel import Channel
+from stretto.wire.listener import Listener
 from stretto.wire.messages import Finished, FromWorker, Left, Message, Task, ToWorker
 
 _LAST_WORDS_S = 1.0
@@ -132,7 +132,7 @@ class Workers:
         self._nurseries: dict[tuple[str, str], Nursery] = {}
         """By home and entry."""
         self._secret = secrets.token_hex(32)
-        self._listener = Listener(self._secret, self._serve, ground.host)
+        self._listener = Listener(self._secret, self, ground.host)
 
     def spawn(self, worker_id: str, node: str, task: Task, log: Path) -> None:
         """As soon as there is a place on the node."""
@@ -143,7 +143,7 @@ class Workers:
         hand = self._hands.get(worker_id)
         if hand is None:
             return
-        if self._ground.withdraw(worker_id):
+        if self._ground.withdraw(worker_id) or hand.place is None:  # its node may be gone before it had one
             self._forget(worker_id, Exit(None, "it was never started"))
         elif hand.nursery is not None and hand.how is None:
             hand.unwanted = True
@@ -249,7 +249,7 @@ class Workers:
         for place, idle in list(self._idle.items()):
             if unwanted(idle):
                 del self._idle[place]
-                idle.channel.close()
+                idle.channel.hang_up()
 
     def _lose_nursery(self, key: tuple[str, str], why: str) -> None:
         nursery = self._nurseries.pop(key, None)
@@ -271,25 +271,27 @@ class Workers:
         hand = self._hands.pop(worker_id)
         self._player_of.pop(hand.process, None)  # not before: its last words may come after its end
         if hand.channel is not None:
-            hand.channel.close()
+            hand.channel.hang_up()
         self._ground.give_back(worker_id)
         self._overseer.gone(worker_id, how)
 
-    def _serve(self, channel: Channel) -> None:
-        """In a thread of the connection's own."""
+    # Called in the listener's thread
+
+    def connected(self, channel: Channel) -> None:
         self._post(lambda: self._connected(channel))
-        why = ""
-        try:
-            for message in channel.messages():
-                self._post(lambda message=message: self._heard(channel.worker, message))  # type: ignore[misc]
-        except WireError as error:
-            why = f"a worker makes no sense: {error}"
-        self._post(lambda: self._hung_up(channel, why))
+
+    def heard(self, channel: Channel, message: Message) -> None:
+        self._post(lambda: self._heard(channel.worker, message))
+
+    def hung_up(self, channel: Channel, why: str) -> None:
+        self._post(lambda: self._hung_up(channel, why and f"a worker makes no sense: {why}"))
+
+    # What follows from that
 
     def _connected(self, channel: Channel) -> None:
         hand = self._hand_of(channel.worker)
         if hand is None or hand.channel is not None:
-            channel.close()
+            channel.hang_up()
             return
         hand.channel = channel
         channel.send(hand.task)
@@ -318,7 +320,7 @@ class Workers:
         return None if worker_id is None else self._hands.get(worker_id)
 
     def _hung_up(self, channel: Channel, why: str) -> None:
-        channel.close()
+        channel.hang_up()
         worker_id = self._player_of.get(channel.worker, "")
         hand = self._hands.get(worker_id)
         if hand is None or hand.channel is not channel:

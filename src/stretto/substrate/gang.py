@@ -168,6 +168,9 @@ class Gang:
         member = self._crew.members.get(worker_id)
         if member is not None:
             member.heard_s = now.awake_s
+            if isinstance(message, Beat):
+                self._beat(member, message, now)
+                return []
             if isinstance(message, Finished | Failed | Left):
                 member.spoke = True
                 member.kill_at_s = now.awake_s + self._rules.grace_s
@@ -314,13 +317,15 @@ class Gang:
 
     # What is heard
 
+    def _beat(self, member: Member, beat: Beat, now: Moment) -> None:
+        if beat.steps != member.steps and not member.outgoing:
+            member.steps = beat.steps
+            self._stepped_s = now.awake_s
+
     def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
         match message:
             case Ready():
                 member.store = message.store
-            case Beat() if message.steps != member.steps:
-                member.steps = message.steps
-                self._stepped_s = now.awake_s
             case Formed() if self._crew.forms(member, message.generation):
                 self._has_formed(now)
             case Described():

@@ -18,13 +18,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from stretto.wire.codec import WireError, decode, encode
 from stretto.wire.messages import Message
 
-_HANDSHAKE_S = 10.0
-_LONGEST_LINE = 1 << 22
+HANDSHAKE_S = 10.0
+LONGEST_LINE = 1 << 22
 """A longer line is not a message, so that a peer gone mad costs no memory."""
 
 
@@ -34,7 +35,6 @@ class Channel:
     def __init__(self, connection: socket.socket, worker: str) -> None:
         self.worker = worker
         self._socket = connection
-        self._lines = connection.makefile("rb")
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> bool:
@@ -48,63 +48,34 @@ class Channel:
 
     def messages(self) -> Iterator[Message]:
         """What the other end says, until it is gone. WireError if that makes no sense."""
-        while line := self._read_line():
-            yield decode(line)
+        with self._socket.makefile("rb") as lines:
+            while line := _read_line(lines):
+                yield decode(line)
 
-    def _read_line(self) -> bytes:
-        try:
-            line = self._lines.readline(_LONGEST_LINE)
-        except (OSError, ValueError):
-            return b""
-        if len(line) == _LONGEST_LINE:
-            raise WireError(f"a line of more than {_LONGEST_LINE} bytes")
-        return line if line.endswith(b"\n") else b""
+    def hang_up(self) -> None:
+        """Both ends notice; whoever reads in another thread wakes up, and closes."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever reads in another thread wakes up
-        self._lines.close()
+        self.hang_up()
         self._socket.close()
 
 
-class Listener:
-    """Where workers connect. Every connection that knows the secret is handed to `on_channel`, in a thread
-    of its own in which the receiver may stay for as long as the connection lasts.
-    """
-
-    def __init__(self, secret: str, on_channel: Callable[[Channel], None], host: str = "127.0.0.1") -> None:
-        self._secret = secret
-        self._on_channel = on_channel
-        self._server = socket.create_server((host, 0), backlog=128)
-        self.address = f"{host}:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._accept, name="accept workers", daemon=True).start()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(connection,), name="worker", daemon=True).start()
-
-    def _greet(self, connection: socket.socket) -> None:
-        try:
-            worker = _check_worker(connection, self._secret)
-        except (OSError, ValueError, KeyError, RecursionError, WireError):
-            connection.close()  # a stranger, or a worker that died on the way
-            return
-        self._on_channel(Channel(connection, worker))
+def _read_line(lines: BinaryIO) -> bytes:
+    try:
+        line = lines.readline(LONGEST_LINE)
+    except (OSError, ValueError):
+        return b""
+    if len(line) == LONGEST_LINE:
+        raise WireError(f"a line of more than {LONGEST_LINE} bytes")
+    return line if line.endswith(b"\n") else b""
 
 
 def connect(address: str, secret: str, worker: str) -> Channel:
     """A worker's end. WireError if the other side is not the controller of this run."""
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_S)
+    connection = socket.create_connection((host, int(port)), timeout=HANDSHAKE_S)
     try:
         _check_controller(connection, secret, worker)
     except BaseException:
@@ -115,33 +86,20 @@ def connect(address: str, secret: str, worker: str) -> Channel:
 
 
 def _check_controller(connection: socket.socket, secret: str, worker: str) -> None:
-    _no_delay(connection)
+    no_delay(connection)
     nonce = _read_handshake(connection)["nonce"]
     own = secrets.token_hex(16)
-    _write_handshake(connection, worker=worker, nonce=own, proof=_proof(secret, "worker", worker, nonce))
+    _write_handshake(connection, worker=worker, nonce=own, proof=proof_of(secret, "worker", worker, nonce))
     answer = _read_handshake(connection)["proof"]
-    if not _same(answer, _proof(secret, "controller", own)):
+    if not same(answer, proof_of(secret, "controller", own)):
         raise WireError("the other end does not know the secret of this run")
 
 
-def _check_worker(connection: socket.socket, secret: str) -> str:
-    connection.settimeout(_HANDSHAKE_S)
-    _no_delay(connection)
-    nonce = secrets.token_hex(16)
-    _write_handshake(connection, nonce=nonce)
-    said = _read_handshake(connection)
-    if not _same(said["proof"], _proof(secret, "worker", said["worker"], nonce)):
-        raise WireError("wrong secret")
-    _write_handshake(connection, proof=_proof(secret, "controller", said["nonce"]))
-    connection.settimeout(None)
-    return said["worker"]
-
-
-def _proof(secret: str, *parts: str) -> str:
+def proof_of(secret: str, *parts: str) -> str:
     return hmac.new(secret.encode(), "\0".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def _same(said: str, proof: str) -> bool:
+def same(said: str, proof: str) -> bool:
     return hmac.compare_digest(said.encode(errors="replace"), proof.encode())
 
 
@@ -152,7 +110,7 @@ def _write_handshake(connection: socket.socket, **fields: str) -> None:
 def _read_handshake(connection: socket.socket) -> dict[str, str]:
     """One short line, byte by byte: what follows it belongs to the channel."""
     line = bytearray()
-    end_s = time.monotonic() + _HANDSHAKE_S
+    end_s = time.monotonic() + HANDSHAKE_S
     while not line.endswith(b"\n"):
         connection.settimeout(max(end_s - time.monotonic(), 0.001))
         piece = connection.recv(1)
@@ -165,5 +123,5 @@ def _read_handshake(connection: socket.socket) -> dict[str, str]:
     return fields
 
 
-def _no_delay(connection: socket.socket) -> None:
+def no_delay(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
