@@ -15,7 +15,8 @@ import torch
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
-from stretto.torch.data import ElasticLoader, Position
+from stretto.torch.course import Course
+from stretto.torch.data import ElasticLoader
 from stretto.torch.group import Code, Group, Order
 from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
@@ -54,26 +55,13 @@ class Engine:
         self.batching = Batching()
         self.seed = seed
         self.device = _own_device()
-        self.epoch = 0
+        self.course = Course()
         self.joined = False
         self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
         self._meter = SpeedMeter()
         self._tuning_meter = SpeedMeter()
         """The same times for our own tuning, which wants them sooner than a report is due."""
-        self._units = 0.0
-        """Adaptive batch: steps at the initial batch that the work done so far is worth."""
-        self._in_epoch = False
-        self._loop = -1
-        """Which of the epoch's loops over a loader is going on, or was last."""
-        self._loops: dict[int, Position] = {}
-        self._done_loops = -1
-        """Loops of the epoch up to this one were over when this worker came."""
-        self._loader: ElasticLoader | None = None
         self._values: dict[str, float] = {}
-        self._epoch_began_s: float | None = None
-        """When the present epoch began; None once it was interrupted."""
-        self._mid_epoch = False
-        """The state that was taken up lies within an epoch."""
         self._saved_step = 0
         """The step after which a checkpoint was surely written."""
         self._finish_epoch = False
@@ -139,7 +127,7 @@ class Engine:
         if form.share_state:
             self._share_state(newcomer=False)
         self._formed(form)
-        self._epoch_began_s = None
+        self.course.interrupt()
 
     def _share_state(self, *, newcomer: bool) -> None:
         if self.group.world == 1:
@@ -180,33 +168,21 @@ class Engine:
     def begin_epoch(self) -> None:
         for stepper in self.steppers:
             stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
-        self._in_epoch = True
-        self._loop = -1
-        self._epoch_began_s = None if self._mid_epoch else time.monotonic()
-        self._mid_epoch = False
+        self.course.begin_epoch()
 
     def begin_loop(self, loader: ElasticLoader) -> bool:
         """Whether there is anything left of this loop."""
-        if not self._in_epoch:
+        if not self.course.in_epoch:
             raise InputError(
                 "an elastic loader is used outside `for epoch in run.epochs(n)`.",
                 remedy="Loop over run.epochs(n); to evaluate, use an ordinary DataLoader.",
             )
-        self._loop += 1
-        self._loader = loader
+        self.course.enter_loop(loader)
         if not self._described:
             self._describe(loader)
         self.batching.use(loader.source)
         self._arrange()
-        if self._loop <= self._done_loops:
-            return False
-        saved = self._loops.get(self._loop)
-        if saved is not None:
-            loader.position = Position(saved.pass_number, saved.examples)
-        elif not self.batching.adaptive:
-            loader.position = Position(self.epoch + 1_000_003 * self._loop)
-        self._loops[self._loop] = loader.position
-        return True
+        return self.course.find_place(loader, adaptive=self.batching.adaptive)
 
     def _describe(self, loader: ElasticLoader) -> None:
         self._described = True
@@ -228,26 +204,20 @@ class Engine:
             raise Departure("described")
 
     def is_over(self, loader: ElasticLoader) -> bool:
-        """A plain run's epoch is one pass; an adaptive one's, the work of a pass at the initial batch."""
-        if not self.batching.adaptive:
-            return loader.left == 0
-        return self._units >= (self.epoch + 1) * self._units_per_epoch(loader) - 1e-9
-
-    def _units_per_epoch(self, loader: ElasticLoader) -> float:
-        return loader.source.examples / loader.source.batch_size
+        return self.course.is_over(loader, adaptive=self.batching.adaptive)
 
     def after_step(self, loader: ElasticLoader) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
         self.turn.step += 1
         self.session.count_step()
-        self._loops[self._loop] = loader.position
+        self.course.advance(loader)
         usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
         sync_s = sum(stepper.reducer.sync_s for stepper in self.steppers)
         for meter in (self._meter, self._tuning_meter):
             meter.boundary(self.turn.base, self.group.nodes, sync_s, usual=usual)
         if self.batching.adaptive:
             noise = self.steppers[0].sample() if self.steppers else None
-            self._units += self.batching.worth(noise, self.turn.share.step_examples)
+            self.course.units += self.batching.worth(noise, self.turn.share.step_examples)
         if self.is_over(loader):
             # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
             # may need what a loop sets. The end of the epoch is near.
@@ -275,11 +245,7 @@ class Engine:
 
     def end_epoch(self, *, last: bool) -> None:
         """An epoch is over: report it, and wait for what is decided on that."""
-        self.epoch += 1
-        self._in_epoch = False
-        self._loops, self._done_loops = {}, -1
-        if self.batching.adaptive and self._loader is not None:
-            self._loops[0] = self._loader.position
+        self.course.end_epoch(adaptive=self.batching.adaptive)
         self.turn.share = WHOLE
         self._meter.skip()
         if self.group.is_leader:
@@ -288,7 +254,7 @@ class Engine:
             return
         task = self.session.task
         if self.group.is_leader and task is not None and task.waits_for_ack:
-            self.session.wait_for_ack(self.epoch)
+            self.session.wait_for_ack(self.course.epoch)
         self._obey(self.group.agree(self._wish, at_once=True))
         if self._finish_epoch:
             self._park()
@@ -328,21 +294,14 @@ class Engine:
     @property
     def progress(self) -> float:
         """Epochs done, the present one in part."""
-        loader = self._loader
-        if loader is None:
-            return float(self.epoch)
-        if self.batching.adaptive:
-            return self._units / self._units_per_epoch(loader)
-        begun = self._loops.get(0) if self._in_epoch else None
-        part = begun.examples / max(loader.source.examples, 1) if begun else 0.0
-        return self.epoch + min(part, 1.0)
+        return self.course.progress(adaptive=self.batching.adaptive)
 
     def _report_epoch(self) -> None:
         values, self._values = self._values, {}
-        began_s = self._epoch_began_s
-        epoch_s = None if began_s is None else time.monotonic() - began_s
-        self._keeper.write_metrics(self.epoch, values, workers=self.group.world, batch=self.turn.base.total)
-        self._report((EpochEnd(epoch=self.epoch, values=values, epoch_s=epoch_s),))
+        self._keeper.write_metrics(
+            self.course.epoch, values, workers=self.group.world, batch=self.turn.base.total
+        )
+        self._report((EpochEnd(epoch=self.course.epoch, values=values, epoch_s=self.course.epoch_s),))
         if self._keeper.is_best(values) and self.luggage:  # else there is no model to keep
             self._save(best=True)
 
@@ -355,7 +314,7 @@ class Engine:
         self.session.send(
             Report(
                 progress=self.progress,
-                epoch=self.epoch,
+                epoch=self.course.epoch,
                 steps=self.turn.step,
                 speeds=self._meter.take(),
                 noise=self.steppers[0].sample() if self.steppers else None,
@@ -399,19 +358,13 @@ class Engine:
         """Everything somebody needs to go on from here."""
         return {
             "format": FORMAT,
-            "epoch": self.epoch,
             "step": self.turn.step,
-            "units": self._units,
-            "in_epoch": self._in_epoch,
-            "loop": self._loop,
-            "loops": {
-                loop: [position.pass_number, position.examples] for loop, position in self._loops.items()
-            },
             "values": dict(self._values),
             "best": self._keeper.best,
             "batching": self.batching.state_dict(),
             "noise": [stepper.noise.state_dict() if stepper.noise else None for stepper in self.steppers],
             "chance": chance_state(),
+            **self.course.state(),
             **self.luggage.state(),
         }
 
@@ -422,12 +375,9 @@ class Engine:
                 remedy="Start a run of another name.",
             )
         self.luggage.restore(state)
-        self.epoch, self._units = state["epoch"], state["units"]
+        self.course.restore(state)
         self.turn.step = state["step"]
         self._values, self._keeper.best = dict(state["values"]), state["best"]
-        self._loops = {loop: Position(*at) for loop, at in state["loops"].items()}
-        self._mid_epoch = state["in_epoch"]
-        self._done_loops = state["loop"] - 1 if self._mid_epoch else -1
         self.batching.load_state_dict(state["batching"])
         for stepper, noise in zip(self.steppers, state["noise"], strict=True):
             if stepper.noise is not None and noise is not None:

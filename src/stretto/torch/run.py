@@ -208,10 +208,10 @@ class Run:
         engine.join()
         if task is not None and task.epochs is not None:
             count = min(count, task.epochs)
-        while engine.epoch < count:
+        while engine.course.epoch < count:
             engine.begin_epoch()
-            yield engine.epoch
-            engine.end_epoch(last=engine.epoch + 1 >= count)
+            yield engine.course.epoch
+            engine.end_epoch(last=engine.course.epoch + 1 >= count)
         if task is None:
             engine.save_result()
 
@@ -226,7 +226,7 @@ class Run:
         self._engine.add_values(numbers)
         if self._session.task is None and self.is_main:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-            print(f"epoch {self._engine.epoch + 1}: {shown}", flush=True)  # noqa: T201 - run by hand
+            print(f"epoch {self._engine.course.epoch + 1}: {shown}", flush=True)  # noqa: T201 - run by hand
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The weighted mean of a number over all workers; every worker must call it."""
