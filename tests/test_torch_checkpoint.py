@@ -397,7 +397,9 @@ def test_a_writer_killed_at_any_moment_loses_nothing_it_said_was_saved(tmp_path:
         assert parent.stdout is not None
         for _ in range(20):
             print(acknowledged + 1, file=parent.stdin, flush=True)
-            pid = int(parent.stdout.readline().split()[1])
+            while (said := parent.stdout.readline().split())[0] != "pid":  # the child may be the first to speak
+                acknowledged = int(said[1])
+            pid = int(said[1])
             threading.Timer(rng.uniform(0.0, 0.12), _kill, [pid]).start()
             while (said := parent.stdout.readline().split())[0] != "dead":
                 assert said[0] == "saved", said
