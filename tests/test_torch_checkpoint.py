@@ -397,7 +397,8 @@ def test_a_writer_killed_at_any_moment_loses_nothing_it_said_was_saved(tmp_path:
         assert parent.stdout is not None
         for _ in range(20):
             print(acknowledged + 1, file=parent.stdin, flush=True)
-            while (said := parent.stdout.readline().split())[0] != "pid":  # the child may be the first to speak
+            # The child may be the first to speak.
+            while (said := parent.stdout.readline().split())[0] != "pid":
                 acknowledged = int(said[1])
             pid = int(said[1])
             threading.Timer(rng.uniform(0.0, 0.12), _kill, [pid]).start()
