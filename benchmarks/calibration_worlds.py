@@ -79,6 +79,7 @@ class Family:
             ),
             queue_s=tuple(self.queue_s * _gamma(rng, self.delay_sd, (samples,)) for _ in stages),
             init_s=tuple(self.init_s * _gamma(rng, self.delay_sd, (samples, nodes)) for _ in stages),
+            starts=np.ones(samples),
         )
 
     def truth(self, scaling: Scaling) -> Profile:

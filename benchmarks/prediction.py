@@ -1,39 +1,48 @@
 """Prediction against reality: short real studies, forecast from a probe before they start.
 
-Every study trains small convolutional networks on scikit-learn's digits on two slots of this machine. The
-forecast is the one `tune` keeps before it begins, from a probe a minute or two earlier; nothing is adjusted
+Every study trains small networks on scikit-learn's digits on two slots of this machine. Its forecast is the
+one `tune` keeps before it begins, from a probe of other configurations right before; nothing is adjusted
 afterwards. The machine must be quiet: what others do to it meanwhile is not in any forecast.
+
+`--calibrate` prints how much epochs and starts of a study differ from its probe, in other studies, of one
+configuration each and of other networks: the doubt that forecasts take for granted, `PACE_SD` and `START_SD`.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from common import verdict
 
+from stretto.app.machine_profile import MachineProfile
 from stretto.app.probe import probe
-from stretto.app.profile_file import MeasuredProfile, write_profile
-from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.profile_file import MeasuredProfile, believe, write_profile
+from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import TuneResult
 from stretto.app.real_work import find_entry
-from stretto.app.study_file import read_outline
+from stretto.app.run_folder import RunFolder
 from stretto.app.tune import prepare, start
+from stretto.core.events import JobReported
 from stretto.core.seeds import child_rng
 from stretto.planning.forecast import Estimate
 
 SLOTS = 2
-SEEDS = 5
-PROBE_S = 25.0
+SEEDS = 4
+PROBE_S = 15.0
 PROBED = 6
 """Configurations that a probe tries."""
 OVERRUN_S = 1.0
 """A step and a checkpoint take less here."""
+CALIBRATION_SEED = 1000
+"""Studies of a calibration have other seeds, too."""
 
 TRAIN = """
 import torch
@@ -42,19 +51,29 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 
+def convolutions(width):
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, width, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(width, 2 * width, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(32 * width, 10),
+    )
+
+
+def layers(width):
+    return torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(),
+        torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 10),
+    )
+
+
 def train(config, run):
     torch.set_num_threads(1)
     digits = load_digits()
     x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     y = torch.tensor(digits.target)
-    width = config["width"]
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, width, 3, padding=1), torch.nn.ReLU(),
-        torch.nn.Conv2d(width, 2 * width, 3, padding=1), torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(32 * width, 10),
-    )
+    model = {"convolutions": convolutions, "layers": layers}[config["network"]](config["width"])
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
-    loader = DataLoader(TensorDataset(x[:1500], y[:1500]), batch_size=128, shuffle=True)
+    loader = DataLoader(TensorDataset(x[:1500], y[:1500]), batch_size=config["batch"], shuffle=True)
     model, optimizer, loader = run.prepare(model, optimizer, loader)
     for _ in run.epochs(1000):
         for a, b in loader:
@@ -79,6 +98,8 @@ eta = 2
 max_epochs = {max_epochs}
 [space]
 lr = {{ log = [1e-3, 0.5] }}
+network = {{ choice = ["{network}"] }}
+batch = {{ choice = [{batch}] }}
 width = {{ choice = {widths} }}
 [machine]
 slots = 2
@@ -86,8 +107,8 @@ usd_per_slot_hour = 3.6
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
     """One kind of study, and the deadlines its policies get."""
 
     name: str
@@ -95,25 +116,58 @@ class Size:
     max_epochs: int
     widths: list[int]
     deadlines_s: dict[str, float | None]
+    network: str = "convolutions"
+    batch: int = 128
 
     def write(self, folder: Path) -> Path:
         path = folder / f"{self.name}.toml"
-        text = STUDY.format(trials=self.trials, max_epochs=self.max_epochs, widths=self.widths)
+        text = STUDY.format(
+            trials=self.trials,
+            max_epochs=self.max_epochs,
+            network=self.network,
+            batch=self.batch,
+            widths=self.widths,
+        )
         path.write_text(text, encoding="utf-8")
         return path
 
 
-SIZES = (
-    Size("wide", 6, 12, [24, 32], {"rubberband": 30.0, "hypersched": 12.0}),
-    Size("narrow", 8, 16, [12, 16], {"rubberband": 30.0, "hypersched": None}),
+REPORTED = (
+    Kind(
+        name="wide",
+        trials=8,
+        max_epochs=12,
+        widths=[24, 32],
+        deadlines_s={"rubberband": 30.0, "hypersched": 12.0, "asha": None},
+    ),
+    Kind(
+        name="narrow",
+        trials=16,
+        max_epochs=16,
+        widths=[8, 16],
+        deadlines_s={"rubberband": 30.0, "hypersched": None, "asha": None},
+    ),
+)
+CALIBRATED = tuple(
+    Kind(
+        name=f"{network}-{width}-{batch}",
+        trials=6,
+        max_epochs=8,
+        widths=[width],
+        deadlines_s={"random": None, "rubberband": 40.0},
+        network=network,
+        batch=batch,
+    )
+    for network, width, batch in (("convolutions", 20, 64), ("layers", 512, 32), ("layers", 1024, 64))
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One study: what was forecast, and what came."""
+    """One study: what was measured, what was forecast, and what came."""
 
     name: str
+    measured: MeasuredProfile
     finish_s: Estimate
     cost_usd: Estimate
     deadline_s: float | None
@@ -128,54 +182,90 @@ class Case:
         return ((self.finish_s, self.result.finished_s), (self.cost_usd, self.result.cost_usd))
 
 
-def main(seeds: int = SEEDS) -> None:
+def report(seeds: int) -> None:
     print("Prediction against reality: real studies on two slots, forecast from a probe before they start")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory(prefix="stretto-prediction-") as place:
-        cases = list(_cases(Path(place), seeds))
-    for case in cases:
+    cases = []
+    for case in _cases(REPORTED, range(seeds)):
         forecast = f"{case.finish_s.mean:.1f} s ({case.finish_s.p10:.1f}-{case.finish_s.p90:.1f})"
-        print(f"  {case.name:24s} forecast {forecast:24s} came {case.result.finished_s:5.1f} s")
+        print(f"  {case.name:24s} forecast {forecast:24s} came {case.result.finished_s:5.1f} s", flush=True)
+        cases.append(case)
     _judge(cases)
 
 
-def _cases(folder: Path, seeds: int) -> Iterator[Case]:
-    (folder / "train.py").write_text(TRAIN, encoding="utf-8")
-    for size in SIZES:
-        path = size.write(folder)
-        for policy, deadline_s in size.deadlines_s.items():
-            measured = _probe(path, folder, policy)
-            for seed in range(seeds):
-                runs = folder / "runs"
-                request = TuneRequest(
-                    study=path, policy=policy, deadline_s=deadline_s, slots=SLOTS, runs=runs, seed=seed
-                )
-                case = _tune(request, measured)
-                if case is not None:
-                    yield case
+def calibrate(seeds: int) -> None:
+    """Of each study: its mean epoch, and its usual start, relative to the probe's."""
+    print("Calibration: epochs and starts of studies of one configuration, relative to their probe")
+    paces, starts = [], []
+    for case in _cases(CALIBRATED, range(CALIBRATION_SEED, CALIBRATION_SEED + seeds)):
+        reports = [one for one in RunFolder(case.result.run).events() if isinstance(one, JobReported)]
+        starts_s = [one.resize_s for one in reports if one.resize_s is not None][SLOTS:]
+        measured, believed = case.measured, believe(case.measured)
+        assert isinstance(believed, MachineProfile)
+        busy = 1 if case.result.policy == "rubberband" else SLOTS  # with time enough its plan holds one slot
+        probed_s = fmean(measured.epoch_times_s(1)) * believed.epoch_factor(busy)
+        pace = fmean(_epochs_s(reports)) / probed_s
+        cost = (median(starts_s) + measured.first_epoch_extra_s) / believed.start_s_at(busy)
+        print(f"  {case.name:32s} epochs {pace:.3f}  starts {cost:.2f}", flush=True)
+        paces.append(math.log(pace))
+        starts.append(math.log(cost))
+    for what, logs in (("epochs", paces), ("starts", starts)):
+        spread = fmean(value * value for value in logs) ** 0.5
+        print(f"  {what}: off by {spread:.3f} (rms of logarithms), {fmean(logs):+.3f} on average")
 
 
-def _probe(path: Path, folder: Path, policy: str) -> MeasuredProfile:
-    """As `tune` does before a run, of other configurations than those it will try."""
-    outline = read_outline(path)
-    rng = child_rng(10**6, "probe", f"{path.stem}-{policy}")
-    configs = [outline.space.sample(rng) for _ in range(PROBED)]
-    work = find_entry("train.py:train", folder)
-    return probe(work, configs, slots=SLOTS, time_s=PROBE_S, study=outline.study)
+def _epochs_s(reports: Sequence[JobReported]) -> Iterator[float]:
+    """From one epoch's end to the next, of single workers: as a probe times them."""
+    ended_s: dict[str, float] = {}
+    for one in reports:
+        if one.results and one.results[0].workers == 1:
+            if one.job_id in ended_s and one.resize_s is None:
+                yield one.t_s - ended_s[one.job_id]
+            ended_s[one.job_id] = one.t_s
 
 
-def _tune(request: TuneRequest, measured: MeasuredProfile) -> Case | None:
-    name = f"{request.study.stem}-{request.policy}-{request.seed}"
-    checked = check_request(replace(request, name=name))
+def _cases(kinds: tuple[Kind, ...], seeds: range) -> Iterator[Case]:
+    with tempfile.TemporaryDirectory(prefix="stretto-prediction-") as place:
+        folder = Path(place)
+        (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+        for kind in kinds:
+            path = kind.write(folder)
+            for policy, deadline_s in kind.deadlines_s.items():
+                for seed in seeds:
+                    request = TuneRequest(
+                        study=path,
+                        policy=policy,
+                        deadline_s=deadline_s,
+                        slots=SLOTS,
+                        runs=folder / "runs",
+                        seed=seed,
+                        name=f"{kind.name}-{policy}-{seed}",
+                    )
+                    case = _tune(check_request(request))
+                    if case is not None:
+                        yield case
+
+
+def _tune(checked: Checked) -> Case | None:
     checked.folder.path.mkdir(parents=True)
+    measured = _probe(checked)
     write_profile(checked.folder.profile, measured)
     prepared = prepare(checked)
     finish_s, cost_usd = prepared.expectation.finish_s, prepared.expectation.cost_usd
     result = start(prepared)
     if finish_s is None or cost_usd is None:
-        print(f"  {name}: no forecast", file=sys.stderr)
+        print(f"  {checked.folder.name}: no forecast", file=sys.stderr)
         return None
-    return Case(name, finish_s, cost_usd, prepared.tuning.limits.deadline_s, result)
+    deadline_s = prepared.tuning.limits.deadline_s
+    return Case(checked.folder.name, measured, finish_s, cost_usd, deadline_s, result)
+
+
+def _probe(checked: Checked) -> MeasuredProfile:
+    """As `tune` does before a run, of other configurations than those it will try."""
+    outline = checked.outline
+    rng = child_rng(10**6, "probe", checked.folder.name)
+    configs = [outline.space.sample(rng) for _ in range(PROBED)]
+    work = find_entry("train.py:train", outline.path.parent)
+    return probe(work, configs, slots=SLOTS, time_s=PROBE_S, study=outline.study)
 
 
 def _judge(cases: list[Case]) -> None:
@@ -194,5 +284,16 @@ def _judge(cases: list[Case]) -> None:
     print(f"  {len(cases)} studies (at least 20): {verdict(len(cases) >= 20)}")
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="studies of each kind")
+    parser.add_argument("--calibrate", action="store_true")
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    (calibrate if given.calibrate else report)(given.seeds)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS)
+    main()

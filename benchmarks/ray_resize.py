@@ -12,6 +12,7 @@ is wanted.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from common import verdict
@@ -98,10 +100,14 @@ def stalls_s(make: Make, mb: int, one: Allocation, two: Allocation, rounds: int)
         for allocation in (two, one) * rounds:
             before = job.train_on()
             tell(Action.RESIZE, allocation)
-            wait_until(lambda size=allocation.worker_count: job.steps()[-1].workers == size, within_s=120)
+            wait_until(functools.partial(has_workers, job, allocation.worker_count), within_s=120)
             job.train_on()
             found.append(job.stall_s(before))
     return found
+
+
+def has_workers(job: Job, count: int) -> bool:
+    return job.steps()[-1].workers == count
 
 
 def cold_start_s(two: Allocation) -> float:
@@ -126,7 +132,7 @@ class Bare:
 
 def bare_start_s() -> float:
     began_s = time.monotonic()
-    actors = [ray.remote(Bare).options(num_cpus=0, num_gpus=1).remote() for _ in range(2)]
+    actors: list[Any] = [ray.remote(Bare).options(num_cpus=0, num_gpus=1).remote() for _ in range(2)]
     ray.get([actor.ready.remote() for actor in actors])
     took_s = time.monotonic() - began_s
     for actor in actors:

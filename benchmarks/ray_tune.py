@@ -49,7 +49,7 @@ name = "trivial"
 metric = "accuracy"
 direction = "max"
 trials = {trials}
-entry = "{here}/ray_tune_train.py:trivial"
+entry = "{here}/ray_tune_trivial.py:trivial"
 [halving]
 rungs = []
 eta = 2

@@ -85,7 +85,7 @@ def _problems_of_trial(
     for epoch, value in told:
         if not _equal(math.nan if value is None else value, truth, epoch, poisoned):
             yield f"loss {value} was told of epoch {epoch}, undisturbed {truth[epoch - 1]}"
-    if trial.checkpoint is not None and not trial.checkpoint.is_file():
+    if trial.checkpoint is not None and not Path(trial.checkpoint).is_file():
         yield f"its best checkpoint is not there: {trial.checkpoint}"
     if trial.checkpoint is None and (list(job.glob("checkpoints/*")) or SAVING_FAILED not in log_of(trial)):
         yield "no checkpoint was told of, though one is there or nothing kept it from being saved"

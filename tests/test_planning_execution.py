@@ -176,6 +176,21 @@ def test_epochs_average_out_and_trials_do_not() -> None:
         assert times.std() / times.mean() == pytest.approx(expected, rel=0.05)
 
 
+def test_starts_are_off_together_or_not_at_all() -> None:
+    """Four trials one after the other: their starts do not average out."""
+    study = flat(4, 5)
+    sure_s, doubted_s = (
+        executed(tuned(study, replace(STEADY, start_sd=sd)), samples=2000)
+        .run(rows(study, (1, 1, 1)))
+        .finish_s
+        for sd in (0.0, 0.5)
+    )
+    starts_s = doubted_s - sure_s + 4 * STEADY.start_s
+    assert np.ptp(sure_s) == 0.0
+    assert starts_s.mean() == pytest.approx(4 * STEADY.start_s, rel=0.02)
+    assert starts_s.std() == pytest.approx(0.5 * 4 * STEADY.start_s, rel=0.05)
+
+
 def test_a_trial_keeps_its_speed_over_stages() -> None:
     """With one factor for both stages the finish varies as one factor does, not as a mean of two."""
     study = sha(2, 50, 2)

@@ -256,6 +256,8 @@ def test_the_largest_doubt_is_named() -> None:
     assert first(trial_sd=0.02, node_sd=0.2) == "node speed"
     sure = replace(CLOUD, latency=Latency(epoch_s=35.0), queue_s=Spread(40.0), init_s=Spread(30.0))
     assert planned(tuned(SMALL, sure, deadline_s=1500.0)).doubts == ()
+    slow_starts = planned(tuned(SMALL, replace(sure, start_sd=0.5), deadline_s=1500.0))
+    assert slow_starts.doubts[0].name == "starts of trials"
 
 
 def test_a_study_under_way_is_planned_to_its_end() -> None:
@@ -280,7 +282,7 @@ def test_a_study_under_way_is_planned_to_its_end() -> None:
     assert late.earliest.finish_s.mean > 1500.0
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(
     trials=st.integers(1, 12),
     eta=st.integers(2, 4),

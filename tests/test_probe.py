@@ -16,7 +16,8 @@ from stretto.app.jobs_file import BatchSpec, JobSpec
 from stretto.app.probe import ProbeSpec, measure, probe
 from stretto.app.probe_seen import Copy, Seen
 from stretto.app.profile_file import believe
-from stretto.app.real_substrate import describe_entries
+from stretto.app.real_describe import describe_entries
+from stretto.app.real_site import ThisMachine
 from stretto.app.real_work import check_command, find_entry, sample_job
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
@@ -89,6 +90,7 @@ def test_the_probe_finds_the_truth() -> None:
     assert dict(measured.scaling.points) == pytest.approx({1: 1.0, 2: 1.7, 4: 2.5}, rel=0.05)
     assert measured.not_measured == ()
     assert set(measured.starts_s) == {START_S}
+    assert set(measured.gang_starts_s) == {START_S}, "of several workers, apart from those of one"
     assert set(measured.resizes_s) == {START_S}
     assert measured.warm_up_s == START_S
     believed = believe(measured)
@@ -107,7 +109,7 @@ def test_one_worker_is_timed_with_the_machine_to_itself() -> None:
     lone = [one for one in measured.epochs if one.lone]
     assert len(lone) >= 3
     assert {one.workers for one in lone} == {1}
-    assert measured.lone_starts_s == (START_S,)
+    assert set(measured.lone_starts_s) == {START_S}
     assert measured.lone_epoch == pytest.approx(1.0)
     alone = [one.job_id for one in substrate.asked[: substrate.asked.index(started_second(substrate))]]
     assert set(alone) == {"probe-000"}, "nothing else runs meanwhile"
@@ -385,7 +387,7 @@ def test_the_log_of_code_that_cannot_be_described_is_kept(
         config=(),
     )
     with pytest.raises(InputError, match="my data is gone") as told:
-        describe_entries([spec], 1)
+        describe_entries([spec], ThisMachine(slots=1))
     (log,) = (path for path in (tmp_path / "tmp").rglob("*") if path.is_file())
     assert str(log) in str(told.value)
 

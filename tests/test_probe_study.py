@@ -14,9 +14,10 @@ from stretto.app.probe_seen import Progress
 from stretto.app.probe_study import study_to_plan
 from stretto.app.profile_file import read_profile
 from stretto.app.real_drive import RealSubstrate
-from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.study_cluster import slots_offer
 from stretto.app.tune import prepare
 from stretto.core.errors import InputError
 from stretto.core.job import Job
@@ -127,11 +128,16 @@ def test_the_profile_of_another_training_under_the_same_name_is_not_taken(
     study = write_study(tmp_path, UNKNOWN)
     stretto("plan", study, "train.py:train")
     checked = check_request(TuneRequest(study=study, work="train.py:train"))
-    begin(checked.folder, RunSpec(kind="tune", started_at_s=0.0, asked=checked.asked))
+    begin(checked.folder, _spec(checked))
     assert stretto("plan", study, "train.py:train")[0] == 0
     told = stretto.refused("plan", study, "--", "python", "train.py", "{lr}")
     assert "runs/tiny: holds a run of" in told
     assert "another name" in told
+
+
+def _spec(checked: Checked) -> RunSpec:
+    offer = slots_offer(2, checked.outline.machine)
+    return RunSpec(kind="tune", started_at_s=0.0, asked=checked.asked, slots=2, offer=offer)
 
 
 def test_what_is_there_already_is_not_measured(stretto: StudyCommand, tmp_path: Path) -> None:

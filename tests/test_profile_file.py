@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.app.machine_profile import PACE_SD, MachineProfile
 from stretto.app.plan import plan
 from stretto.app.profile_file import (
-    MachineProfile,
+    START_SD,
     MeasuredProfile,
     TimedEpoch,
     believe,
@@ -76,6 +77,38 @@ def test_a_start_costs_what_its_first_epoch_takes_longer() -> None:
     assert replace(MEASURED, starts_s=(), warm_up_s=None).start_s == 30.0
 
 
+def test_one_slow_start_does_not_make_all_of_them_slow() -> None:
+    measured = replace(MEASURED, starts_s=(0.4, 0.5, 9.0), lone_starts_s=(9.0, 0.2, 0.3))
+    assert measured.start_s == pytest.approx(0.5 + measured.first_epoch_extra_s)
+    assert measured.lone_start_s == pytest.approx(0.3 + measured.first_epoch_extra_s)
+
+
+def test_several_workers_have_a_start_of_their_own() -> None:
+    measured = replace(MEASURED, resizes_s=(0.9,), gang_starts_s=(1.1, 1.0))
+    assert measured.gang_start_s == pytest.approx(1.0 + measured.first_epoch_extra_s)
+    assert replace(measured, resizes_s=(), gang_starts_s=()).gang_start_s == measured.start_s
+    believed = believe(measured)
+    assert isinstance(believed, MachineProfile)
+    assert believed.start_s_at(2, workers=2) == measured.gang_start_s
+
+
+def test_starts_that_differ_are_doubted_more() -> None:
+    doubts = [
+        replace(MEASURED, starts_s=starts_s).start_sd
+        for starts_s in ((0.5,) * 20, (0.5,) * 4, (0.1, 0.9) * 2, (0.5,))
+    ]
+    assert doubts[0] == doubts[1] == START_SD
+    assert doubts[1] < doubts[2]
+    assert doubts[1] < doubts[3], "one start tells little"
+
+
+def test_idle_neighbours_slow_nobody_down() -> None:
+    lone = TimedEpoch(config=0, workers=1, epoch_s=9.0, first=False, lone=True)
+    believed = believe(replace(MEASURED, epochs=(*MEASURED.epochs, lone), lone_starts_s=(9.0,)))
+    assert isinstance(believed, MachineProfile)
+    assert (believed.lone_epoch, believed.lone_start_s) == (1.0, believed.start_s)
+
+
 def test_a_worker_alone_is_compared_with_itself_among_others() -> None:
     lone = [TimedEpoch(config=0, workers=1, epoch_s=one, first=False, lone=True) for one in (1.6, 1.8)]
     measured = replace(MEASURED, epochs=(*MEASURED.epochs, *lone), lone_starts_s=(0.1, 0.3))
@@ -84,7 +117,7 @@ def test_a_worker_alone_is_compared_with_itself_among_others() -> None:
     assert measured.epoch_times_s(1) == MEASURED.epoch_times_s(1), "plans count with busy neighbours"
     believed = believe(measured)
     assert isinstance(believed, MachineProfile)
-    assert believed.epoch_factor(1) == measured.lone_epoch
+    assert measured.lone_epoch < believed.epoch_factor(1) < 1.0, "part of it may be chance"
     assert believed.start_s_at(1) == measured.lone_start_s
     assert not isinstance(believe(measured, same_machine=False), MachineProfile)
     assert (MEASURED.lone_epoch, MEASURED.lone_start_s) == (1.0, MEASURED.start_s)
@@ -94,12 +127,12 @@ def test_no_number_of_epochs_tells_how_fast_the_machine_will_be_tomorrow() -> No
     steady = tuple(epoch(config, 1, 2.0) for config in (0, 1) for _ in range(200))
     drawn = believe(replace(MEASURED, epochs=steady)).latency.draw(child_rng(0, "draws"), 2000).epoch_s
     assert drawn.mean() == pytest.approx(2.0, rel=0.1)
-    assert drawn.std() / drawn.mean() >= 0.03
+    assert drawn.std() / drawn.mean() >= PACE_SD
 
 
 def test_a_profile_from_before_lone_workers_were_timed_is_read(tmp_path: Path) -> None:
     fields = profile_json(MEASURED)
-    del fields["lone_starts_s"]
+    del fields["lone_starts_s"], fields["gang_starts_s"]
     for one in fields["epochs"]:
         del one["lone"]
     path = tmp_path / "old.json"
@@ -119,7 +152,7 @@ def test_fewer_epochs_leave_more_in_doubt() -> None:
         drawn = believe(measured).latency.draw(child_rng(0, "test"), 1000)
         return float(drawn.epoch_s.std() / drawn.epoch_s.mean())
 
-    assert width(few) > 5 * width(many)
+    assert width(few) > 3 * width(many)
     assert believe(many).latency.epoch_s == pytest.approx(2.02, rel=0.02)
     assert believe(few).latency.trial_sd > 3 * believe(many).latency.trial_sd
 

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.profile_file import MachineProfile
+from stretto.app.machine_profile import MachineProfile
 from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, followed
-from stretto.app.real_request import machine_tuning
+from stretto.app.real_request import tuning_on
+from stretto.app.study_cluster import slots_offer
 from stretto.app.study_file import parse_study, read_outline
 from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
+from stretto.planning.learning import LatencyPosterior
 from stretto.planning.plan import Plan
-from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.planning.profile import Latency, LatencyDraws, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
 from tune_world import STUDY, write_study
 
@@ -30,6 +32,7 @@ BUSY = MachineProfile(
     slots=2,
     lone_epoch=1.0,
     lone_start_s=2.0,
+    gang_start_s=2.0,
 )
 QUICK_ALONE = replace(BUSY, lone_epoch=0.5, lone_start_s=1.0)
 
@@ -47,7 +50,7 @@ def plan_of(tuning: Tuning) -> Plan:
 
 def expected(policy: str, tuning: Tuning) -> Expectation:
     outline = read_outline(write_study(Path(), TEXT))
-    there = machine_tuning(outline, tuning.profile, 2, tuning.limits, elastic=True)
+    there = tuning_on(slots_offer(2, outline.machine), outline, tuning.profile, tuning.limits, elastic=True)
     return expect(outline, there, policy, {}, 0)
 
 
@@ -87,6 +90,27 @@ def test_between_one_and_all_slots_it_goes_evenly(slots: int) -> None:
     assert (factors[-1], starts_s[-1]) == (1.0, 2.0)
     assert np.diff(factors) == pytest.approx(0.5 / max(slots - 1, 1))
     assert np.diff(starts_s) == pytest.approx(1.0 / max(slots - 1, 1))
+
+
+def test_a_plan_of_gangs_pays_for_their_starts() -> None:
+    plan, dear = with_slots(plan_of(tuning_of(BUSY)), 2), replace(BUSY, gang_start_s=5.0)
+    usual, gangs = (
+        carried_out(tuning_of(profile), plan, np.random.default_rng(0)) for profile in (BUSY, dear)
+    )
+    starts = sum(stage.trials for stage in plan.stages)
+    assert gangs.finish_s - usual.finish_s == pytest.approx(3.0 * starts)
+
+
+@pytest.mark.parametrize("policy", ["rubberband", "random"])
+def test_doubt_that_all_trials_share_widens_the_forecast(policy: str) -> None:
+    sure = replace(BUSY, latency=Latency(epoch_s=10.0))
+    draws = np.random.default_rng(0).lognormal(np.log(10.0), 0.2, 2000)
+    none = np.zeros(2000)
+    doubted = replace(sure, latency=LatencyPosterior(LatencyDraws(draws, none, none, none)), start_sd=0.5)
+    for profile, width in ((sure, 0.0), (doubted, 2 * 1.28 * 0.2)):
+        finish_s = expected(policy, tuning_of(profile)).finish_s
+        assert finish_s is not None
+        assert (finish_s.p90 - finish_s.p10) / finish_s.mean == pytest.approx(width, abs=0.15)
 
 
 def test_planning_when_the_run_begins_is_part_of_the_finish() -> None:

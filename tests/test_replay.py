@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from stretto.app.replay import record_of, replay_study
 from stretto.app.replay_jobs import recorded_workload, replay_jobs
 from stretto.app.simulate import Setup, simulate
+from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.study_run import StudyRun
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Event, JobFailed, JobReported
@@ -257,13 +259,15 @@ def folder_of_a_run(runs: Path, kind: str = "tune") -> list[Event]:
     folder = runs / "digits"
     folder.mkdir(parents=True)
     tables = tomllib.loads(MACHINE_STUDY)
-    asked = {"study": tables, "policy": "asha", "slots": 2, "seed": SEED, "budget_usd": None}
+    asked = {"study": tables, "policy": "asha", "seed": SEED, "budget_usd": None}
     spec = {
         "kind": kind,
         "deadline_s": None,
         "budget_usd": None,
         "file": "study.toml",
         "asked": asked,
+        "slots": 2,
+        "offer": dataclasses.asdict(slots_offer(2, Machine())),
         "started_at_s": 0.0,
     }
     (folder / "spec.json").write_text(json.dumps(spec))

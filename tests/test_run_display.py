@@ -47,7 +47,11 @@ def drawn(display: Display, console: Console) -> str:
 
 def shown(prepared: Prepared, events: list[Event], until_s: float, height: int = 40) -> str:
     console = terminal(height)
-    outlook = Outlook(tuning=prepared.tuning, finish_s=prepared.expectation.finish_s)
+    outlook = Outlook(
+        tuning=prepared.tuning,
+        finish_s=prepared.expectation.finish_s,
+        usd_per_slot_hour=prepared.checked.outline.machine.usd_per_slot_hour,
+    )
     display = Display(console, "a run", prepared.tuning.study, outlook)
     for event in events:
         if event.t_s <= until_s:

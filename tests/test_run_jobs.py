@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stretto.app.jobs_file import BatchSpec, JobSpec, complete, read_jobs
 from stretto.app.real_commands import CommandSubstrate
 from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_site import OpenSite
 from stretto.app.real_substrate import Hands
 from stretto.app.real_work import CommandLine, Entry, find_entry
 from stretto.app.run_folder import RunFolder, RunSpec, begin, differences, find_run, run_folder
@@ -106,8 +107,8 @@ class TestEntry:
 
 class TestFolder:
     def spec(self, x: int, started_at_s: float) -> RunSpec:
-        asked = {"policy": "fifo", "slots": 2, "seed": 0, "x": x}
-        return RunSpec(kind="run", started_at_s=started_at_s, asked=asked)
+        asked = {"policy": "fifo", "seed": 0, "x": x}
+        return RunSpec(kind="run", started_at_s=started_at_s, asked=asked, slots=2)
 
     def test_the_first_start_is_kept(self, tmp_path: Path) -> None:
         folder = run_folder("a", tmp_path)
@@ -155,8 +156,8 @@ class TestDescribed:
         """What happens when the run is begun with code of this batch size, up to its first process."""
         seen: list[str] = []
 
-        def describe(jobs: Sequence[JobSpec], slots: int) -> dict[str, Described]:
-            del slots
+        def describe(jobs: Sequence[JobSpec], site: OpenSite) -> dict[str, Described]:
+            del site
             seen.append("described")
             return {job.name: dataclasses.replace(DESCRIBED, adaptive=False, batch=batch) for job in jobs}
 
@@ -211,5 +212,5 @@ def test_real_jobs_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     result = start_run(checked)
     assert result.succeeded
     assert {job.id: job.epochs for job in result.jobs} == {"one": 3, "two": 5}
-    assert all(job.checkpoint is not None and job.checkpoint.is_file() for job in result.jobs)
+    assert all(job.checkpoint is not None and Path(job.checkpoint).is_file() for job in result.jobs)
     assert finished_run(checked) == result

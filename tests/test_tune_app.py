@@ -18,6 +18,7 @@ from stretto.app.real_expect import corrected
 from stretto.app.real_guard import MetricGuard
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import TuneResult
+from stretto.app.real_site import ThisMachine
 from stretto.app.real_stop import Stop, listening
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
@@ -137,10 +138,10 @@ class TestCommandWithoutCheckpoints:
         text = STUDY.replace("trials = 6", "trials = 6\ncheckpoints = true") if in_file else STUDY
         checked = asked(here, text, policy="hypersched", work=self.COMMAND, checkpoints=not in_file)
         assert 2 in self.sizes(checked)
-        assert list(checked.notes()) == []
+        assert list(checked.notes(ThisMachine(slots=2))) == []
 
     def test_it_is_said_beforehand(self, here: Path) -> None:
-        assert "--checkpoints" in next(iter(asked(here, work=self.COMMAND).notes()))
+        assert "--checkpoints" in next(asked(here, work=self.COMMAND).notes(ThisMachine(slots=2)))
 
     def test_a_function_always_has_them(self, here: Path) -> None:
         with pytest.raises(InputError, match="always has them"):

@@ -1,8 +1,8 @@
 """Stretto decides how many GPUs each training run gets, minute by minute.
 
 `simulate` replays a workload under a policy, `decide` asks a policy once; `read_study` reads a study's file,
-`plan` says what it will take, `simulate_study` runs it under a policy, `tune` trains it on this machine, and
-`run` several jobs. All are imported when first used.
+`plan` says what it will take, `simulate_study` runs it under a policy, `tune` trains it, on this machine or a
+Ray cluster, and `run` several jobs. All are imported when first used.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from stretto.core.events import (
     NodeDraining,
     NodeLaunched,
     NodeLost,
+    NodeRefused,
     NodeReleased,
     RunPaused,
     RunResumed,
@@ -102,11 +103,8 @@ def cluster_lines(events: Iterable[Event]) -> Iterator[Line]:
         match event:
             case RunStarted() | RunPaused() | RunResumed():
                 yield _about_run(event)
-            case NodeLaunched() | NodeAdded():
-                what = "node launched" if isinstance(event, NodeLaunched) else "node added"
-                yield Line(event.t_s, event.node.id, what, f"{event.node.gpus} slots")
-            case NodeReleased() | NodeLost() | NodeDraining():
-                yield Line(event.t_s, event.node_id, event.kind.replace("-", " "), "")
+            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeLost() | NodeDraining() | NodeRefused():
+                yield _about_node(event)
             case Decided() if event.wish is not None:
                 wished = (
                     ", ".join(f"{count} of {instance}" for instance, count in event.wish.nodes) or "nothing"
@@ -157,6 +155,17 @@ def _about_run(event: RunStarted | RunPaused | RunResumed) -> Line:
     if isinstance(event, RunPaused):
         return Line(event.t_s, "run", "stopped", "by request")
     return Line(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
+
+
+def _about_node(
+    event: NodeLaunched | NodeAdded | NodeReleased | NodeLost | NodeDraining | NodeRefused,
+) -> Line:
+    what, text = event.kind.replace("-", " "), ""
+    if isinstance(event, NodeLaunched | NodeAdded):
+        text = f"{event.node.gpus} slots"
+    elif isinstance(event, NodeRefused):
+        what, text = f"{event.count} refused", event.why
+    return Line(event.t_s, event.subject, what, text)
 
 
 def _about(event: Event) -> Iterator[Line]:

@@ -21,6 +21,7 @@ from stretto.core.events import (
     NodeDraining,
     NodeLaunched,
     NodeLost,
+    NodeRefused,
     NodeReleased,
     RunResumed,
     WorkerLost,
@@ -152,7 +153,7 @@ class _Fold:
                 self._decided(event)
             case RunResumed():
                 self._resume(event)
-            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining():
+            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining() | NodeRefused():
                 pass
             case CheckpointSaved() | JobRetried() | JobNoted():
                 pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TEXT = """\
-# Jobs that share this machine. Run them: stretto run jobs.toml --policy pollux
+# Jobs that share a machine. Run them: stretto run jobs.toml --policy pollux; on a Ray cluster, add --on ray
 
 [machine]
 # slots = 2                  # workers at once; left out: one for every GPU, or else for every core

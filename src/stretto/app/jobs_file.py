@@ -8,16 +8,9 @@ from typing import Any
 
 from stretto.app import jobs_example
 from stretto.app.real_work import Entry, RealWork, check_command, find_entry
+from stretto.app.study_cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
 from stretto.app.study_fields import Fields
-from stretto.app.study_file import (
-    MACHINE_KEYS,
-    MOST_EPOCHS,
-    MOST_SLOTS,
-    Machine,
-    machine_of,
-    parse_toml,
-    read_text,
-)
+from stretto.app.study_file import MOST_EPOCHS, parse_toml, read_text
 from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources

@@ -1,26 +1,28 @@
-"""A short probe of a training script: how long its steps, epochs, starts and resizes take on this machine."""
+"""A short probe of a training script: how long its steps, epochs, starts and resizes take."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stretto.app.probe_drive import PROBE, Probe
+from stretto.app.probe_layout import Layout
 from stretto.app.probe_seen import Describe, OnProgress, ProbeSpec, Progress
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import wall_clock
-from stretto.app.real_scratch import scratch
-from stretto.app.real_substrate import Hands, MakeSubstrate, make_substrate
+from stretto.app.real_site import OpenSite, ThisMachine
+from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry, RealWork
+from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.substrate import Substrate
 from stretto.search.space import Config
 from stretto.search.study import Direction, Study
-from stretto.substrate.local import LocalSubstrate
+from stretto.substrate.elastic import ElasticSubstrate
 from stretto.substrate.local_nodes import whole_machine
 
-__all__ = ["OnProgress", "ProbeSpec", "Progress", "measure", "probe"]
+__all__ = ["OnProgress", "ProbeSpec", "Progress", "measure", "probe", "probed_as", "slots_of"]
 
 ANY_STUDY = Study(
     name=PROBE, metric="epoch", direction=Direction.MAX, trials=1, rungs=(), eta=2, max_epochs=10**6
@@ -37,19 +39,29 @@ def probe(
     *,
     slots: int,
     time_s: float,
+    site: OpenSite | None = None,
     study: Study = ANY_STUDY,
     seed: int = 0,
-    make: MakeSubstrate = make_substrate,
+    make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
     more_time: str = MORE_TIME,
 ) -> MeasuredProfile:
-    """Train some configurations on this machine for a moment.
+    """Train some configurations for a moment, on a site with so many slots; None: on this machine.
 
     The folder it is done in is thrown away, but for the logs of a training that could not be measured.
-    `more_time` says how to give a probe more of it, where it was too short.
+    `more_time` says how to give a probe more of it, where it was too short; `make` takes the place of the
+    site's own substrate.
     """
+    site = ThisMachine(slots=slots) if site is None else site
+    if not site.nodes:
+        raise InputError(
+            f"{site.words} has no node yet to measure on.",
+            where=str(work),
+            remedy="Let one join and start again; or measure elsewhere with `stretto profile`, and write "
+            '[profile] file = "profile.json" in the study.',
+        )
     spec = ProbeSpec(
-        what=str(work),
+        what=probed_as(work, site),
         configs=tuple(configs),
         tier=Tier.ELASTIC if isinstance(work, Entry) else Tier.RIGID,
     )
@@ -57,18 +69,20 @@ def probe(
         work=lambda _: work,
         study=study,
         slots=slots,
-        nodes=(whole_machine(slots),),
+        nodes=site.nodes,
         seed=seed,
         retries=0,
+        tried=True,
     )
-    with scratch("probe") as folder:
-        substrate = make(hands, folder, wall_clock(time.time()))
+    with site.scratch("probe") as folder:
+        substrate = (make or site.make)(hands, folder, wall_clock(time.time()))
         try:
-            describe = substrate.described if isinstance(substrate, LocalSubstrate) else lambda _: None
+            describe = substrate.described if isinstance(substrate, ElasticSubstrate) else lambda _: None
             return measure(
                 spec,
                 substrate,
                 slots=slots,
+                nodes=site.nodes,
                 time_s=time_s,
                 describe=describe,
                 on_progress=on_progress,
@@ -78,17 +92,28 @@ def probe(
             substrate.stop_now()
 
 
+def probed_as(work: RealWork, site: OpenSite) -> str:
+    """What a profile says was measured: the work, and where, unless that is this machine."""
+    return f"{work}{site.mark}"
+
+
+def slots_of(nodes: Iterable[Node]) -> int:
+    """How many there are on these nodes."""
+    return sum(node.gpus for node in nodes)
+
+
 def measure(
     spec: ProbeSpec,
     substrate: Substrate,
     *,
     slots: int,
     time_s: float,
+    nodes: Sequence[Node] = (),
     describe: Describe = lambda _: None,
     on_progress: OnProgress = lambda _: None,
     more_time: str = MORE_TIME,
 ) -> MeasuredProfile:
-    """Probe on a substrate that has one node "local" of so many slots; all that it starts it stops.
+    """Probe on nodes that have so many slots together, else on one node "local"; all that it starts it stops.
 
     `time_s` is counted from the first sign of training: loading its code is not measuring. `describe` says
     what the training code of a job turned out to want, once it is known.
@@ -97,7 +122,15 @@ def measure(
         raise InputError(f"{slots} slots hold no worker.", remedy="Give at least one.")
     if not 0.0 < time_s < float("inf"):
         raise InputError(f"a probe of {time_s:g} s measures nothing.", remedy="Give a time such as 90s.")
-    probe = Probe(spec, substrate, slots=slots, time_s=time_s, describe=describe, on_progress=on_progress)
+    probe = Probe(
+        spec,
+        substrate,
+        slots=slots,
+        layout=Layout(nodes or (whole_machine(slots),)),
+        time_s=time_s,
+        describe=describe,
+        on_progress=on_progress,
+    )
     try:
         probe.run()
     finally:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
+from stretto.app.probe_layout import Layout
 from stretto.app.probe_seen import Copy, Describe, OnProgress, ProbeSpec, Progress, Seen, worker_counts
 from stretto.app.profile_file import MeasuredProfile
-from stretto.app.real_commands import MACHINE_NODE
-from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
+from stretto.core.allocation import NOTHING, BatchChoice
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
+from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried, NodeLost
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.resources import Resources
@@ -34,6 +34,8 @@ LONE_SHARE = 0.15
 """Of the time, at most so much goes to a worker that has the machine to itself."""
 STARTED_AGAIN = 2
 """Copies that are parked and started again: going on from a checkpoint is a start, too."""
+LONE_STARTS = 3
+"""Of the worker that has the machine to itself; the first is slow, as it makes a first checkpoint."""
 GANG_CONFIGS = 2
 """Configurations that are timed with several workers: their speed-up differs less than their speed."""
 BATCH_SHARE = 0.3
@@ -53,6 +55,7 @@ class Probe:
         substrate: Substrate,
         *,
         slots: int,
+        layout: Layout,
         time_s: float,
         describe: Describe,
         on_progress: OnProgress,
@@ -60,6 +63,7 @@ class Probe:
         self._spec = spec
         self._substrate = substrate
         self._slots = slots
+        self._layout = layout
         self._most = min(slots, spec.max_workers or slots)
         self._begun_s = substrate.now_s()
         self._time_s = time_s
@@ -129,7 +133,9 @@ class Probe:
         if self._spec.tier is Tier.RIGID:
             copy.lone = True
         else:
-            self._start_again(copy, "lone start", end_s, lone=True)
+            for _ in range(LONE_STARTS):
+                if copy.job.id in self._copies:
+                    self._start_again(copy, "lone start", end_s, lone=True)
         self._until(lambda: self._is_timed(copy.config, 1, lone=True) or not self._copies, end_s)
         copy.get_company()
 
@@ -227,7 +233,7 @@ class Probe:
         self,
         config: int,
         workers: int,
-        started_as: str = "start",
+        started_as: str = "",
         limits: BatchLimits | None = None,
         *,
         lone: bool = False,
@@ -245,7 +251,8 @@ class Probe:
             config=self._spec.configs[config],
         )
         self._substrate.admit(job)
-        copy = self._copies[job.id] = Copy(job, config, workers, started_as, lone=lone)
+        kind = started_as or ("start" if workers == 1 else "gang start")
+        copy = self._copies[job.id] = Copy(job, config, workers, kind, lone=lone)
         self._tell(Action.START, copy)
         return copy
 
@@ -257,7 +264,9 @@ class Probe:
 
     def _tell(self, action: Action, copy: Copy, batch: BatchChoice | None = None) -> None:
         gone = action in {Action.STOP, Action.PARK}
-        allocation = NOTHING if gone else on_nodes({MACHINE_NODE: copy.workers})
+        if gone:
+            self._layout.clear(copy.job.id)
+        allocation = NOTHING if gone else self._layout.place(copy.job.id, copy.workers)
         limits = copy.job.batch
         choice = batch or split_batch(limits, limits.requested, copy.workers)
         number = next(self._numbers)
@@ -272,6 +281,12 @@ class Probe:
                 event = self._substrate.next_event(self._now_s())
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, NodeLost):
+            raise InputError(
+                f"node {event.node_id} was lost while speeds were measured.",
+                where=self._spec.what,
+                remedy="Start again.",
+            )
         copy = self._copies.get(event.subject)
         if copy is None:
             return
@@ -282,7 +297,7 @@ class Probe:
                 copy.begin(copy.workers, "retry")
             case JobFailed():
                 self._seen.failed[copy.config] = event.error
-                del self._copies[copy.job.id]
+                self._forget(copy)
             case JobFinished():
                 if not copy.heard:
                     raise InputError(
@@ -290,9 +305,14 @@ class Probe:
                         where=self._spec.what,
                         remedy="Call run.report(...) once per epoch.",
                     )
-                del self._copies[copy.job.id]
+                self._forget(copy)
             case _:
                 pass
+
+    def _forget(self, copy: Copy) -> None:
+        """It is over by itself."""
+        self._layout.clear(copy.job.id)
+        del self._copies[copy.job.id]
 
     def _now_s(self) -> float:
         return self._substrate.now_s()

@@ -55,7 +55,7 @@ class Copy:
     config: int
     workers: int
     started_as: str
-    """"warm-up", "start", "lone start" or "resize": what its next report tells the time of."""
+    """"warm-up", "start", "lone start", "gang start" or "resize": what its next report tells the time of."""
     ready: bool = False
     first: bool = True
     """No epoch has ended since the last start or resize."""
@@ -101,7 +101,7 @@ class Seen:
         """From a part of an epoch."""
         self.speeds: dict[int, Observations] = {}
         """By configuration: the steps of two are not alike."""
-        self.times_s: dict[str, list[float]] = {"warm-up": [], "start": [], "lone start": [], "resize": []}
+        self.times_s: dict[str, list[float]] = {"warm-up": [], "start": [], "resize": []}
         self.failed: dict[int, str] = {}
         """Configurations whose training failed, and how."""
 
@@ -197,7 +197,8 @@ class Seen:
             speeds=speeds,
             warm_up_s=next(iter(self.times_s["warm-up"]), None),
             starts_s=tuple(self.times_s["start"]),
-            lone_starts_s=tuple(self.times_s["lone start"]),
+            lone_starts_s=tuple(self.times_s.get("lone start", ())),
+            gang_starts_s=tuple(self.times_s.get("gang start", ())),
             resizes_s=tuple(self.times_s["resize"]),
             examples=None if self.described is None else self.described.examples,
             speed=fit_speed(speeds),

@@ -1,15 +1,17 @@
-"""A study whose file does not say how fast its training is: measured on this machine, then like any other."""
+"""A study whose file does not say how fast its training is: measured, then like any other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stretto.app.probe import slots_of
 from stretto.app.probe_seen import OnProgress
 from stretto.app.profile_file import read_profile
 from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_substrate import MakeSubstrate, make_substrate
+from stretto.app.real_site import LOCAL, OpenSite
+from stretto.app.real_substrate import MakeSubstrate
 from stretto.app.study_file import StudyFile, StudyOutline, read_outline, study_of
-from stretto.app.tune import prepare
+from stretto.app.tune import is_of, prepare
 from stretto.core.errors import InputError
 
 
@@ -24,12 +26,12 @@ class PlannableStudy:
 def study_to_plan(
     request: TuneRequest,
     *,
-    make: MakeSubstrate = make_substrate,
+    make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> PlannableStudy:
     """The study as its file has it; without a profile its training is probed, and kept where `tune` looks.
 
-    Without a [cluster] it is to run on the slots of this machine.
+    Without a [cluster] it is to run where it was measured.
     """
     outline = read_outline(request.study)
     if outline.profile is not None:
@@ -39,6 +41,12 @@ def study_to_plan(
                 where=str(outline.path),
                 remedy="Leave the training out, or take the [profile] out of the file.",
             )
+        if request.on != LOCAL:
+            raise InputError(
+                f"--on {request.on} says where to measure, and the file has a [profile].",
+                where=str(outline.path),
+                remedy="Leave it out, or take the [profile] out of the file.",
+            )
         return PlannableStudy(study_of(outline.tables, outline.path))
     if request.work is None and outline.entry is None and not outline.command:
         raise InputError(
@@ -47,19 +55,21 @@ def study_to_plan(
             remedy="Add train.py:train after the file and it is measured; or give a [profile].",
         )
     checked = check_request(request)
-    prepare(checked, make=make, on_progress=on_progress)
-    profile = checked.folder.profile
-    _check_same(checked)
+    with checked.site.opened() as site:
+        prepare(checked, make=make, on_progress=on_progress)
+        _check_same(checked, site)
+        profile, slots = checked.folder.profile, slots_of(site.nodes)
+        note = _note(outline, str(profile), slots, site.words)
     tables = {**outline.tables, "profile": {"file": str(profile.absolute())}}
     if not outline.has_cluster:
-        tables["machine"] = {**tables.get("machine", {}), "slots": checked.slots}
-    return PlannableStudy(study_of(tables, outline.path), (_note(outline, str(profile), checked.slots),))
+        tables["machine"] = {**tables.get("machine", {}), "slots": slots}
+    return PlannableStudy(study_of(tables, outline.path), (note,))
 
 
-def _check_same(checked: Checked) -> None:
+def _check_same(checked: Checked, site: OpenSite) -> None:
     """A run that was begun keeps its profile, though another training may bear its name by now."""
     measured = read_profile(checked.folder.profile)
-    if (measured.what, measured.slots) != (str(checked.work), checked.slots):
+    if not is_of(checked, site):
         raise InputError(
             f"holds a run of {measured.what} on {measured.slots} slots.",
             where=str(checked.folder.path),
@@ -67,10 +77,10 @@ def _check_same(checked: Checked) -> None:
         )
 
 
-def _note(outline: StudyOutline, profile: str, slots: int) -> str:
+def _note(outline: StudyOutline, profile: str, slots: int, where: str) -> str:
     if outline.has_cluster:
         return (
-            f"Speeds were measured on this machine ({profile}) and are assumed to hold on one GPU, "
+            f"Speeds were measured on {where} ({profile}) and are assumed to hold on one GPU, "
             "and on several, of [cluster]."
         )
-    return f"Planned for the {slots} slots of this machine, with the speeds measured on it ({profile})."
+    return f"Planned for the {slots} slots of {where}, with the speeds measured on it ({profile})."

@@ -6,27 +6,34 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median, stdev
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from stretto.app.machine_profile import MachineProfile, at_another_time, beyond_chance
 from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.observations import SpeedSample
 from stretto.core.seeds import child_rng
 from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
-from stretto.planning.learning import LatencyPosterior, Observation, learn_latency
+from stretto.planning.learning import Observation, learn_latency
 from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
 
 FORMAT = "stretto-profile"
 VERSION = 1
 LEAST_OTHERS = 3
 """Points that a model is fitted to when another is left out."""
+START_SD = 0.3
+"""How much what starts cost differs from what a probe saw, relative to it; measured likewise to `PACE_SD`."""
+LEAST_STARTS = 3
+"""Of fewer it cannot be said how much they differ .."""
+UNKNOWN_START_SD = 0.5
+""".. and half of it is taken."""
 
 _REMEDY = "Measure again with `stretto profile`."
 
@@ -70,6 +77,8 @@ class MeasuredProfile:
     """What a reader might look for and will not find, in words."""
     lone_starts_s: tuple[float, ...] = ()
     """Starts while the other slots were idle."""
+    gang_starts_s: tuple[float, ...] = ()
+    """Starts of several workers at once; all others are of one."""
 
     def epoch_times_s(self, workers: int, config: int | None = None, *, lone: bool = False) -> list[float]:
         """Steady epochs with so many workers; first ones only where there are no others."""
@@ -113,7 +122,7 @@ class MeasuredProfile:
     def lone_epoch(self) -> float:
         """Time of an epoch while the other slots are idle, relative to when they are busy; 1: not known."""
         ratios = [
-            fmean(lone) / fmean(busy)
+            median(lone) / median(busy)
             for config in range(len(self.configs))
             if (lone := self.epoch_times_s(1, config, lone=True)) and (busy := self.epoch_times_s(1, config))
         ]
@@ -124,7 +133,7 @@ class MeasuredProfile:
         """What a start costs while the other slots are idle; as ever where that was not measured."""
         if not self.lone_starts_s:
             return self.start_s
-        return fmean(self.lone_starts_s) + self.first_epoch_extra_s
+        return median(self.lone_starts_s) + self.first_epoch_extra_s
 
     @property
     def first_epoch_extra_s(self) -> float:
@@ -148,38 +157,32 @@ class MeasuredProfile:
     def start_s(self) -> float:
         """What a start of a warm trial costs: until it trains, and what its first epoch takes longer.
 
+        By the median, as the first checkpoint of a process takes several times as long as those after it.
         Not measured: the first start, which is an upper bound; not even that: the usual prior.
         """
         if self.starts_s:
-            return fmean(self.starts_s) + self.first_epoch_extra_s
+            return median(self.starts_s) + self.first_epoch_extra_s
         return DEFAULT_RESIZE_S if self.warm_up_s is None else self.warm_up_s
+
+    @property
+    def gang_start_s(self) -> float:
+        """What it costs to start several workers, or to make one of them several."""
+        seen = (*self.resizes_s, *self.gang_starts_s)
+        return median(seen) + self.first_epoch_extra_s if seen else self.start_s
+
+    @property
+    def start_sd(self) -> float:
+        """How far off the cost of starts may be, relative to it."""
+        seen = self.starts_s
+        if len(seen) < LEAST_STARTS or not any(seen):
+            return UNKNOWN_START_SD
+        return float(np.hypot(START_SD, stdev(seen) / fmean(seen) / len(seen) ** 0.5))
 
     @property
     def scaling(self) -> Scaling:
         """Speed by workers as measured; more workers than were tried are believed to gain nothing."""
         known = ((workers, self.speedup(workers)) for workers in self.worker_counts if workers > 1)
         return Scaling(((1, 1.0), *((workers, speedup) for workers, speedup in known if speedup is not None)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineProfile(Profile):
-    """Of trials that run where they were probed: all slots busy, and what changes when few of them are."""
-
-    slots: int
-    lone_epoch: float
-    """Time of an epoch while the other slots are idle, relative to when they are busy."""
-    lone_start_s: float
-
-    def epoch_factor(self, busy: int) -> float:
-        """Time of an epoch while so many slots are busy, relative to all of them: linear in between."""
-        return self.lone_epoch + (1.0 - self.lone_epoch) * self._crowding(busy)
-
-    def start_s_at(self, busy: int) -> float:
-        """What a start costs while so many slots are busy."""
-        return self.lone_start_s + (self.start_s - self.lone_start_s) * self._crowding(busy)
-
-    def _crowding(self, busy: int) -> float:
-        return (min(busy, self.slots) - 1) / (self.slots - 1) if self.slots > 1 else 1.0
 
 
 def believe(
@@ -192,26 +195,28 @@ def believe(
     """What a plan may believe after the probe: few epochs leave much in doubt, and the draws show it.
 
     `same_machine`: trials will run where the probe ran, so that no node is faster or slower than another;
-    that its pace may be another by then stays in doubt, as much as a node's factor.
+    but its pace may be another by then.
     """
-    scaling = measured.scaling
-    posterior = learn_latency(_observations(measured, scaling), child_rng(0, "profile"))
+    scaling, rng = measured.scaling, child_rng(0, "profile")
+    observations = _observations(measured, scaling)
     if same_machine:
-        draws = posterior.draws
         return MachineProfile(
-            latency=LatencyPosterior(replace(draws, node_sd=np.zeros_like(draws.node_sd))),
+            latency=at_another_time(learn_latency(observations, rng, node_scale=0.0), rng),
             scaling=scaling,
             start_s=measured.start_s,
+            start_sd=measured.start_sd,
             queue_s=Spread(0.0) if queue_s is None else queue_s,
             init_s=Spread(0.0) if init_s is None else init_s,
             slots=measured.slots,
-            lone_epoch=measured.lone_epoch,
-            lone_start_s=measured.lone_start_s,
+            lone_epoch=beyond_chance(measured.lone_epoch),
+            lone_start_s=min(measured.lone_start_s, measured.start_s),
+            gang_start_s=measured.gang_start_s,
         )
     return Profile(
-        latency=posterior,
+        latency=learn_latency(observations, rng),
         scaling=scaling,
         start_s=measured.start_s,
+        start_sd=measured.start_sd,
         queue_s=Spread(0.0) if queue_s is None else queue_s,
         init_s=Spread(0.0) if init_s is None else init_s,
     )
@@ -323,7 +328,8 @@ def _check(measured: MeasuredProfile, where: str) -> None:
     """Times that a plan divides by are positive, and epochs belong to a configuration."""
     times = [*(one.epoch_s for one in measured.epochs), *(one.step_s for one in measured.speeds)]
     counts = [measured.slots, *measured.worker_counts, 1 if measured.examples is None else measured.examples]
-    delays = [*measured.starts_s, *measured.lone_starts_s, *measured.resizes_s, measured.warm_up_s or 0.0]
+    starts_s = (*measured.starts_s, *measured.lone_starts_s, *measured.gang_starts_s)
+    delays = [*starts_s, *measured.resizes_s, measured.warm_up_s or 0.0]
     if not all(0.0 < time_s < float("inf") for time_s in times):
         raise InputError("an epoch or step has a time that is not above 0.", where=where, remedy=_REMEDY)
     if not all(0.0 <= delay_s < float("inf") for delay_s in delays):

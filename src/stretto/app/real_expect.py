@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from stretto.app.machine_profile import MachineProfile
 from stretto.app.plan import Planned
-from stretto.app.profile_file import MachineProfile
-from stretto.app.study_file import OWN_MACHINE, StudyFile, StudyOutline, WorldSpec
+from stretto.app.study_cluster import OWN_MACHINE
+from stretto.app.study_file import StudyFile, StudyOutline, WorldSpec
 from stretto.app.study_run import simulate_study
 from stretto.app.threads import one_blas_thread
 from stretto.core.seeds import child_rng
@@ -39,6 +40,8 @@ EPOCHS = 6_000
 """Of all trials in all worlds together: where there would be more, there are fewer worlds."""
 MOST_EPOCHS = 30_000
 """Of all trials together: a study that could train more is not simulated beforehand."""
+DRAWS_EACH = 25
+"""Draws from what is believed of which a world is the middle one."""
 SAMPLES = 1000
 """Of a plan's execution, for what is expected of it here."""
 LOADING_SD = 0.1
@@ -109,8 +112,11 @@ def carried_out(tuning: Tuning, plan: Plan, rng: np.random.Generator) -> PlanRun
     epochs = tuple(
         factors * profile.epoch_factor(slots) for factors, slots in zip(draws.epochs, busy, strict=True)
     )
-    trials = [stage.trials for stage in plan.stages]
-    start_s = float(np.average([profile.start_s_at(slots) for slots in busy], weights=trials))
+    starts_s = [
+        profile.start_s_at(slots, stage.gpus_per_trial)
+        for slots, stage in zip(busy, plan.stages, strict=True)
+    ]
+    start_s = float(np.average(starts_s, weights=[stage.trials for stage in plan.stages]))
     so_busy = dataclasses.replace(tuning, profile=dataclasses.replace(profile, start_s=start_s))
     return Execution(so_busy, dataclasses.replace(draws, epochs=epochs)).run(plan)
 
@@ -121,13 +127,8 @@ def _simulated(
     rng = child_rng(seed, "expect")
     least, most = WORLDS
     worlds = int(min(max(EPOCHS / _most_epochs(tuning), least), most))
-    draws = tuning.profile.latency.draw(rng, worlds)
     runs = []
-    for world in range(worlds):
-        drawn = (draws.epoch_s, draws.trial_sd, draws.node_sd, draws.epoch_sd)
-        epoch_s, trial_sd, node_sd, epoch_sd = (float(values[world]) for values in drawn)
-        latency = Latency(epoch_s=epoch_s, trial_sd=trial_sd, node_sd=node_sd, epoch_sd=epoch_sd)
-        truth = dataclasses.replace(tuning.profile, latency=latency)
+    for world, truth in enumerate(_truths(tuning.profile, rng, worlds)):
         file = simulated_file(outline, tuning, truth, rents=rents)
         runs.append(simulate_study(file, FAMILIES[0], policy, seed=seed + world, options=options))
     return Expectation(
@@ -136,6 +137,25 @@ def _simulated(
         epochs=_estimate([sum(len(job.results) for job in run.history.jobs.values()) for run in runs]),
         first_usd_per_s=0.0 if rents else machine_instance(tuning).usd_per_hour / HOUR_S,
     )
+
+
+def _truths(profile: Profile, rng: np.random.Generator, count: int) -> Iterator[Profile]:
+    """Profiles that may be the true one, from that of the shortest epochs to that of the longest.
+
+    One from each part of what is believed, as few drawn at random would lie too close together, or too far.
+    """
+    draws = profile.latency.draw(rng, count * DRAWS_EACH)
+    chosen = np.argsort(draws.epoch_s, kind="stable")[DRAWS_EACH // 2 :: DRAWS_EACH]
+    variance = math.log1p(profile.start_sd**2)
+    starts = rng.lognormal(-variance / 2.0, math.sqrt(variance), count)
+    for draw, start in zip(chosen, starts.tolist(), strict=True):
+        values = (draws.epoch_s, draws.trial_sd, draws.node_sd, draws.epoch_sd)
+        epoch_s, trial_sd, node_sd, epoch_sd = (float(value[draw]) for value in values)
+        yield dataclasses.replace(
+            profile,
+            latency=Latency(epoch_s=epoch_s, trial_sd=trial_sd, node_sd=node_sd, epoch_sd=epoch_sd),
+            start_s=profile.start_s * start,
+        )
 
 
 def _most_epochs(tuning: Tuning) -> float:

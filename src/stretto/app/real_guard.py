@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stretto.app.real_cost import as_billed
 from stretto.app.real_drive import Watcher
 from stretto.app.real_result import check_reported
 from stretto.app.run_folder import RunFolder
@@ -22,7 +23,7 @@ class Reserve:
 
     def observe(self, event: Event) -> None:
         """Take note of what happened."""
-        self._purse.observe(event)
+        self._purse.observe(as_billed(event))
 
     def ends_s(self) -> float:
         """When the run must be over, as things stand."""

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.app.real_drive import AtDeadline
-from stretto.app.real_substrate import count_slots
+from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
 from stretto.app.real_work import Entry, RealWork, check_command, find_entry
 from stretto.app.run_folder import RUNS, RunFolder, Tables, run_folder
-from stretto.app.study_file import MOST_SLOTS, OWN_MACHINE, StudyOutline, read_outline
+from stretto.app.study_cluster import Offer, slots_offer
+from stretto.app.study_file import StudyOutline, read_outline
 from stretto.core.errors import InputError
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
-from stretto.policies.registry import make_policy
+from stretto.policies.registry import make_policy, rents_nodes
 from stretto.search.samplers import make_sampler
 
 UNKNOWN = Profile(latency=Latency(epoch_s=1.0), scaling=Scaling(((1, 1.0),)))
@@ -38,6 +39,10 @@ class TuneRequest:
     """Infinite lifts the budget of the file."""
     policy: str = "hypersched"
     options: Mapping[str, str] = field(default_factory=dict)
+    on: str = LOCAL
+    """`local`, `ray` or `ray:ADDRESS`."""
+    store: str = ""
+    """Where checkpoints go besides the run's folder: a path or URL that fsspec knows."""
     slots: int | None = None
     name: str | None = None
     runs: Path = RUNS
@@ -56,7 +61,9 @@ class Checked:
     request: TuneRequest
     outline: StudyOutline
     work: RealWork
-    slots: int
+    site: Site
+    rents: bool
+    """The policy wishes for the nodes it needs."""
     limits: Limits
     """With the deadline from now."""
     folder: RunFolder
@@ -78,20 +85,23 @@ class Checked:
             "options": dict(request.options),
             "deadline": request.deadline_as,
             "budget_usd": "none" if request.budget_usd == math.inf else request.budget_usd,
-            "slots": self.slots,
+            **self.site.asked,
             "seed": request.seed,
             "checkpoints": None if isinstance(work, Entry) else self.elastic,
         }
 
-    def tuning(self, profile: Profile, deadline_s: float | None) -> Tuning:
-        """The study on this machine."""
+    def tuning(self, profile: Profile, offer: Offer, deadline_s: float | None) -> Tuning:
+        """The study on what there is."""
         limits = dataclasses.replace(self.limits, deadline_s=deadline_s)
-        return machine_tuning(self.outline, profile, self.slots, limits, elastic=self.elastic)
+        return tuning_on(offer, self.outline, profile, limits, elastic=self.elastic)
 
-    def notes(self) -> Iterator[str]:
-        """What of the file plays no part here."""
-        if self.outline.has_cluster:
-            yield f"[cluster] is for plans and simulations; here are the {self.slots} slots of this machine."
+    def notes(self, site: OpenSite) -> Iterator[str]:
+        """What a user should know of the site, and what of the file plays no part there."""
+        yield from site.notes
+        rented = self.outline.rented
+        if self.outline.has_cluster and (rented is None or site.offer != rented.offer):
+            slots = site.offer.slots
+            yield f"[cluster] is for plans and simulations; here are the {slots} slots of {site.words}."
         if not self.elastic:
             yield (
                 "Nothing says that the command keeps checkpoints: each trial has one slot, and one that is "
@@ -116,41 +126,42 @@ def check_request(request: TuneRequest) -> Checked:
         raise InputError(
             "--checkpoints is about a command; a training function always has them.", remedy="Leave it out."
         )
-    checked = Checked(
-        request=request,
-        outline=outline,
-        work=work,
-        slots=check_slots(request.slots if request.slots is not None else outline.machine.slots),
-        limits=_limits(request, outline.limits),
-        folder=run_folder(outline.study.name if request.name is None else request.name, request.runs),
+    limits = _limits(request, outline.limits)
+    folder = run_folder(outline.study.name if request.name is None else request.name, request.runs)
+    some = tuning_on(slots_offer(1, outline.machine), outline, UNKNOWN, limits, elastic=True)
+    rents = rents_nodes(make_policy(request.policy, options=request.options, tuning=some))
+    site = find_site(
+        SiteRequest(
+            on=request.on,
+            slots=request.slots,
+            store=request.store,
+            runs=request.runs,
+            machine=outline.machine,
+            rents=rents,
+            rented=outline.rented,
+        )
     )
-    make_policy(request.policy, options=request.options, tuning=checked.tuning(UNKNOWN, None))
+    site.check(work)
+    checked = Checked(
+        request=request, outline=outline, work=work, site=site, rents=rents, limits=limits, folder=folder
+    )
     make_sampler(outline.sampler, outline.space, outline.study, request.seed)
     return checked
 
 
-def check_slots(slots: int | None) -> int:
-    """So many slots, or as many as the machine has."""
-    if slots is None:
-        return count_slots()
-    if not 1 <= slots <= MOST_SLOTS:
-        raise InputError(f"{slots} slots are out of range.", remedy=f"Give --slots from 1 to {MOST_SLOTS}.")
-    return slots
-
-
-def machine_tuning(
-    outline: StudyOutline, profile: Profile, slots: int, limits: Limits, *, elastic: bool
+def tuning_on(
+    offer: Offer, outline: StudyOutline, profile: Profile, limits: Limits, *, elastic: bool
 ) -> Tuning:
-    """A study on so many slots of this machine, each of them a node to whoever rents.
+    """A study on what there is.
 
     To trials that are not `elastic` more slots are of no use, as they would begin anew with them.
     """
     return Tuning(
         study=outline.study,
         profile=profile if elastic else dataclasses.replace(profile, scaling=UNKNOWN.scaling),
-        instances=(outline.machine.instance,),
-        max_nodes=slots,
-        billing=OWN_MACHINE,
+        instances=offer.instances,
+        max_nodes=offer.max_nodes,
+        billing=offer.billing,
         limits=limits,
     )
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stretto.app.history import history_of
-from stretto.app.profile_file import believe, read_profile
+from stretto.app.profile_file import read_profile
+from stretto.app.real_belief import belief_of
 from stretto.app.real_board import ENDED, Board, JobLine, Phase
+from stretto.app.real_cost import RunMeter
 from stretto.app.real_drive import EndedBy
-from stretto.app.real_expect import Expectation, machine_instance
-from stretto.app.real_request import UNKNOWN, machine_tuning
+from stretto.app.real_expect import Expectation
+from stretto.app.real_request import UNKNOWN, tuning_on
 from stretto.app.run_folder import RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
@@ -44,8 +46,8 @@ class TrialResult:
     error: str
     """Of a trial that failed: its own traceback, and where its log is."""
     log: Path
-    checkpoint: Path | None
-    """Of its best epoch."""
+    checkpoint: Path | str | None
+    """Of its best epoch; a URL if that is where it is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class TuneResult:
     best_trial: str | None
     best_config: dict[str, Value] | None
     best_metric: float | None
-    checkpoint: Path | None
+    checkpoint: Path | str | None
     """Of the best trial's best epoch."""
     cost_usd: float
     finished_s: float
@@ -93,14 +95,17 @@ def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
     """The study of a run, as it was begun."""
     outline = outline_of(spec.asked["study"], Path(spec.file))
     if outline.profile is None and folder.profile.is_file():
-        return dataclasses.replace(outline, profile=believe(read_profile(folder.profile)))
+        assert spec.offer is not None
+        profile = belief_of(read_profile(folder.profile), outline, spec.offer)
+        return dataclasses.replace(outline, profile=profile)
     return outline
 
 
 def run_tuning(outline: StudyOutline, spec: RunSpec) -> Tuning:
     """What its policy was told."""
     limits = Limits(deadline_s=spec.deadline_s, budget_usd=spec.budget_usd, q=outline.limits.q)
-    return machine_tuning(outline, outline.profile or UNKNOWN, spec.slots, limits, elastic=spec.elastic)
+    assert spec.offer is not None
+    return tuning_on(spec.offer, outline, outline.profile or UNKNOWN, limits, elastic=spec.elastic)
 
 
 def read_ending(folder: RunFolder) -> EndedBy | None:
@@ -132,7 +137,8 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     """The summary of a run, over or not."""
     spec = folder.begun_spec()
     events = list(folder.events())
-    tuning = run_tuning(run_outline(folder, spec), spec)
+    outline = run_outline(folder, spec)
+    tuning = run_tuning(outline, spec)
     board = Board(tuning.study)
     for event in events:
         board.observe(event)
@@ -150,7 +156,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_config=None if best is None else dict(best.job.config),
         best_metric=None if best is None else board.best_value(best),
         checkpoint=None if best is None else _checkpoint(best),
-        cost_usd=cost_usd(tuning, events, finished_s),
+        cost_usd=cost_usd(RunMeter(tuning, outline.machine.usd_per_slot_hour), events, finished_s),
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history_of(events).jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
@@ -160,9 +166,8 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     )
 
 
-def cost_usd(tuning: Tuning, events: Sequence[Event], until_s: float) -> float:
-    """What the slots cost until then."""
-    meter = CostMeter((*tuning.instances, machine_instance(tuning)), tuning.billing)
+def cost_usd(meter: CostMeter, events: Iterable[Event], until_s: float) -> float:
+    """What nodes cost until then, by a meter that has seen nothing yet."""
     for event in events:
         meter.observe(event)
     return meter.cost_usd(until_s)
@@ -187,9 +192,13 @@ def _state(line: JobLine, *, over: bool) -> str:
     return "cut off" if over and line.phase in {Phase.RUNNING, Phase.STARTING} else str(line.phase)
 
 
-def _checkpoint(line: JobLine) -> Path | None:
-    saved = line.best_checkpoint or line.checkpoint
-    return Path(saved) if saved else None
+def _checkpoint(line: JobLine) -> Path | str | None:
+    return checkpoint_at(line.best_checkpoint or line.checkpoint)
+
+
+def checkpoint_at(place: str) -> Path | str | None:
+    """A file, or the URL of one; None if there is none."""
+    return (place if "://" in place else Path(place)) if place else None
 
 
 def _estimate(table: dict[str, float] | None) -> Estimate | None:

@@ -13,9 +13,12 @@ from stretto.core.errors import InputError
 
 
 @contextmanager
-def scratch(purpose: str) -> Iterator[RunFolder]:
-    """The folder of a run that is thrown away, but for the logs where the training's owner is to mend it."""
-    place = Path(tempfile.mkdtemp(prefix=f"stretto-{purpose}-"))
+def scratch(purpose: str, parent: Path | None = None) -> Iterator[RunFolder]:
+    """The folder of a run that is thrown away, but for the logs where the training's owner is to mend it.
+
+    It is in `parent`, else where such things usually are.
+    """
+    place = Path(tempfile.mkdtemp(prefix=f"stretto-{purpose}-", dir=parent))
     try:
         yield RunFolder(place)
     except InputError:

@@ -21,8 +21,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from stretto.app.study_cluster import Offer
+from stretto.core.cluster import Node
 from stretto.core.errors import InputError, JournalError
-from stretto.core.events import Event
+from stretto.core.events import Event, RunStarted
 from stretto.journal.codec import decode
 
 RUNS = Path("runs")
@@ -42,6 +44,10 @@ class RunSpec:
     """The first start, on the wall clock."""
     asked: Tables
     """What must be the same for the run to be resumed."""
+    slots: int
+    """How many there were, or may be."""
+    offer: Offer | None = None
+    """Of a study: what its policy was told that there is."""
     deadline_s: float | None = None
     """Of a study; from the first start."""
     budget_usd: float | None = None
@@ -51,10 +57,12 @@ class RunSpec:
     """Of jobs; a study's is in its file."""
 
     def __post_init__(self) -> None:
-        needed = {"policy": str, "slots": int, "seed": int} | ({"study": dict} if self.is_study else {})
+        needed = {"policy": str, "seed": int} | ({"study": dict} if self.is_study else {})
         for name, kind in needed.items():
             if not isinstance(self.asked.get(name), kind):
                 raise TypeError(f"asked.{name} is {self.asked.get(name)!r}")
+        if self.is_study and self.offer is None:
+            raise TypeError("offer is not there")
 
     @property
     def is_study(self) -> bool:
@@ -63,10 +71,6 @@ class RunSpec:
     @property
     def policy(self) -> str:
         return str(self.asked["policy"])
-
-    @property
-    def slots(self) -> int:
-        return int(self.asked["slots"])
 
     @property
     def seed(self) -> int:
@@ -173,6 +177,12 @@ class RunFolder:
             raise JournalError(f"{self.journal} cannot be read as a journal ({error}).") from error
         for kind, payload in rows:
             yield decode(kind, payload)
+
+
+def first_nodes(folder: RunFolder) -> tuple[Node, ...] | None:
+    """The nodes a run was begun with; None if it was not. Events tell what has become of them."""
+    first = next(folder.events(), None)
+    return first.nodes if isinstance(first, RunStarted) else None
 
 
 def run_folder(name: str, runs: Path = RUNS) -> RunFolder:

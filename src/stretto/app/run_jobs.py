@@ -1,4 +1,4 @@
-"""Running several jobs for real on this machine, which they share under a policy."""
+"""Running several jobs for real on one machine or cluster, which they share under a policy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ from typing import Any
 from stretto.app.history import History, history_of
 from stretto.app.jobs_file import JobsFile, complete, read_jobs
 from stretto.app.real_board import Board, JobLine, Phase
+from stretto.app.real_cost import own_meter
+from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
-from stretto.app.real_request import check_slots
-from stretto.app.real_result import read_ending
+from stretto.app.real_result import checkpoint_at, cost_usd, read_ending
+from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
 from stretto.app.real_stop import Stop
-from stretto.app.real_substrate import Describe, Hands, MakeSubstrate, describe_entries, make_substrate
+from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry
-from stretto.app.run_folder import RUNS, RunFolder, RunSpec, Tables, begin, check_same, run_folder
+from stretto.app.run_folder import (
+    RUNS,
+    RunFolder,
+    RunSpec,
+    Tables,
+    begin,
+    check_same,
+    first_nodes,
+    run_folder,
+)
 from stretto.core.errors import InputError
 from stretto.core.source import Arrivals
 from stretto.core.units import HOUR_S
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
-from stretto.substrate.local_nodes import whole_machine
 from stretto.wire.messages import Described
 
 
@@ -39,6 +49,10 @@ class RunRequest:
     options: Mapping[str, str] = field(default_factory=dict)
     interval_s: float | None = None
     """How often the policy is asked, whatever happens; None: its own."""
+    on: str = LOCAL
+    """`local`, `ray` or `ray:ADDRESS`."""
+    store: str = ""
+    """Where checkpoints go besides the run's folder: a path or URL that fsspec knows."""
     slots: int | None = None
     name: str | None = None
     """None: the file's name."""
@@ -54,7 +68,7 @@ class CheckedRun:
 
     request: RunRequest
     file: JobsFile
-    slots: int
+    site: Site
     folder: RunFolder
 
     @property
@@ -67,7 +81,7 @@ class CheckedRun:
             "policy": request.policy,
             "options": dict(request.options),
             "interval_s": request.interval_s,
-            "slots": self.slots,
+            **self.site.asked,
             "seed": request.seed,
         }
 
@@ -92,7 +106,8 @@ class JobResult:
     error: str
     """Of a job that failed: its own traceback, and where its log is."""
     log: Path
-    checkpoint: Path | None
+    checkpoint: Path | str | None
+    """A URL if that is where it is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +143,20 @@ def check_run(request: RunRequest) -> CheckedRun:
         raise InputError(
             f"an interval of {request.interval_s:g} s is not above 0.", remedy="Give one like 10s."
         )
+    site = find_site(
+        SiteRequest(
+            on=request.on,
+            slots=request.slots,
+            store=request.store,
+            runs=request.runs,
+            machine=file.machine,
+        )
+    )
+    site.check(file.jobs[0].work)
     checked = CheckedRun(
         request=request,
         file=file,
-        slots=check_slots(request.slots if request.slots is not None else file.machine.slots),
+        site=site,
         folder=run_folder(request.jobs.stem if request.name is None else request.name, request.runs),
     )
     if rents_nodes(checked.policy()):
@@ -156,50 +181,60 @@ def start_run(
     *,
     stop: Stop | None = None,
     watcher: Watcher | None = None,
-    make: MakeSubstrate = make_substrate,
+    make: MakeSubstrate | None = None,
     describe: Describe = describe_entries,
     on_begun: Callable[[], None] = lambda: None,
 ) -> RunResult:
     """Begin the run, or go on with it, until every job is over or `stop` is asked.
 
-    `on_begun` is called once nothing stands in its way any more and its folder is there.
+    `on_begun` is called once nothing stands in its way any more and its folder is there. `make` takes the
+    place of the site's own substrate.
     """
-    folder, request, slots = checked.folder, checked.request, checked.slots
-    described = _described(checked, describe)
+    with checked.site.opened() as site:
+        score = _begin(checked, site, make or site.make, describe)
+        on_begun()
+        ended_by = drive(score, stop or Stop(), watcher or Unwatched())
+    if ended_by.for_good:
+        checked.folder.write("result", {"ended_by": str(ended_by)})
+    return run_result(checked.folder, ended_by)
+
+
+def _begin(checked: CheckedRun, site: OpenSite, make: MakeSubstrate, describe: Describe) -> Score:
+    """Ask the training code what it wants, and write down how the run is begun, unless that was done."""
+    folder, request = checked.folder, checked.request
+    slots = site.offer.slots
+    described = _described(checked, site, describe)
     jobs = [complete(spec, described.get(spec.name), slots) for spec in checked.file.jobs]
-    price_usd = checked.file.machine.usd_per_slot_hour
     spec = begin(
         folder,
-        RunSpec(kind="run", started_at_s=time.time(), asked=checked.asked, usd_per_slot_hour=price_usd),
+        RunSpec(
+            kind="run",
+            started_at_s=time.time(),
+            asked=checked.asked,
+            slots=slots,
+            usd_per_slot_hour=checked.file.machine.usd_per_slot_hour,
+        ),
     )
     folder.write("described", {name: dataclasses.asdict(one) for name, one in described.items()})
-    on_begun()
     works = {job.name: job.work for job in checked.file.jobs}
-    nodes = (whole_machine(slots),)
+    begun = first_nodes(folder)
     hands = Hands(
         work=lambda job: works.get(job.id, checked.file.jobs[0].work),
-        slots=slots,
-        nodes=nodes,
+        slots=max(slots, spec.slots),
+        nodes=site.held if begun is None else begun,
         seed=request.seed,
         retries=request.retries,
         tensorboard=request.tensorboard,
     )
-    ended_by = drive(
-        Score(
-            folder=folder,
-            policy=checked.policy(),
-            make=lambda: make(hands, folder, wall_clock(spec.started_at_s)),
-            nodes=nodes,
-            source=Arrivals(jobs),
-            seed=request.seed,
-            share_priors=True,
-        ),
-        stop or Stop(),
-        watcher or Unwatched(),
+    return Score(
+        folder=folder,
+        policy=checked.policy(),
+        make=lambda: make(hands, folder, wall_clock(spec.started_at_s)),
+        nodes=hands.nodes,
+        source=Arrivals(jobs),
+        seed=request.seed,
+        share_priors=True,
     )
-    if ended_by.for_good:
-        folder.write("result", {"ended_by": str(ended_by)})
-    return run_result(folder, ended_by)
 
 
 def run(
@@ -208,6 +243,8 @@ def run(
     policy: str = "pollux",
     options: Mapping[str, str] | None = None,
     interval_s: float | None = None,
+    on: str = LOCAL,
+    store: str = "",
     slots: int | None = None,
     name: str | None = None,
     folder: Path | str = RUNS,
@@ -215,13 +252,19 @@ def run(
     retries: int = 2,
     tensorboard: bool = False,
 ) -> RunResult:
-    """Run the jobs of a file on this machine, or resume the run of this name, and say what came of it."""
+    """Run the jobs of a file, or resume the run of this name, and say what came of it.
+
+    They share this machine, or a Ray cluster: `on` is "local", "ray" or "ray:ADDRESS". Files go to
+    `folder`/`name`, checkpoints also to `store`, a path or URL that fsspec knows.
+    """
     checked = check_run(
         RunRequest(
             jobs=Path(jobs),
             policy=policy,
             options=options or {},
             interval_s=interval_s,
+            on=on,
+            store=store,
             slots=slots,
             name=name,
             runs=Path(folder),
@@ -250,14 +293,13 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
         finished_s=board.now_s,
         mean_jct_s=fmean(jcts) if jcts else None,
         gpu_hours=sum(job.gpu_hours for job in jobs),
-        cost_usd=spec.usd_per_slot_hour * spec.slots * (board.now_s - board.down_s) / HOUR_S,
+        cost_usd=cost_usd(own_meter(spec.usd_per_slot_hour), events, board.now_s),
         jobs=jobs,
     )
 
 
 def _job_result(folder: RunFolder, history: History, line: JobLine) -> JobResult:
     past = history.jobs[line.job.id]
-    saved = line.checkpoint
     return JobResult(
         id=line.job.id,
         state=str(line.phase),
@@ -268,14 +310,14 @@ def _job_result(folder: RunFolder, history: History, line: JobLine) -> JobResult
         gpu_hours=past.gpu_s / HOUR_S,
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),
-        checkpoint=Path(saved) if saved else None,
+        checkpoint=checkpoint_at(line.checkpoint),
     )
 
 
-def _described(checked: CheckedRun, describe: Describe) -> dict[str, Described]:
+def _described(checked: CheckedRun, site: OpenSite, describe: Describe) -> dict[str, Described]:
     """What the training code of the jobs says of itself: as it did when the run was begun."""
     folder, specs = checked.folder, checked.file.jobs
     kept = folder.read("described") if folder.is_begun else None
     described = {name: Described(**one) for name, one in (kept or {}).items()}
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
-    return described | describe(unknown, checked.slots) if unknown else described
+    return described | describe(unknown, site) if unknown else described

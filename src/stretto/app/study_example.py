@@ -7,6 +7,7 @@ TEXT = """\
 # Look at what it will take:     stretto plan study.toml
 # Try policies on it, simulated: stretto simulate --study study.toml --policy hypersched,asha,rubberband
 # Train it on this machine:      stretto tune study.toml train.py:train --deadline 10m
+# Train it on a Ray cluster:     stretto tune study.toml train.py:train --deadline 10m --on ray
 
 [study]
 name = "resnet-cifar"        # what runs of it are called
@@ -35,9 +36,9 @@ q = 0.9                      # the probability with which a plan must keep the l
 
 # [machine]                  # where `stretto tune` trains; it needs no [cluster] and no [profile]
 # slots = 2                  # workers at once; left out: one for every GPU, or else for every core
-# usd_per_slot_hour = 0      # what a slot costs you
+# usd_per_slot_hour = 0      # what a slot costs you, also one of a cluster of your own
 
-[cluster]                    # what could be rented, for plans and simulations
+[cluster]                    # what could be rented, for plans and simulations; really, where there is a [ray]
 instances = ["p3.8xlarge"]   # names of the catalogue, here 4 V100 for 12.24 USD an hour (2024)
 # prices = "prices.csv"      # a price list of your own: instance,gpus,usd_per_hour
 max_nodes = 16               # nodes held at any one time
@@ -55,6 +56,13 @@ init_s = { mean = 30, sd = 8 }     # how long a new node then takes to be of use
 # gpus = 8
 # usd_per_hour = 4.0
 # speed = 1.5                # of one of its GPUs, relative to those of [profile]
+
+# [ray]                      # with --on ray and a policy that rents: who brings up the nodes of [cluster]
+# autoscaler = true          # Ray's, whose node types have a label stretto-instance; or commands:
+# launch = "./up {number} {address} {slots} {name} {instance}"   # docs/cluster.md has one that uses ssh
+# release = "./down {number}"
+# start_timeout = "10m"      # a node that is not there by then is not waited for
+# slot = "gpu"               # what of a node is a slot: "gpu" or "cpu"
 
 [profile]                    # what you believe of the speed of a trial
 # file = "profile.json"      # as `stretto profile` measured it, instead of all that follows

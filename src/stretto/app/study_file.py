@@ -10,57 +10,51 @@ from typing import Any
 
 from stretto.app import study_example
 from stretto.app.profile_file import believe, read_profile
+from stretto.app.study_cluster import (
+    CLUSTER_KEYS,
+    MACHINE_KEYS,
+    RENT_KEYS,
+    Machine,
+    Offer,
+    cluster_of,
+    machine_of,
+    slots_offer,
+)
 from stretto.app.study_fields import Fields
 from stretto.app.study_profile import read_latency, read_speedup, read_spread
+from stretto.app.study_ray import RAY_KEYS, RayNodes, ray_of
 from stretto.core.errors import InputError
-from stretto.planning.profile import Profile, Scaling, Spread
+from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
 from stretto.planning.tuning import Limits, Tuning
-from stretto.pricing.billing import Billing, Per
-from stretto.pricing.catalogue import find_instance
-from stretto.pricing.instances import Instance
-from stretto.pricing.price_list import make_instance, read_price_list
 from stretto.search.rungs import check_rungs, make_rungs
 from stretto.search.samplers import SAMPLERS
 from stretto.search.space import Space, parse_space
 from stretto.search.study import Direction, Study
-from stretto.substrate.local_nodes import SLOT
 
 EXAMPLE_STUDY = study_example.TEXT
 
 BUILT_IN_CURVES = "builtin:resnet"
 
-SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "profile", "world")
+SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "ray", "profile", "world")
 STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler", "entry", "command", "checkpoints")
-MACHINE_KEYS = ("slots", "usd_per_slot_hour")
 HALVING_KEYS = ("rungs", "min_epochs", "eta", "max_epochs")
 LIMITS_KEYS = ("deadline", "budget_usd", "q")
-RENT_KEYS = ("instances", "instance", "prices", "max_nodes", "nodes", "queue_s", "init_s")
-BILLING_KEYS = ("billing", "minimum_s", "granularity_s", "usd_per_gb", "dataset_gb")
 SPEED_KEYS = ("epoch_s", "speedup", "spanning", "start_s")
 PROFILE_KEYS = (*SPEED_KEYS, "file")
 WORLD_KEYS = ("curves", *SPEED_KEYS, "queue_s", "init_s")
 
 MOST_TRIALS = 10**6
 MOST_EPOCHS = 10**6
-MOST_NODES = 10**4
-MOST_SLOTS = 1024
-
-OWN_MACHINE = Billing(minimum_s=0.0)
-"""Slots of one's own machine are paid for by the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The machine a study is tuned on."""
+class Rented:
+    """Nodes that come when they are wished for."""
 
-    slots: int | None = None
-    """Workers it runs at once; None: one for every GPU, or for every core where there is none."""
-    usd_per_slot_hour: float = 0.0
-
-    @property
-    def instance(self) -> Instance:
-        """One slot, as something to rent."""
-        return Instance(name=SLOT, gpus=1, usd_per_hour=self.usd_per_slot_hour)
+    offer: Offer
+    nodes: RayNodes
+    queue_s: SpreadBelief
+    init_s: SpreadBelief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +76,8 @@ class StudyOutline:
     """None: not known yet."""
     has_cluster: bool
     """It says what could be rented elsewhere."""
+    rented: Rented | None
+    """What really is rented on a Ray cluster, and by whom it is brought up; None without a section [ray]."""
     tables: dict[str, Any]
     """The file as it was written."""
     path: Path
@@ -166,14 +162,15 @@ def study_of(tables: dict[str, Any], path: Path) -> StudyFile:
             where=f"{path}: cluster",
             remedy=f"Give a table with {', '.join(RENT_KEYS)}; or slots in [machine], to plan for one.",
         )
-    max_nodes = slots or 1 if rented is None else rented.whole("max_nodes", at_most=MOST_NODES)
+    offer = slots_offer(slots or 1, outline.machine) if rented is None else cluster_of(rented, path)
+    max_nodes = offer.max_nodes
     return StudyFile(
         tuning=Tuning(
             study=outline.study,
             profile=outline.profile,
-            instances=(outline.machine.instance,) if rented is None else _instances(rented, path),
+            instances=offer.instances,
             max_nodes=max_nodes,
-            billing=OWN_MACHINE if rented is None else _billing(rented),
+            billing=offer.billing,
             limits=outline.limits,
         ),
         space=outline.space,
@@ -209,6 +206,7 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
         if "profile" in sections
         else None,
         has_cluster=rented is not None,
+        rented=_really_rented(sections, rented, path),
         tables=tables,
         path=path,
     )
@@ -225,15 +223,33 @@ def _checkpoints(fields: Fields) -> bool:
 
 
 def _rented(sections: Fields) -> Fields | None:
-    return sections.table("cluster", (*RENT_KEYS, *BILLING_KEYS)) if "cluster" in sections else None
+    return sections.table("cluster", CLUSTER_KEYS) if "cluster" in sections else None
 
 
-def machine_of(fields: Fields) -> Machine:
-    """What a section [machine] says."""
-    return Machine(
-        slots=fields.whole("slots", at_most=MOST_SLOTS) if "slots" in fields else None,
-        usd_per_slot_hour=fields.number("usd_per_slot_hour", 0.0),
+def _really_rented(sections: Fields, rented: Fields | None, path: Path) -> Rented | None:
+    if "ray" not in sections:
+        return None
+    if rented is None:
+        raise InputError(
+            "there is a section [ray], but no [cluster] that says which nodes it brings up.",
+            where=f"{path}: ray",
+            remedy=f"Give a table [cluster] with {', '.join(RENT_KEYS)}.",
+        )
+    queue_s, init_s = _delays(rented)
+    return Rented(
+        offer=cluster_of(rented, path),
+        nodes=ray_of(sections.table("ray", RAY_KEYS)),
+        queue_s=queue_s,
+        init_s=init_s,
     )
+
+
+def _delays(rented: Fields | None) -> tuple[SpreadBelief, SpreadBelief]:
+    """How long a node waits to be begun with, and then to be of use."""
+    at_once = Spread(0.0)
+    if rented is None:
+        return at_once, at_once
+    return read_spread(rented, "queue_s", at_once), read_spread(rented, "init_s", at_once)
 
 
 def _check_whole_numbers(tables: dict[str, Any], file: str) -> None:
@@ -296,44 +312,8 @@ def _limits(fields: Fields) -> Limits:
     )
 
 
-def _instances(cluster: Fields, path: Path) -> tuple[Instance, ...]:
-    """Types of one's own, and those picked by name: from these, the price list, or else the catalogue."""
-    listed = read_price_list(path.parent / cluster.text("prices")) if "prices" in cluster else ()
-    names = cluster.list("instances", [], of=str, rule='a list of names, such as ["p3.8xlarge"]')
-    written = cluster.list("instance", [], of=dict, rule="written as [[cluster.instance]]")
-    own = [make_instance(one, where=f"{cluster.where('instance')}[{i}]") for i, one in enumerate(written)]
-    where = cluster.where("instances")
-    found = [find_instance(name, own=(*listed, *own), where=where) for name in names]
-    found += listed if "instances" not in cluster else ()
-    found += [instance for instance in own if instance.name not in names]
-    if not found:
-        raise InputError(
-            "there is nothing to train on.",
-            where=cluster.where("instances"),
-            remedy='Give instances = ["p3.8xlarge"], a price list, or [[cluster.instance]] of your own.',
-        )
-    for position, instance in enumerate(found):
-        if instance.name in {other.name for other in found[:position]}:
-            raise InputError(
-                f"{instance.name!r} is there twice.", where=cluster.where("instances"), remedy="Keep one."
-            )
-    return tuple(found)
-
-
-def _billing(cluster: Fields) -> Billing:
-    usual = Billing()
-    return Billing(
-        per=Per(cluster.choice("billing", tuple(Per), usual.per)),
-        granularity_s=cluster.number("granularity_s", usual.granularity_s, above=0.0),
-        minimum_s=cluster.number("minimum_s", usual.minimum_s),
-        usd_per_gb=cluster.number("usd_per_gb", usual.usd_per_gb),
-        dataset_gb=cluster.number("dataset_gb", usual.dataset_gb),
-    )
-
-
 def _profile(fields: Fields, rented: Fields | None, path: Path) -> Profile:
-    queue_s = Spread(0.0) if rented is None else read_spread(rented, "queue_s", Spread(0.0))
-    init_s = Spread(0.0) if rented is None else read_spread(rented, "init_s", Spread(0.0))
+    queue_s, init_s = _delays(rented)
     if "file" in fields:
         for key in SPEED_KEYS:
             if key in fields:

@@ -1,4 +1,4 @@
-"""Tuning a study for real on this machine: planned, begun or resumed, and what came of it."""
+"""Tuning a study for real: planned, begun or resumed, and what came of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.app.probe import OnProgress, probe
-from stretto.app.profile_file import MeasuredProfile, believe, read_profile, write_profile
+from stretto.app.probe import OnProgress, probe, probed_as, slots_of
+from stretto.app.profile_file import MeasuredProfile, read_profile, write_profile
+from stretto.app.real_belief import belief_of
+from stretto.app.real_cost import priced_types
 from stretto.app.real_drive import (
     AtDeadline,
     EndedBy,
@@ -19,7 +21,7 @@ from stretto.app.real_drive import (
     drive,
     wall_clock,
 )
-from stretto.app.real_expect import Expectation, after_loading, expect, machine_instance
+from stretto.app.real_expect import Expectation, after_loading, expect
 from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import (
@@ -29,21 +31,21 @@ from stretto.app.real_result import (
     read_ending,
     tune_result,
 )
+from stretto.app.real_site import LOCAL, OpenSite
 from stretto.app.real_stop import Stop
-from stretto.app.real_substrate import Hands, MakeSubstrate, make_substrate
+from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.replay import Replayed, replay
-from stretto.app.run_folder import RUNS, RunFolder, RunSpec, begin, check_same
-from stretto.core.cluster import Node
+from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
+from stretto.app.study_cluster import Offer
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.core.units import format_duration, parse_duration_s
 from stretto.planning.profile import Profile
 from stretto.planning.tuning import Tuning
-from stretto.policies.registry import make_policy, rents_nodes
+from stretto.policies.registry import make_policy
 from stretto.pricing.purse import Purse
 from stretto.search.samplers import make_sampler
 from stretto.search.source import TrialSource, trials_ahead
-from stretto.substrate.local_nodes import whole_machine
 
 PROBE_S = 90.0
 PROBE_SHARE = 1 / 8
@@ -67,6 +69,8 @@ class Prepared:
     checked: Checked
     tuning: Tuning
     """Its deadline is the first start's if there was one, else counts from `at_s`."""
+    offer: Offer
+    """What there was when the run was begun, or is."""
     at_s: float
     """When it was prepared, by the monotonic clock."""
     expectation: Expectation
@@ -98,16 +102,20 @@ def finished(checked: Checked) -> TuneResult | None:
 def prepare(
     checked: Checked,
     *,
-    make: MakeSubstrate = make_substrate,
+    make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> Prepared:
     """Measure what is not known, and say what to expect; no trial is started.
 
-    The time this takes counts against the deadline, which is from when the command was given.
+    The time this takes counts against the deadline, which is from when the command was given. `make` takes
+    the place of the site's own substrate.
     """
     asked_s = time.monotonic()
-    profile = checked.outline.profile or _measured(checked, make, on_progress)
-    tuning = checked.tuning(profile, _deadline_s(checked, asked_s))
+    with checked.site.opened() as site:
+        spec = checked.folder.spec()
+        offer = site.offer if spec is None or spec.offer is None else spec.offer
+        profile = checked.outline.profile or _measured(checked, site, offer, make, on_progress)
+    tuning = checked.tuning(profile, offer, _deadline_s(checked, asked_s))
     request, deadline_s = checked.request, tuning.limits.deadline_s
     expectation = kept_expectation(checked.folder) or after_loading(
         expect(checked.outline, tuning, request.policy, request.options, request.seed),
@@ -117,7 +125,8 @@ def prepare(
     return Prepared(
         checked=checked,
         at_s=time.monotonic(),
-        tuning=checked.tuning(profile, _deadline_s(checked, asked_s)),
+        tuning=checked.tuning(profile, offer, _deadline_s(checked, asked_s)),
+        offer=offer,
         expectation=expectation,
         resumes=checked.folder.is_begun,
     )
@@ -128,10 +137,16 @@ def start(
     *,
     stop: Stop | None = None,
     watcher: Watcher | None = None,
-    make: MakeSubstrate = make_substrate,
+    make: MakeSubstrate | None = None,
 ) -> TuneResult:
     """Begin the run, or go on with it, until it is over or `stop` is asked."""
-    prepared = prepared.now()
+    with prepared.checked.site.opened() as site:
+        return _start(prepared.now(), site, make or site.make, stop or Stop(), watcher or Unwatched())
+
+
+def _start(
+    prepared: Prepared, site: OpenSite, make: MakeSubstrate, stop: Stop, watcher: Watcher
+) -> TuneResult:
     checked, tuning = prepared.checked, prepared.tuning
     folder = checked.folder
     spec = begin(
@@ -140,6 +155,8 @@ def start(
             kind="tune",
             started_at_s=time.time(),
             asked=checked.asked,
+            slots=prepared.offer.slots,
+            offer=prepared.offer,
             deadline_s=tuning.limits.deadline_s,
             budget_usd=tuning.limits.budget_usd,
             file=str(checked.outline.path.absolute()),
@@ -147,8 +164,8 @@ def start(
     )
     if folder.read("plan") is None:
         folder.write("plan", plan_tables(prepared.expectation))
-    guarded = MetricGuard(folder, tuning.study, watcher or Unwatched())
-    ended_by = drive(_score(prepared, make, spec.started_at_s), stop or Stop(), guarded)
+    guarded = MetricGuard(folder, tuning.study, watcher)
+    ended_by = drive(_score(prepared, site, make, spec.started_at_s), stop, guarded)
     if ended_by.for_good:
         folder.write("result", {"ended_by": str(ended_by)})
     return tune_result(folder, ended_by)
@@ -161,6 +178,8 @@ def tune(
     deadline: float | str | None = None,
     policy: str = "hypersched",
     budget_usd: float | None = None,
+    on: str = LOCAL,
+    store: str = "",
     slots: int | None = None,
     name: str | None = None,
     folder: Path | str = RUNS,
@@ -171,11 +190,13 @@ def tune(
     tensorboard: bool = False,
     checkpoints: bool = False,
 ) -> TuneResult:
-    """Tune a study on this machine, or resume the run of this name, and say what came of it.
+    """Tune a study, or resume the run of this name, and say what came of it.
 
     `work` is `train.py:train`, or the words of a command such as ["python", "train.py", "--lr", "{lr}"].
-    `deadline` is seconds or a text such as 10m. Files go to `folder`/`name`. `checkpoints` says that a
-    command saves on SIGTERM and goes on from there; else a trial that is paused begins anew.
+    `deadline` is seconds or a text such as 10m. It trains on this machine, or on a Ray cluster: `on` is
+    "local", "ray" or "ray:ADDRESS". Files go to `folder`/`name`, checkpoints also to `store`, a path or URL
+    that fsspec knows. `checkpoints` says that a command saves on SIGTERM and goes on from there; else a
+    trial that is paused begins anew.
     """
     if at_deadline not in tuple(AtDeadline):
         raise InputError(f"at_deadline is {at_deadline!r}.", remedy=f"It is one of {', '.join(AtDeadline)}.")
@@ -190,6 +211,8 @@ def tune(
             budget_usd=budget_usd,
             policy=policy,
             options=options or {},
+            on=on,
+            store=store,
             slots=slots,
             name=name,
             runs=Path(folder),
@@ -200,7 +223,11 @@ def tune(
             checkpoints=checkpoints,
         )
     )
-    return finished(checked) or start(prepare(checked))
+    over = finished(checked)
+    if over is not None:
+        return over
+    with checked.site.opened():
+        return start(prepare(checked))
 
 
 def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
@@ -211,14 +238,16 @@ def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
     return next(iter(replay(checked.folder, [other]).replayed), None)
 
 
-def _measured(checked: Checked, make: MakeSubstrate, on_progress: OnProgress) -> Profile:
+def _measured(
+    checked: Checked, site: OpenSite, offer: Offer, make: MakeSubstrate | None, on_progress: OnProgress
+) -> Profile:
     """As measured before, or by a probe now."""
     folder = checked.folder
-    if not folder.is_begun and not _is_of_this(folder, checked):
+    if not folder.is_begun and not is_of(checked, site):
         deadline_s = checked.limits.deadline_s
         time_s = PROBE_S if deadline_s is None else min(PROBE_S, deadline_s * PROBE_SHARE)
-        write_profile(folder.profile, _probe(checked, make, time_s, on_progress))
-    return believe(read_profile(folder.profile))
+        write_profile(folder.profile, _probe(checked, site, make, time_s, on_progress))
+    return belief_of(read_profile(folder.profile), checked.outline, offer)
 
 
 def _deadline_s(checked: Checked, asked_s: float) -> float | None:
@@ -238,12 +267,13 @@ def _left_s(deadline_s: float, gone_s: float) -> float:
     return deadline_s - gone_s
 
 
-def _is_of_this(folder: RunFolder, checked: Checked) -> bool:
-    """Whether a profile that lies in the folder is of the same training on as many slots."""
-    if not folder.profile.is_file():
+def is_of(checked: Checked, site: OpenSite) -> bool:
+    """Whether a profile that lies in the run's folder is of the same training on as many slots there."""
+    path = checked.folder.profile
+    if not path.is_file():
         return False
-    measured = read_profile(folder.profile)
-    return (measured.what, measured.slots) == (str(checked.work), checked.slots)
+    measured = read_profile(path)
+    return (measured.what, measured.slots) == (probed_as(checked.work, site), slots_of(site.nodes))
 
 
 def _loading_s(checked: Checked) -> float:
@@ -254,14 +284,18 @@ def _loading_s(checked: Checked) -> float:
     return max((measured.warm_up_s or 0.0) - measured.start_s, 0.0)
 
 
-def _probe(checked: Checked, make: MakeSubstrate, time_s: float, on_progress: OnProgress) -> MeasuredProfile:
+def _probe(
+    checked: Checked, site: OpenSite, make: MakeSubstrate | None, time_s: float, on_progress: OnProgress
+) -> MeasuredProfile:
     """Train some configurations of the study for a moment."""
     space, seed = checked.outline.space, checked.request.seed
-    count = min(max(checked.slots, 2), MOST_PROBED)
+    slots = slots_of(site.nodes)
+    count = min(max(slots, 2), MOST_PROBED)
     return probe(
         checked.work,
         [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
-        slots=checked.slots,
+        slots=slots,
+        site=site,
         time_s=time_s,
         study=checked.outline.study,
         seed=seed,
@@ -271,37 +305,30 @@ def _probe(checked: Checked, make: MakeSubstrate, time_s: float, on_progress: On
     )
 
 
-def _node(prepared: Prepared) -> tuple[Node, ...]:
-    """The machine as one node; a policy that rents begins with none."""
-    tuning, request = prepared.tuning, prepared.checked.request
-    if rents_nodes(make_policy(request.policy, options=request.options, tuning=tuning)):
-        return ()
-    return (dataclasses.replace(whole_machine(tuning.max_nodes), instance=machine_instance(tuning).name),)
-
-
-def _hands(prepared: Prepared) -> Hands:
-    request = prepared.checked.request
+def _hands(prepared: Prepared, site: OpenSite) -> Hands:
+    request, begun = prepared.checked.request, first_nodes(prepared.checked.folder)
     return Hands(
         work=lambda _: prepared.checked.work,
         study=prepared.tuning.study,
-        slots=prepared.tuning.max_nodes,
-        nodes=_node(prepared),
+        slots=max(prepared.offer.slots, site.offer.slots),
+        nodes=site.held if begun is None else begun,
         seed=request.seed,
         retries=request.retries,
         tensorboard=request.tensorboard,
     )
 
 
-def _score(prepared: Prepared, make: MakeSubstrate, started_at_s: float) -> Score:
+def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s: float) -> Score:
     tuning, request, outline = prepared.tuning, prepared.checked.request, prepared.checked.outline
     sampler = make_sampler(outline.sampler, outline.space, tuning.study, request.seed)
-    slots, budget_usd = tuning.max_nodes, tuning.limits.budget_usd
-    instances = (*tuning.instances, machine_instance(tuning))
+    slots, budget_usd = prepared.offer.slots, tuning.limits.budget_usd
+    types = priced_types(tuning, outline.machine.usd_per_slot_hour)
+    hands = _hands(prepared, site)
     return Score(
         folder=prepared.checked.folder,
         policy=make_policy(request.policy, options=request.options, tuning=tuning),
-        make=lambda: make(_hands(prepared), prepared.checked.folder, wall_clock(started_at_s)),
-        nodes=_node(prepared),
+        make=lambda: make(hands, prepared.checked.folder, wall_clock(started_at_s)),
+        nodes=hands.nodes,
         source=TrialSource(
             tuning.study,
             sampler,
@@ -312,7 +339,5 @@ def _score(prepared: Prepared, make: MakeSubstrate, started_at_s: float) -> Scor
         seed=request.seed,
         deadline_s=tuning.limits.deadline_s,
         at_deadline=request.at_deadline,
-        limit=None
-        if budget_usd is None
-        else Reserve(Purse(instances, tuning.billing, budget_usd), RESERVE_S),
+        limit=None if budget_usd is None else Reserve(Purse(types, tuning.billing, budget_usd), RESERVE_S),
     )

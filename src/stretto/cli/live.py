@@ -14,14 +14,23 @@ from rich.table import Table
 from rich.text import Text
 
 from stretto.app.real_board import ENDED, Board, JobLine, Phase
+from stretto.app.real_cost import RunMeter
 from stretto.app.real_drive import Watcher
-from stretto.app.real_expect import corrected, machine_instance
+from stretto.app.real_expect import corrected
 from stretto.core.decision import ReasonCode
-from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobNoted,
+    JobReported,
+    JobRetried,
+    NodeRefused,
+)
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
-from stretto.pricing.meter import CostMeter
 from stretto.report.names import one_line
 from stretto.search.study import Study
 
@@ -38,6 +47,8 @@ class Outlook:
 
     tuning: Tuning
     finish_s: Estimate | None
+    usd_per_slot_hour: float
+    """Of slots that are simply there."""
 
 
 @contextmanager
@@ -96,6 +107,8 @@ class PlainLines:
                 yield f"{event.job_id} failed: {last_line(event.error)}"
             case JobNoted():
                 yield f"{event.job_id}: {event.text}"
+            case NodeRefused():
+                yield f"{event.count} of {event.instance} will not come: {event.why}"
             case _:
                 pass
 
@@ -121,10 +134,9 @@ class Display:
         self._study = study
         self._outlook = outlook
         self._board = Board(study)
-        self._meter: CostMeter | None = None
+        self._meter: RunMeter | None = None
         if outlook is not None and outlook.tuning.instances[0].usd_per_hour:
-            tuning = outlook.tuning
-            self._meter = CostMeter((*tuning.instances, machine_instance(tuning)), tuning.billing)
+            self._meter = RunMeter(outlook.tuning, outlook.usd_per_slot_hour)
         self._now_s = 0.0
         self._drawn = 0.0
         self.live: Live | None = None

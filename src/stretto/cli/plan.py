@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,9 @@ from stretto.app.plan import plan_json
 from stretto.app.probe_seen import Progress
 from stretto.app.probe_study import study_to_plan
 from stretto.app.real_request import TuneRequest
+from stretto.app.real_site import LOCAL
 from stretto.app.study_run import with_limits
-from stretto.cli.flags import AsJson, ReportFile, Seed
+from stretto.cli.flags import AsJson, On, ReportFile, Seed, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.output import check_report
 from stretto.cli.words import work_of
@@ -51,6 +53,8 @@ def plan(
     option: Annotated[
         list[str] | None, typer.Option("--set", help="rubberband.OPTION=VALUE, such as rubberband.rule=mean.")
     ] = None,
+    on: On = LOCAL,
+    store: Store = "",
     seed: Seed = 0,
     as_json: AsJson = False,
     report: ReportFile = None,
@@ -59,9 +63,10 @@ def plan(
 
     With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
     keeps it. With both: the cheapest that keeps both. With neither: the trade-off. No trial is started.
-    A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine for at
-    most 90 s, and [bold]stretto tune[/bold] need not measure again. It is planned for its
-    [bold]\[cluster][/bold], else for this machine. The exit code is 1 if no plan keeps the limits.
+    A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine, or
+    where --on says, for at most 90 s, and [bold]stretto tune[/bold] need not measure again. It is planned
+    for its [bold]\[cluster][/bold], else for where it was measured. The exit code is 1 if no plan keeps the
+    limits.
 
     Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
     Example: [bold]stretto plan study.toml train.py:train --deadline 10m[/bold]
@@ -77,9 +82,11 @@ def plan(
             options=options,
             deadline_s=_deadline_s(deadline),
             budget_usd=budget_usd,
+            on=on,
+            store=store,
             seed=seed,
         ),
-        on_progress=_say_progress,
+        on_progress=partial(_say_progress, "this machine" if on == LOCAL else on),
     )
     for note in found.notes:
         print(note, file=sys.stderr)
@@ -103,9 +110,9 @@ def _deadline_s(text: str | None) -> float | None:
     return parse_deadline_s(text, datetime.now().astimezone())
 
 
-def _say_progress(progress: Progress) -> None:
+def _say_progress(where: str, progress: Progress) -> None:
     print(
-        f"measuring on this machine, {progress.time_s:.0f} s at most: {progress.doing}",
+        f"measuring on {where}, {progress.time_s:.0f} s at most: {progress.doing}",
         file=sys.stderr,
         flush=True,
     )

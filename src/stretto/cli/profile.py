@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from stretto.app.probe import ANY_STUDY, Progress, probe
+from stretto.app.probe import ANY_STUDY, Progress, probe, slots_of
 from stretto.app.profile_file import (
     FitError,
     MeasuredProfile,
@@ -23,9 +23,12 @@ from stretto.app.profile_file import (
     profile_json,
     write_profile,
 )
-from stretto.app.real_request import check_slots, chosen_work
+from stretto.app.real_request import chosen_work
+from stretto.app.real_site import LOCAL, SiteRequest, find_site
+from stretto.app.run_folder import RUNS
+from stretto.app.study_cluster import Machine
 from stretto.app.study_file import StudyOutline, read_outline
-from stretto.cli.flags import AsJson, Seed
+from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.output import check_place
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
@@ -52,9 +55,9 @@ def profile(
         Path | None, typer.Option(help="Draw hyperparameters from this study.", show_default=False)
     ] = None,
     time: Annotated[str, typer.Option(metavar="DURATION", help="At most so long, once it trains.")] = "90s",
-    slots: Annotated[
-        int | None, typer.Option(help="Workers at once.", show_default="one for every GPU, or core")
-    ] = None,
+    on: On = LOCAL,
+    slots: Slots = None,
+    store: Store = "",
     output: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("profile.json"),
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -71,9 +74,11 @@ def profile(
     check_place(output, option="--output", example="profile.json")
     outline = None if study is None else read_outline(study)
     chosen = _configs(config, outline, seed)
-    count = check_slots(slots if slots is not None or outline is None else outline.machine.slots)
+    machine = Machine() if outline is None else outline.machine
+    asked = find_site(SiteRequest(on=on, slots=slots, store=store, runs=RUNS, machine=machine))
     trained = chosen_work(work_of(work or []), outline, [name for name, _ in chosen[0]])
-    with _status() as status:
+    asked.check(trained)
+    with asked.opened() as site, _status() as status:
 
         def show(progress: Progress) -> None:
             if isinstance(status, Status):
@@ -83,7 +88,8 @@ def profile(
         measured = probe(
             trained,
             chosen,
-            slots=count,
+            slots=slots_of(site.nodes),
+            site=site,
             time_s=time_s,
             study=ANY_STUDY if outline is None else outline.study,
             seed=seed,

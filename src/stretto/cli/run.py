@@ -1,4 +1,4 @@
-"""`stretto run`: several jobs, trained for real on this machine."""
+"""`stretto run`: several jobs, trained for real."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Annotated
 import typer
 
 from stretto.app.real_drive import EndedBy
+from stretto.app.real_site import LOCAL
 from stretto.app.real_stop import Stop
 from stretto.app.run_jobs import CheckedRun, RunRequest, RunResult, check_run, finished_run, start_run
+from stretto.app.study_cluster import slots_offer
 from stretto.app.workloads import check_policies
-from stretto.cli.flags import AsJson, Seed
+from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.live import watching
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
 from stretto.policies.registry import check_targets, parse_options
+from stretto.pricing.instances import Instance
 from stretto.report.run_jobs_text import jobs_text
 
 
@@ -29,10 +32,8 @@ def run(
         str | None,
         typer.Option(metavar="DURATION", help="Decide at least this often.", show_default="the policy's"),
     ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option(help="Workers at once.", show_default="one for every GPU, else for every core"),
-    ] = None,
+    on: On = LOCAL,
+    slots: Slots = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run; the same resumes it.", show_default="the file's")
     ] = None,
@@ -41,17 +42,19 @@ def run(
     ] = None,
     retries: Annotated[int, typer.Option(help="Starts after a failure without progress.")] = 2,
     seed: Seed = 0,
+    store: Store = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run several jobs that share this machine: who gets how many workers, and which batch size.
+    """Run several jobs that share a machine or cluster: who gets how many workers, and which batch size.
 
     Everything lies under runs/NAME. The same command resumes a run that was stopped or killed;
     Ctrl-C saves checkpoints and stops, a second one stops at once. The exit code is 1 if a job did
     not finish.
 
     Example: [bold]stretto run jobs.toml --policy pollux[/bold]
+    Example: [bold]stretto run jobs.toml --on ray[/bold]
     """
     names = check_policies(policy)
     if len(names) != 1:
@@ -64,6 +67,8 @@ def run(
             policy=names[0],
             options=options.get(names[0], {}),
             interval_s=None if interval is None else parse_duration_s(interval, where="--interval"),
+            on=on,
+            store=store,
             slots=slots,
             name=name,
             seed=seed,
@@ -83,12 +88,20 @@ def run(
 
 
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
+    with checked.site.opened() as site:
+        for note in site.notes:
+            print(note, file=sys.stderr)
+        return _train(checked, site.offer.slots, yes=yes)
+
+
+def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
     resumes = checked.folder.is_begun
     if not resumes:
-        agree(checked.file.machine.usd_per_slot_hour, yes=yes)
+        (slot,) = slots_offer(slots, checked.file.machine).instances
+        agree(slot, yes=yes)
     else:
         _say_begun(checked, "resumed")
-    title = f"{len(checked.file.jobs)} jobs under {checked.request.policy} on {checked.slots} slots"
+    title = f"{len(checked.file.jobs)} jobs under {checked.request.policy} on {slots} slots"
     try:
         with watching(f"{title}: {checked.folder.path}") as watcher:
             return start_run(
@@ -106,13 +119,14 @@ def _say_begun(checked: CheckedRun, how: str) -> None:
     print(f"{checked.folder.path} is {how}.", file=sys.stderr, flush=True)
 
 
-def agree(price_usd: float, *, yes: bool) -> None:
+def agree(instance: Instance, *, yes: bool) -> None:
     """Ask before money is spent, where there is somebody to ask."""
-    if yes or not price_usd:
+    if yes or not instance.usd_per_hour:
         return
     if not sys.stdin.isatty():
         raise InputError(
-            f"a slot costs ${price_usd:g} an hour, and nobody is there to agree.", remedy="Add --yes."
+            f"a {instance.name} costs ${instance.usd_per_hour:g} an hour, and nobody is there to agree.",
+            remedy="Add --yes.",
         )
     typer.confirm("Spend this?", abort=True, err=True)
 

@@ -1,4 +1,4 @@
-"""`stretto tune`: a study, trained for real on this machine."""
+"""`stretto tune`: a study, trained for real."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -14,10 +14,11 @@ from stretto.app.probe import Progress
 from stretto.app.real_drive import AtDeadline, EndedBy
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import TuneResult
+from stretto.app.real_site import LOCAL
 from stretto.app.real_stop import Stop
 from stretto.app.tune import elsewhere, finished, prepare, start
 from stretto.app.workloads import check_policies
-from stretto.cli.flags import AsJson, Seed
+from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
 from stretto.cli.run import agree, how_to_resume
@@ -43,10 +44,8 @@ def tune(
         str | None, typer.Option(metavar="USD", help="Spend no more; or none.", show_default="the file's")
     ] = None,
     policy: Annotated[str, typer.Option(help="Who decides about trials.")] = "hypersched",
-    slots: Annotated[
-        int | None,
-        typer.Option(help="Workers at once.", show_default="one for every GPU, else for every core"),
-    ] = None,
+    on: On = LOCAL,
+    slots: Slots = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run; the same resumes it.", show_default="the study's")
     ] = None,
@@ -58,6 +57,7 @@ def tune(
     ] = None,
     retries: Annotated[int, typer.Option(help="Starts after a failure without progress.")] = 2,
     seed: Seed = 0,
+    store: Store = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="The command saves on SIGTERM and goes on from there.")
@@ -65,7 +65,7 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tune a study on this machine: the best model by a deadline, or the cheapest way to be on time.
+    """Tune a study: the best model by a deadline, or the cheapest way to be on time.
 
     The plan comes first, then the run, then the best configuration and its checkpoint. Everything
     lies under runs/NAME. The same command resumes a run that was stopped or killed; Ctrl-C saves
@@ -74,6 +74,7 @@ def tune(
 
     Example: [bold]stretto tune study.toml train.py:train --deadline 10m[/bold]
     Example: [bold]stretto tune study.toml --deadline 10m -- python train.py --lr {lr}[/bold]
+    Example: [bold]stretto tune study.toml train.py:train --on ray --policy rubberband[/bold]
     """
     names = check_policies(policy)
     if len(names) != 1:
@@ -89,6 +90,8 @@ def tune(
             budget_usd=parse_budget_usd(budget),
             policy=names[0],
             options=options.get(names[0], {}),
+            on=on,
+            store=store,
             slots=slots,
             name=name,
             seed=seed,
@@ -105,18 +108,27 @@ def tune(
 
 
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
-    say = sys.stderr if as_json else sys.stdout
-    for note in checked.notes():
-        print(note, file=sys.stderr)
+    with checked.site.opened() as site:
+        for note in checked.notes(site):
+            print(note, file=sys.stderr)
+        return _train(checked, yes=yes, say=sys.stderr if as_json else sys.stdout)
+
+
+def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
     prepared = prepare(checked, on_progress=_say_progress)
     tuning, request = prepared.tuning, checked.request
     if prepared.resumes:
         print(f"{checked.folder.path} is resumed.", file=sys.stderr)
     else:
         print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
-        agree(tuning.instances[0].usd_per_hour, yes=yes)
-    title = f"{tuning.study.name} under {request.policy} on {tuning.max_nodes} slots: {checked.folder.path}"
-    outlook = Outlook(tuning=tuning, finish_s=prepared.expectation.finish_s)
+        agree(tuning.instances[0], yes=yes)
+    slots = prepared.offer.slots
+    title = f"{tuning.study.name} under {request.policy} on {slots} slots: {checked.folder.path}"
+    outlook = Outlook(
+        tuning=tuning,
+        finish_s=prepared.expectation.finish_s,
+        usd_per_slot_hour=checked.outline.machine.usd_per_slot_hour,
+    )
     stop = Stop()
     try:
         with watching(title, study=tuning.study, outlook=outlook) as watcher:

@@ -28,6 +28,8 @@ class Draws:
     """By stage, [sample]: one request for nodes per stage."""
     init_s: tuple[Floats, ...]
     """By stage, [sample, node]."""
+    starts: Floats
+    """[sample] time of a start relative to what is believed: all starts are off together."""
 
     @property
     def samples(self) -> int:
@@ -54,6 +56,9 @@ def draw_study(
         epochs=tuple(chance.factors(latency.epoch_sd / stage.epochs**0.5, stage.trials) for stage in stages),
         queue_s=tuple(chance.delays(queue, 1)[:, 0] for _ in stages),
         init_s=tuple(chance.delays(init, nodes) for _ in stages),
+        starts=chance.factors(np.full(samples, profile.start_sd), 1)[:, 0]
+        if profile.start_sd
+        else np.ones(samples),
     )
 
 
@@ -66,6 +71,7 @@ def first_samples(draws: Draws, samples: int) -> Draws:
         epochs=tuple(factors[:samples] for factors in draws.epochs),
         queue_s=tuple(delays[:samples] for delays in draws.queue_s),
         init_s=tuple(delays[:samples] for delays in draws.init_s),
+        starts=draws.starts[:samples],
     )
 
 
@@ -78,6 +84,7 @@ def sources(draws: Draws) -> dict[str, Draws]:
         "epoch to epoch": replace(draws, epochs=tuple(_held(factors) for factors in draws.epochs)),
         "queueing for nodes": replace(draws, queue_s=tuple(_held(delays) for delays in draws.queue_s)),
         "node start-up": replace(draws, init_s=tuple(_held(delays) for delays in draws.init_s)),
+        "starts of trials": replace(draws, starts=_held(draws.starts)),
     }
 
 

@@ -224,7 +224,7 @@ class Execution:
             train_s = self._train_s(index, stage, packing)
             return _Slots(ready_s + train_s, ready_s.max(axis=1), train_s.sum(axis=1) * stage.gpus_per_trial)
         pace, work_s = self._pace(stage, packing), self._work_s(index, stage)
-        start_s = self._tuning.profile.start_s
+        start_s = self._start_s()
         free_s, rows = ready_s.copy(), np.arange(self._draws.samples)
         busy_s, begun_s = (np.zeros(self._draws.samples) for _ in range(2))
         for trial in range(stage.trials):
@@ -260,7 +260,11 @@ class Execution:
 
     def _train_s(self, index: int, stage: StagePlan, packing: Packing) -> Floats:
         """[sample, trial]: a start and the epochs of the stage."""
-        return self._tuning.profile.start_s + self._work_s(index, stage) * self._pace(stage, packing)
+        return self._start_s()[:, None] + self._work_s(index, stage) * self._pace(stage, packing)
+
+    def _start_s(self) -> Floats:
+        """[sample]"""
+        return self._tuning.profile.start_s * self._draws.starts
 
     def _work_s(self, index: int, stage: StagePlan) -> Floats:
         """[sample, trial]: the epochs of the stage on one GPU of the usual speed."""

@@ -99,12 +99,14 @@ class SpreadPosterior:
         return SpreadDraws(self.draws.mean[pick], self.draws.sd[pick])
 
 
-def learn_latency(observations: Sequence[Observation], rng: np.random.Generator) -> LatencyPosterior:
-    """What timed epochs say about the time of an epoch."""
+def learn_latency(
+    observations: Sequence[Observation], rng: np.random.Generator, *, node_scale: float = NODE_SCALE
+) -> LatencyPosterior:
+    """What timed epochs say about the time of an epoch; `node_scale` 0: all nodes are one machine."""
     _check([one.epoch_s * one.speed for one in observations], "epoch time")
     cells = _Cells.of(observations)
     variances = np.stack(
-        [(scale * _half_normal(rng, TRIED)) ** 2 for scale in (TRIAL_SCALE, NODE_SCALE, EPOCH_SCALE)], axis=1
+        [(scale * _half_normal(rng, TRIED)) ** 2 for scale in (TRIAL_SCALE, node_scale, EPOCH_SCALE)], axis=1
     )
     log_weight, level, level_var = cells.likelihood(variances)
     pick = _resampled(log_weight, rng)

@@ -134,7 +134,9 @@ class Profile:
     latency: LatencyBelief
     scaling: Scaling
     start_s: float = 0.0
-    """Every start and resize of a trial takes this long."""
+    """Every start and resize of a trial takes this long .."""
+    start_sd: float = 0.0
+    """.. unless all of them together take more or less: how far off that may be, relative to it."""
     queue_s: SpreadBelief = Spread(0.0)
     """How long a request for nodes waits."""
     init_s: SpreadBelief = Spread(0.0)

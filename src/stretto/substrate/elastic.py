@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -190,7 +191,8 @@ class ElasticSubstrate:
         spec, folder = self._spec_of(job), self._folder_of(job)
         epoch = past.progress.epoch
         nodes = max(len(past.allocation.nodes), 1)
-        account = Account(job, spec.metric, epoch, held=untold(folder / "metrics.jsonl", epoch, nodes))
+        written = partial(untold, folder / "metrics.jsonl")
+        account = Account(job, spec.metric, epoch, held=written(epoch, nodes), written=written)
         log = str(folder / "stdout.log")
         losses = Losses(self._rules.retries, past.failures)
         gang = Gang(

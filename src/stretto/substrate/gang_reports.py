@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class Account:
     """Of checkpoints, in epochs. Epochs that were told and not saved are trained again, which is progress."""
     held: list[Held] = field(default_factory=list)
     """Not told yet. What came after a PARK waits for the next report, or for the job's or the run's end."""
+    written: Callable[[int, int], list[Held]] | None = None
+    """Epochs after a given one that the job itself wrote down, given how many nodes it was on."""
     misses_metric: bool = False
     """It was said that an epoch came without the metric."""
 
@@ -46,7 +49,7 @@ class Account:
 
     def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported | JobNoted]:
         """Of all reports that are held."""
-        reports, self.held = self.held, []
+        reports, self.held = self._without_gaps(), []
         notes = [note for one in reports for note in self._missing(one.report, t_s)]
         events = [self._event(one, t_s) for one in reports]
         told = [replace(event, resize_s=resize_s if event is events[-1] else None) for event in events]
@@ -61,6 +64,18 @@ class Account:
             path=saved.path,
             best=saved.best,
         )
+
+    def _without_gaps(self) -> list[Held]:
+        """Whoever was cut off may have ended epochs and saved them where the others then went on."""
+        whole: list[Held] = []
+        reached = self.epoch
+        for one in self.held:
+            before = one.report.epoch - len(one.report.ends)
+            if before > reached and self.written is not None:
+                whole += [held for held in self.written(reached, one.nodes) if held.report.epoch <= before]
+            whole.append(one)
+            reached = max(reached, one.report.epoch)
+        return whole
 
     def _missing(self, report: Report, t_s: float) -> list[JobNoted]:
         """The first epoch without the metric: it has no result, which is another thing than a bad one."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 from stretto.core.errors import InputError
@@ -22,6 +24,8 @@ def connected(address: str | None, *, slots: int | None = None) -> Iterator[str]
 
     Gives the cluster's address. Only a new one is stopped in the end.
     """
+    if address is not None:
+        _show_token()
     ray = _ray()
     if ray.is_initialized():
         yield ray.get_runtime_context().gcs_address
@@ -44,6 +48,16 @@ def is_our_own() -> bool:
     """Whether the cluster that this process is connected to was started by it."""
     node = _ray()._private.worker._global_node  # noqa: SLF001 - Ray has no public word for it
     return node is not None and bool(node.head)
+
+
+def _show_token() -> None:
+    """Ray shows the token there is only to a cluster that it finds itself; let it, unless told otherwise.
+
+    It reads that setting once, when it is imported.
+    """
+    kept = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    if "ray" not in sys.modules and ("RAY_AUTH_TOKEN" in os.environ or kept.is_file()):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _ray() -> ModuleType:
@@ -75,5 +89,6 @@ def _unreachable(address: str, why: object) -> InputError:
     return InputError(
         f"the Ray cluster at {address} cannot be reached: {why}.",
         remedy="Run this on a node of the cluster, with --on ray; or give the address that `ray start` "
-        "printed, and the token of the cluster if it has one (RAY_AUTH_TOKEN).",
+        "printed. A cluster with a token wants RAY_AUTH_MODE=token and the token in ~/.ray/auth_token, one "
+        "without RAY_AUTH_MODE=disabled.",
     )

@@ -13,6 +13,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLost, NodeRefused, NodeReleased
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.elastic_workers import Place, Post
+from stretto.substrate.fleet_record import Record
 from stretto.substrate.ray.agent import Charge, News
 from stretto.substrate.ray.agents import AgentLine, RemoteNursery
 from stretto.substrate.ray.fleet import RayFleet
@@ -148,7 +149,13 @@ class RayLand:
         return [*seen, *self._mourn(t_s), *self._welcome(t_s), *self._release(t_s)]
 
     def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
-        return list(self._follow(self._fleet.recall(history, t_s)))
+        events = list(history)
+        told = list(self._follow(self._fleet.recall(events, t_s)))
+        for node in Record.of(events).here.values():  # of those that are still here there is nothing to tell
+            if self._fleet.where(node.id) is not None:
+                self._nodes[node.id] = node
+                self._staff(node.id)
+        return told
 
     def close(self) -> None:
         for line in self._lines.values():

@@ -253,3 +253,5 @@ class Seats:
         if seat.worker_id in self._granted:
             self._granted.remove(seat.worker_id)
         remove_placement_group(seat.group)
+        if seat.gpus is None:  # with its group goes an actor that is there, but not one that is still to come
+            ray.kill(seat.sitter)

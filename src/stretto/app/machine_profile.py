@@ -1,0 +1,54 @@
+"""What is believed of trials that run on the machine where they were probed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stretto.planning.learning import LatencyPosterior
+from stretto.planning.profile import Profile
+
+PACE_SD = 0.05
+"""How much a machine's pace differs from what it was during a probe, relative to it. This is what
+`benchmarks/prediction.py --calibrate` measures, on other studies than the benchmark reports on."""
+LONE_CHANCE = 1.08
+"""By so much some seconds of training differ from the next ones, whoever trains beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineProfile(Profile):
+    """Of trials that run where they were probed: all slots busy, and what changes when few of them are."""
+
+    slots: int
+    lone_epoch: float
+    """Time of an epoch while the other slots are idle, relative to when they are busy."""
+    lone_start_s: float
+    gang_start_s: float
+    """What a start or resize to several workers costs."""
+
+    def epoch_factor(self, busy: int) -> float:
+        """Time of an epoch while so many slots are busy, relative to all of them: linear in between."""
+        return self.lone_epoch + (1.0 - self.lone_epoch) * self._crowding(busy)
+
+    def start_s_at(self, busy: int, workers: int = 1) -> float:
+        """What a start of so many workers costs while so many slots are busy."""
+        if workers > 1:
+            return self.gang_start_s
+        return self.lone_start_s + (self.start_s - self.lone_start_s) * self._crowding(busy)
+
+    def _crowding(self, busy: int) -> float:
+        return (min(busy, self.slots) - 1) / (self.slots - 1) if self.slots > 1 else 1.0
+
+
+def beyond_chance(ratio: float) -> float:
+    """Of time alone to time in company, what is not chance; idle neighbours slow nobody down."""
+    return min(ratio * LONE_CHANCE, 1.0)
+
+
+def at_another_time(latency: LatencyPosterior, rng: np.random.Generator) -> LatencyPosterior:
+    """The same machine later: one factor of mean 1 for all that runs on it, exp(s z - s^2 / 2)."""
+    draws = latency.draws
+    normal = rng.standard_normal(len(draws.epoch_s))
+    later_s = draws.epoch_s * np.exp(PACE_SD * normal - PACE_SD**2 / 2.0)
+    return LatencyPosterior(replace(draws, epoch_s=later_s))

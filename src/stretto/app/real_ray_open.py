@@ -1,0 +1,167 @@
+"""A Ray cluster that is connected to, as what a run is put on. Importing this imports Ray."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_scratch import scratch
+from stretto.app.real_site import SiteRequest, node_of
+from stretto.app.real_store import empty_store, store_of
+from stretto.app.real_substrate import Hands, training_job
+from stretto.app.run_folder import RunFolder
+from stretto.app.study_cluster import Offer, nodes_offer, slots_offer
+from stretto.app.study_file import Rented
+from stretto.core.cluster import Node
+from stretto.substrate.elastic import Files
+from stretto.substrate.fleet import NodeKind
+from stretto.substrate.gang_effects import Rules
+from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
+from stretto.substrate.ray.launch_commands import CommandLauncher, Commands
+from stretto.substrate.ray.nodes import Resource, read_nodes, slot_resource
+from stretto.substrate.ray.pool import Pool
+from stretto.substrate.ray.substrate import RaySubstrate
+
+LABEL_LETTERS = 40
+"""Of a run's name in those of its nodes; Ray's labels have 63 at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRay:
+    """A Ray cluster that this process is connected to."""
+
+    request: SiteRequest
+    address: str
+    own: bool
+    """It was started for this."""
+    resource: Resource
+    nodes: tuple[Node, ...]
+    launched: frozenset[str]
+    """Those of the nodes that some run has brought up."""
+
+    mark: ClassVar[str] = " on Ray"
+
+    @property
+    def words(self) -> str:
+        return f"the Ray cluster at {self.address}"
+
+    @property
+    def launches(self) -> Rented | None:
+        """What is brought up when it is wished for."""
+        return self.request.rented if self.request.rents else None
+
+    @property
+    def held(self) -> tuple[Node, ...]:
+        if not self.request.rents:
+            return self.nodes
+        return tuple(node for node in self.nodes if node.id not in self.launched) if self.launches else ()
+
+    @property
+    def offer(self) -> Offer:
+        machine = self.request.machine
+        if self.launches is not None:
+            return self.launches.offer
+        if self.request.rents:
+            return nodes_offer(*self._pool, machine)
+        return slots_offer(sum(node.gpus for node in self.nodes), machine)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes())
+
+    def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        store = self.request.store and store_of(self.request.store, folder.name)
+        fleet = self._fleet(hands, folder)
+        try:
+            return RaySubstrate(
+                fleet=fleet,
+                slots=hands.slots,
+                spec_of=lambda job: training_job(hands, job),
+                run_dir=folder.path,
+                clock=clock,
+                rules=Rules(retries=hands.retries),
+                files=Files(tensorboard=hands.tensorboard, store=store),
+            )
+        except BaseException:
+            fleet.close()
+            raise
+
+    @contextmanager
+    def scratch(self, purpose: str) -> Iterator[RunFolder]:
+        """Beside the runs, as that is where all nodes see it."""
+        runs, store = self.request.runs.absolute(), self.request.store
+        runs.mkdir(parents=True, exist_ok=True)
+        with scratch(purpose, runs) as folder:
+            try:
+                yield folder
+            finally:
+                if store:
+                    empty_store(store_of(store, folder.name))
+
+    @property
+    def _pool(self) -> tuple[int, int]:
+        """Of the equal nodes that have most slots together: how many, and the slots of each."""
+        sizes = Counter(node.gpus for node in self.nodes)
+        slots = max(sizes, key=lambda size: (size * sizes[size], size))
+        return sizes[slots], slots
+
+    def _notes(self) -> Iterator[str]:
+        request = self.request
+        slots = sum(node.gpus for node in self.nodes)
+        if self.own:
+            yield f"There is no Ray cluster here: one of {slots} slots is started on this machine meanwhile."
+        elif request.machine.slots is not None:
+            yield f"[machine] slots is about one machine; here are the {slots} slots of {self.words}."
+        if request.rented is not None and not request.rents:
+            yield "[ray] is for a policy that rents, such as rubberband; this one takes the nodes there are."
+        if request.rents and not self.launches and len({node.gpus for node in self.nodes}) > 1:
+            count, each = self._pool
+            yield (
+                f"Nodes that are rented are equal: {count} of {each} slots are used, and "
+                f"{len(self.nodes) - count} of another size are not."
+            )
+
+    def _fleet(self, hands: Hands, folder: RunFolder) -> RayFleet:
+        if hands.tried or not self.request.rents:
+            return RayFleet(resource=self.resource)
+        if self.launches is None:
+            pool = Pool(NodeKind(self.offer.instances[0].name, self.offer.instances[0].gpus))
+            return RayFleet(pool, resource=self.resource, read=pool.read)
+        start_s = self.launches.nodes.start_s
+        launcher = self._launcher(self.launches, folder)
+        return RayFleet(launcher, resource=self.resource, start_s=start_s, prefix=node_prefix(folder.name))
+
+    def _launcher(self, rented: Rented, folder: RunFolder) -> Launcher:
+        kinds = [NodeKind(one.name, one.gpus) for one in rented.offer.instances]
+        if not rented.nodes.launch:
+            return AutoscalerLauncher(kinds, self.resource)
+        commands = Commands(launch=rented.nodes.launch, release=rented.nodes.release)
+        return CommandLauncher(commands, kinds, address=self.address, folder=folder.path / "nodes")
+
+
+def look_around(request: SiteRequest, address: str, *, own: bool) -> OpenRay:
+    """What there is in the cluster that is connected to."""
+    rented = request.rented if request.rents else None
+    resource = slot_resource() if rented is None else rented.nodes.slot
+    seen = [node for node in read_nodes(resource) if not node.draining]
+    kinds = () if rented is None else tuple(one.name for one in rented.offer.instances)
+    nodes = {node_of(one.name, one.slots): one.instance in kinds for one in seen}
+    return OpenRay(
+        request=request,
+        address=address,
+        own=own,
+        resource=resource,
+        nodes=tuple(nodes),
+        launched=frozenset(node.id for node, is_launched in nodes.items() if is_launched),
+    )
+
+
+def node_prefix(run: str) -> str:
+    """What the names of nodes begin with that a run brings up: letters that Ray's labels may have."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", run)[:LABEL_LETTERS].lstrip("-_.") + "-"

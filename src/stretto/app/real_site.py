@@ -1,0 +1,177 @@
+"""What a run is put on: this machine, or a Ray cluster. Whoever drives a run sees no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_scratch import scratch
+from stretto.app.real_store import check_store, store_of
+from stretto.app.real_substrate import Hands, count_slots, make_substrate
+from stretto.app.real_work import Entry, RealWork
+from stretto.app.run_folder import RunFolder, Tables
+from stretto.app.study_cluster import MOST_SLOTS, Machine, Offer, slots_offer
+from stretto.app.study_file import Rented
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.resources import Resources
+from stretto.substrate.local_nodes import whole_machine
+
+LOCAL = "local"
+RAY = "ray"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRequest:
+    """Where a run is to be."""
+
+    on: str = LOCAL
+    """`local`, `ray` or `ray:ADDRESS`."""
+    slots: int | None = None
+    """Workers at once; None: as the file says, or as many as there are."""
+    store: str = ""
+    """Where checkpoints go besides the run's folder: a path or URL that fsspec knows; empty: nowhere."""
+    runs: Path
+    machine: Machine
+    rents: bool = False
+    """The policy wishes for the nodes it needs."""
+    rented: Rented | None = None
+    """What can be rented on a Ray cluster, besides what is there."""
+
+
+class OpenSite(Protocol):
+    """A site that is there."""
+
+    @property
+    def words(self) -> str:
+        """What it is called in a sentence."""
+
+    @property
+    def mark(self) -> str:
+        """What tells measurements made here from others; empty on this machine."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """That are there."""
+
+    @property
+    def held(self) -> tuple[Node, ...]:
+        """Those of them that a run has from its start; the others it must wish for."""
+
+    @property
+    def offer(self) -> Offer:
+        """What a study's policy is told that there is."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of it."""
+
+    def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        """The substrate of a run in a folder."""
+
+    def scratch(self, purpose: str) -> AbstractContextManager[RunFolder]:
+        """A folder for what is only tried, which is thrown away."""
+
+
+class Site(Protocol):
+    """A site as it was asked for."""
+
+    @property
+    def asked(self) -> Tables:
+        """What must be the same for a run to be resumed."""
+
+    def check(self, work: RealWork) -> None:
+        """InputError if that cannot be done there."""
+
+    def opened(self) -> AbstractContextManager[OpenSite]:
+        """Have it for as long as the block runs; within another such block, go on with the same."""
+
+
+def find_site(request: SiteRequest) -> Site:
+    """The site that was asked for; nothing is started or connected to."""
+    if request.store:
+        check_store(request.store)
+    kind, _, address = request.on.partition(":")
+    if request.on == LOCAL:
+        return ThisMachine(
+            slots=check_slots(_slots(request)),
+            machine=request.machine,
+            store=request.store,
+            rents=request.rents,
+        )
+    if kind == RAY and (address or request.on == RAY):
+        from stretto.app.real_ray import RayCluster  # noqa: PLC0415 - only who asks for it needs it
+
+        return RayCluster(request, address or None)
+    raise InputError(f"--on {request.on} is no place to train.", remedy="Give local, ray or ray:ADDRESS.")
+
+
+def node_of(name: str, slots: int) -> Node:
+    """A node with so many slots, as the journal will have it: its numbers are floats."""
+    return Node(name, Resources(gpu=float(slots)))
+
+
+def _slots(request: SiteRequest) -> int | None:
+    return request.slots if request.slots is not None else request.machine.slots
+
+
+def check_slots(slots: int | None) -> int:
+    """So many slots, or as many as the machine has."""
+    if slots is None:
+        return count_slots()
+    if not 1 <= slots <= MOST_SLOTS:
+        raise InputError(f"{slots} slots are out of range.", remedy=f"Give --slots from 1 to {MOST_SLOTS}.")
+    return slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThisMachine:
+    """Slots of this machine: one node of all of them, or one for each to a policy that rents."""
+
+    slots: int
+    machine: Machine = field(default_factory=Machine)
+    store: str = ""
+    rents: bool = False
+
+    words: ClassVar[str] = "this machine"
+    mark: ClassVar[str] = ""
+    notes: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def asked(self) -> Tables:
+        return {"on": LOCAL, "slots": self.slots, "store": self.store or None}
+
+    def check(self, work: RealWork) -> None:
+        if self.store and not isinstance(work, Entry):
+            raise InputError(
+                "--store is for training functions; a command keeps its own checkpoints.",
+                remedy="Leave it out.",
+            )
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenSite]:
+        """It is always there."""
+        yield self
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (node_of(whole_machine(self.slots).id, self.slots),)
+
+    @property
+    def held(self) -> tuple[Node, ...]:
+        return () if self.rents else self.nodes
+
+    @property
+    def offer(self) -> Offer:
+        return slots_offer(self.slots, self.machine)
+
+    def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        store = "" if hands.tried or not self.store else store_of(self.store, folder.name)
+        return make_substrate(hands, folder, clock, store)
+
+    def scratch(self, purpose: str) -> AbstractContextManager[RunFolder]:
+        return scratch(purpose)

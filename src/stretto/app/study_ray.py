@@ -1,0 +1,50 @@
+"""How nodes of a Ray cluster are brought up for a study, as the section [ray] of its file says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stretto.app.study_fields import Fields
+from stretto.core.errors import InputError
+
+RAY_KEYS = ("launch", "release", "autoscaler", "start_timeout", "slot")
+START_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNodes:
+    """Who brings up the nodes of [cluster]: commands, or Ray's autoscaler."""
+
+    launch: str = ""
+    """Run for every node that is wanted; empty: the autoscaler is asked."""
+    release: str = ""
+    """Run for every node that is not wanted any more; not needed where ending `launch` ends the node."""
+    start_s: float = START_S
+    """A node that is not there so long after it was asked for is not waited for."""
+    slot: Literal["GPU", "CPU"] = "GPU"
+    """What of a node is a slot."""
+
+
+def ray_of(fields: Fields) -> RayNodes:
+    """What a section [ray] says."""
+    autoscaler = fields.flag("autoscaler", default=False)
+    if autoscaler == ("launch" in fields):
+        raise InputError(
+            "it takes launch or autoscaler = true, one of the two.",
+            where=fields.where("launch"),
+            remedy='Write launch = "ssh box-{number} ray start --address {address} ..", or autoscaler = true '
+            "where the cluster has Ray's.",
+        )
+    if autoscaler and "release" in fields:
+        raise InputError(
+            "release stands beside autoscaler, which lets go of nodes itself.",
+            where=fields.where("release"),
+            remedy="Leave it out.",
+        )
+    return RayNodes(
+        launch="" if autoscaler else fields.text("launch"),
+        release=fields.text("release") if "release" in fields else "",
+        start_s=fields.duration_s("start_timeout") if "start_timeout" in fields else START_S,
+        slot="CPU" if fields.choice("slot", ("gpu", "cpu"), "gpu") == "cpu" else "GPU",
+    )

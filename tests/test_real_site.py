@@ -1,0 +1,197 @@
+"""What a run is put on, as far as that can be seen without a cluster."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.app.probe_layout import Layout
+from stretto.app.real_cost import RunMeter, own_meter
+from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_site import SiteRequest, ThisMachine, find_site, node_of
+from stretto.app.real_store import empty_store, store_of
+from stretto.app.real_work import CommandLine
+from stretto.app.study_cluster import Machine, nodes_offer, slots_offer
+from stretto.app.study_file import outline_of, read_outline
+from stretto.core.errors import InputError
+from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunStarted
+from stretto.planning.profile import Spread
+from tune_world import STUDY, write_study
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "cluster"
+RENTED = """
+[cluster]
+instances = ["g5.xlarge"]
+max_nodes = 3
+init_s = 30
+"""
+
+
+def asked(on: str, *, slots: int | None = None, store: str = "") -> SiteRequest:
+    return SiteRequest(on=on, slots=slots, store=store, runs=Path("runs"), machine=Machine(slots=3))
+
+
+class TestSite:
+    def test_this_machine_has_the_slots_of_the_flag_or_of_the_file(self) -> None:
+        for slots, found in ((None, 3), (5, 5)):
+            site = find_site(asked("local", slots=slots))
+            assert site.asked == {"on": "local", "slots": found, "store": None}
+            with site.opened() as here:
+                assert here.nodes == here.held == (node_of("local", found),)
+                assert here.offer == slots_offer(found, Machine(slots=3))
+
+    def test_who_rents_begins_with_nothing(self) -> None:
+        assert ThisMachine(slots=2, rents=True).held == ()
+
+    @pytest.mark.parametrize("on", ["", "kubernetes", "local:1", "rays", "ray:"])
+    def test_other_places_are_refused(self, on: str) -> None:
+        with pytest.raises(InputError, match="Give local, ray or ray:ADDRESS"):
+            find_site(asked(on))
+
+    def test_a_store_nobody_knows_is_refused(self) -> None:
+        pytest.importorskip("fsspec")
+        with pytest.raises(InputError, match="--store nowhere://x cannot be used"):
+            find_site(asked("local", store="nowhere://x"))
+
+    def test_commands_keep_their_own_checkpoints(self) -> None:
+        pytest.importorskip("fsspec")
+        with pytest.raises(InputError, match="a command keeps its own"):
+            find_site(asked("local", store="there")).check(CommandLine(("true",)))
+
+    def test_a_path_is_a_store_wherever_workers_begin(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("fsspec")
+        monkeypatch.chdir(tmp_path)
+        assert store_of("there/", "a run") == str(tmp_path / "there" / "a run")
+        assert store_of("s3://bucket/runs/", "a") == "s3://bucket/runs/a"
+        (tmp_path / "there" / "a run").mkdir(parents=True)
+        empty_store(store_of("there", "a run"))
+        assert list((tmp_path / "there").iterdir()) == []
+        empty_store("there/is/nothing")
+
+    def test_where_a_run_was_begun_is_written_down(self, tmp_path: Path) -> None:
+        study = write_study(tmp_path)
+        here = check_request(TuneRequest(study=study, work=f"{tmp_path}/train.py:train"))
+        assert (here.asked["on"], here.asked["slots"], here.asked["store"]) == ("local", 2, None)
+
+
+class TestRaySection:
+    def study(self, ray: str) -> dict[str, object]:
+        return tomllib.loads(STUDY + RENTED + ray)
+
+    def test_without_it_nothing_is_rented_for_real(self) -> None:
+        found = outline_of(self.study(""), Path("study.toml"))
+        assert (found.has_cluster, found.rented) == (True, None)
+
+    def test_commands_bring_up_what_the_cluster_names(self) -> None:
+        found = outline_of(self.study('[ray]\nlaunch = "up {name}"\nstart_timeout = "2m"\n'), Path("s.toml"))
+        assert found.rented is not None
+        assert [instance.name for instance in found.rented.offer.instances] == ["g5.xlarge"]
+        assert (found.rented.offer.max_nodes, found.rented.offer.slots) == (3, 3)
+        assert (found.rented.nodes.launch, found.rented.nodes.start_s) == ("up {name}", 120.0)
+        assert (found.rented.nodes.slot, found.rented.init_s) == ("GPU", Spread(30.0))
+
+    @pytest.mark.parametrize(
+        ("ray", "told"),
+        [
+            ("[ray]\n", "launch or autoscaler = true"),
+            ('[ray]\nlaunch = "up"\nautoscaler = true\n', "one of the two"),
+            ('[ray]\nautoscaler = true\nrelease = "down"\n', "lets go of nodes itself"),
+            ('[ray]\nautoscaler = true\nslot = "tpu"\n', "one of gpu, cpu"),
+            ('[ray]\nautoscaler = true\nstart_timeout = "soon"\n', "not a duration"),
+            ("[ray]\nautoscaler = true\nlaunches = 1\n", "Did you mean launch?"),
+        ],
+    )
+    def test_nonsense_is_refused(self, ray: str, told: str) -> None:
+        with pytest.raises(InputError, match=told.replace("?", r"\?")):
+            outline_of(self.study(ray), Path("study.toml"))
+
+    def test_it_needs_a_cluster(self) -> None:
+        tables = self.study("[ray]\nautoscaler = true\n")
+        del tables["cluster"]
+        with pytest.raises(InputError, match=r"no \[cluster\]"):
+            outline_of(tables, Path("study.toml"))
+
+
+class TestExamples:
+    @pytest.mark.parametrize("name", ["study-ssh.toml", "study-aws.toml"])
+    def test_studies_are_read(self, name: str) -> None:
+        found = read_outline(EXAMPLES / name)
+        assert found.rented is not None
+        assert found.profile is not None
+
+    def test_the_commands_are_those_that_can_be_run(self) -> None:
+        pytest.importorskip("ray")
+        from stretto.substrate.ray.launch_commands import Commands  # noqa: PLC0415
+
+        rented = read_outline(EXAMPLES / "study-ssh.toml").rented
+        assert rented is not None
+        Commands(launch=rented.nodes.launch, release=rented.nodes.release)
+
+    def test_the_cluster_is_one_that_ray_reads(self) -> None:
+        ray = pytest.importorskip("ray")
+        yaml, jsonschema = pytest.importorskip("yaml"), pytest.importorskip("jsonschema")
+        config = yaml.safe_load((EXAMPLES / "ray-aws.yaml").read_text(encoding="utf-8"))
+        schema = Path(ray.__file__).parent / "autoscaler" / "ray-schema.json"
+        jsonschema.validate(config, json.loads(schema.read_text(encoding="utf-8")))
+        rented = read_outline(EXAMPLES / "study-aws.toml").rented
+        assert rented is not None
+        offered = {instance.name: instance.gpus for instance in rented.offer.instances}
+        types = [one for one in config["available_node_types"].values() if "labels" in one]
+        assert {one["labels"]["stretto-instance"]: one["resources"]["GPU"] for one in types} == offered
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 6)), max_size=30),
+)
+def test_a_layout_gives_what_is_asked_and_no_node_holds_more_than_it_has(
+    sizes: list[int], steps: list[tuple[str, int]]
+) -> None:
+    layout = Layout([node_of(str(number), slots) for number, slots in enumerate(sizes)])
+    held: dict[str, dict[str, int]] = {}
+    for job_id, workers in steps:
+        room = sum(sizes) - sum(sum(nodes.values()) for name, nodes in held.items() if name != job_id)
+        if not workers:
+            layout.clear(job_id)
+            held.pop(job_id, None)
+        elif workers <= room:
+            before = held.get(job_id, {})
+            held[job_id] = dict(layout.place(job_id, workers).workers)
+            assert sum(held[job_id].values()) == workers
+            stay = sum(min(count, held[job_id].get(node, 0)) for node, count in before.items())
+            assert stay == min(workers, sum(before.values())), "who is there stays"
+        for number, slots in enumerate(sizes):
+            assert sum(nodes.get(str(number), 0) for nodes in held.values()) <= slots
+
+
+def test_gangs_grow_on_their_own_node() -> None:
+    layout = Layout([node_of("a", 2), node_of("b", 2)])
+    first, second = layout.place("one", 1), layout.place("two", 1)
+    assert {first.nodes, second.nodes} == {("a",), ("b",)}
+    assert layout.place("one", 2).shape == (2,)
+
+
+class TestCost:
+    def test_nodes_of_ones_own_cost_by_their_slots_while_they_are_there(self) -> None:
+        meter = own_meter(3.6)
+        meter.observe(RunStarted(t_s=0.0, identity={"policy": "x"}, nodes=(node_of("a", 2),)))
+        meter.observe(NodeAdded(t_s=100.0, node=node_of("b", 1)))
+        meter.observe(NodeLost(t_s=200.0, node_id="a"))
+        assert meter.cost_usd(300.0) == pytest.approx(0.001 * (2 * 200 + 1 * 200))
+
+    def test_those_taken_from_a_pool_cost_until_they_are_given_back(self) -> None:
+        offer = nodes_offer(2, 4, Machine(usd_per_slot_hour=0.9))
+        node = replace(node_of("x", 4), instance=offer.instances[0].name)
+        rented = NodeAdded(t_s=10.0, node=node)
+        meter = RunMeter(offer, 0.9)
+        for event in (rented, NodeReleased(t_s=110.0, node_id="x")):
+            meter.observe(event)
+        assert meter.cost_usd(1000.0) == pytest.approx(0.001 * 100)
