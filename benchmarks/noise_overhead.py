@@ -1,21 +1,21 @@
 """What measuring gradient noise costs a training step on a processor: at most 5 %.
 
-Blocks of steps with and without the estimator take turns, and the median ratio of
-neighbouring blocks counts. One worker is judged by its processor time, so that other work on the machine does
-not matter; two, which wait for each other, by the clock.
+Blocks of steps with and without measuring take turns in one training; the median ratio of neighbouring blocks
+counts, of those in which a step was made in two passes apart. One worker is judged by its processor time, so
+that other work on the machine matters less; two, which wait for each other, by the clock.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import ceil
 
 import torch
 from common import verdict
@@ -23,16 +23,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from stretto.torch import Run, stepper
-from stretto.torch.noise import SAMPLE_PERIOD, NoiseEstimator
+import stretto.torch.run
+from stretto.torch import Run
+from stretto.torch.noise import EARLY_STEPS, SAMPLE_PERIOD
+from stretto.torch.stepper import Stepper
 
 MOST = 0.05
 BLOCK_STEPS = SAMPLE_PERIOD
-"""One pair of sampled steps in each block."""
-PAIRS_OF_BLOCKS = 25
+WARM_PAIRS, PAIRS = 6, 40
+BLOCKS_OF_A_PASS = 8
+"""At the beginning of a pass over the data the split steps to come are chosen."""
 PASSES = 2
 WORKERS = 2
-PAIRS_OF_TWO_WORKERS = 30
 
 
 @dataclass(frozen=True)
@@ -75,89 +77,65 @@ CASES = [
 ]
 
 
-class Training:
-    """Steps on random data, which take as long as on any other."""
+class EveryOtherBlock(Stepper):
+    """Measures in the odd blocks of steps only, as often there as it would everywhere."""
 
-    def __init__(self, case: Case) -> None:
-        torch.manual_seed(0)
-        self.case = case
-        self.model = case.model()
-        self.parameters = list(self.model.parameters())
-        self.optimizer = case.optimizer(self.parameters, lr=1e-3)
-        self.inputs = torch.randn(case.batch // case.passes, *case.input_shape)
-        self.labels = torch.randint(10, (case.batch // case.passes,))
-        self.estimator = NoiseEstimator(self.optimizer, case.batch)
-        self.step = 0
+    def wants(self) -> bool:
+        return self._turn.step // BLOCK_STEPS % 2 == 1 and super().wants()
 
-    def block_s(self, *, measured: bool) -> float:
-        began_s = time.process_time()
-        for _ in range(BLOCK_STEPS):
-            self._take_step(watched=measured and self.estimator.wants(self.step))
-            self.step += 1
-        return time.process_time() - began_s
-
-    def _take_step(self, *, watched: bool) -> None:
-        passes, batch = self.case.passes, self.case.batch
-        self.optimizer.zero_grad()
-        for one_pass in range(passes):
-            torch.autograd.backward(cross_entropy(self.model(self.inputs), self.labels))
-            if watched and passes > 1 and one_pass == 0:
-                gradients = [one.grad for one in self.parameters if one.grad is not None]
-                self.estimator.first_pass(gradients, self.parameters)
-        if watched:
-            part_batch = batch // passes if passes > 1 else None
-            self.estimator.total(self.parameters, step=self.step, batch=batch, part_batch=part_batch)
-        self.optimizer.step()
+    def splits(self, step: int) -> bool:
+        block, place = divmod(step, BLOCK_STEPS)
+        return block % 2 == 1 and super().splits(EARLY_STEPS + block // 2 * BLOCK_STEPS + place)
 
 
-def overhead(case: Case) -> tuple[float, float]:
-    """Seconds of a step without the estimator, and the share it adds."""
-    training = Training(case)
-    for measured in (False, True):
-        training.block_s(measured=measured)
-    plain_s, ratios = [], []
-    for _ in range(PAIRS_OF_BLOCKS):
-        without_s = training.block_s(measured=False)
-        ratios.append(training.block_s(measured=True) / without_s)
-        plain_s.append(without_s / BLOCK_STEPS)
-    return statistics.median(plain_s), statistics.median(ratios) - 1
+@dataclass(frozen=True)
+class Block:
+    """Some steps, and whether one of them was split."""
+
+    seconds: float
+    split: bool
 
 
-class EveryOtherBlock(NoiseEstimator):
-    """Samples in the odd blocks of steps only."""
-
-    @staticmethod
-    def wants(step: int) -> bool:
-        return step // BLOCK_STEPS % 2 == 1 and NoiseEstimator.wants(step)
-
-
-def train_together(case: Case) -> None:
-    """One of several workers, through the library; rank 0 prints seconds of a step and the share added."""
-    stepper.NoiseEstimator = EveryOtherBlock  # type: ignore[attr-defined]
+def blocks_of(case: Case, run: Run, pairs: int, clock: Callable[[], float]) -> Iterator[Block]:
+    """Trains on random data, which takes as long as any other; odd blocks are measured."""
     torch.manual_seed(0)
-    run = Run()
     model = case.model()
     optimizer = case.optimizer(model.parameters(), lr=1e-3)
-    steps = 2 * (PAIRS_OF_TWO_WORKERS + 1) * BLOCK_STEPS
-    rows = TensorDataset(torch.zeros(steps * case.batch))
-    loader = DataLoader(rows, batch_size=case.batch)
-    model, optimizer, loader = run.prepare(model, optimizer, loader, adaptive=True, max_batch_size=case.batch)
-    inputs = torch.randn(case.batch // WORKERS, *case.input_shape)
-    labels = torch.randint(10, (case.batch // WORKERS,))
-    ends_s: list[float] = []
-    for _ in run.epochs(1):
-        for step, _ in enumerate(loader, start=1):
+    rows = TensorDataset(torch.zeros(BLOCKS_OF_A_PASS * BLOCK_STEPS * case.batch))
+    model, optimizer, loader = run.prepare(
+        model,
+        optimizer,
+        DataLoader(rows, batch_size=case.batch),
+        adaptive=True,
+        max_batch_size=case.batch,
+        per_worker_batch=(1, case.batch // case.passes),
+    )
+    inputs, labels = torch.randn(case.batch, *case.input_shape), torch.randint(10, (case.batch,))
+    turn = run._engine.turn  # noqa: SLF001
+    began_s, split = clock(), False
+    for _ in run.epochs(ceil(2 * pairs / BLOCKS_OF_A_PASS)):
+        for (part,) in loader:
             optimizer.zero_grad()
-            torch.autograd.backward(cross_entropy(model(inputs), labels))
+            torch.autograd.backward(cross_entropy(model(inputs[: len(part)]), labels[: len(part)]))
             optimizer.step()
-            if step % BLOCK_STEPS == 0:
-                ends_s.append(time.perf_counter())
-    if run.is_main:
-        blocks_s = [later - earlier for earlier, later in itertools.pairwise(ends_s)]
-        pairs_s = list(zip(blocks_s[::2], blocks_s[1::2], strict=False))
-        share = statistics.median(measured_s / plain_s for plain_s, measured_s in pairs_s) - 1
-        print(statistics.median(plain_s for plain_s, _ in pairs_s) / BLOCK_STEPS, share)
+            split |= turn.layout != turn.base
+            if turn.share.last and turn.step % BLOCK_STEPS == BLOCK_STEPS - 1:
+                now_s = clock()
+                yield Block(now_s - began_s, split)
+                began_s, split = now_s, False
     run.finish()
+
+
+def overhead(case: Case, clock: Callable[[], float] = time.process_time) -> tuple[float, float]:
+    """Seconds of a step without measuring, and the share that measuring adds."""
+    stretto.torch.run.Stepper = EveryOtherBlock  # type: ignore[attr-defined]
+    blocks = list(blocks_of(case, Run(), WARM_PAIRS + PAIRS, clock))
+    pairs = list(zip(blocks[::2], blocks[1::2], strict=False))[WARM_PAIRS:]
+    ratios: dict[bool, list[float]] = {False: [], True: []}
+    for plain, measured in pairs:
+        ratios[measured.split].append(measured.seconds / plain.seconds)
+    mean = sum(statistics.median(kind) * len(kind) for kind in ratios.values() if kind) / len(pairs)
+    return statistics.median(plain.seconds for plain, _ in pairs) / BLOCK_STEPS, mean - 1
 
 
 def overhead_together(case: Case) -> tuple[float, float]:
@@ -181,11 +159,13 @@ def overhead_together(case: Case) -> tuple[float, float]:
 def main() -> None:
     torch.set_num_threads(1)
     if len(sys.argv) > 1:
-        train_together(next(case for case in CASES if case.name == sys.argv[1]))
+        print(*overhead(next(case for case in CASES if case.name == sys.argv[1]), time.perf_counter))
         return
     print("Gradient noise: overhead of a step on processors")
     worst = 0.0
-    runs = [(case, overhead, 1) for case in CASES]
+    runs: list[tuple[Case, Callable[[Case], tuple[float, float]], int]] = [
+        (case, overhead, 1) for case in CASES
+    ]
     runs += [(case, overhead_together, WORKERS) for case in CASES if case.passes == 1]
     for case, measure, workers in runs:
         step_s, share = measure(case)

@@ -30,7 +30,7 @@ class Trained:
         loss = (self.model(x) - y).square().mean()
         torch.autograd.backward(loss)
         self.optimizer.step()
-        return loss.item()
+        return float(loss)
 
 
 def train(config: dict[str, Any], run: Run) -> None:

@@ -110,7 +110,8 @@ def test_synchronisation_by_case() -> None:
 
 def test_golden_prior_of_one_row() -> None:
     fitted = fit_all_reduce([sample(1, 1, 128, 0.2, 0.2)])
-    assert astuple(fitted) == pytest.approx((0.1, 7.8125e-4, 1.1e-8, 1.1e-8, 1e-8, 1e-8, 1.0), rel=1e-3)
+    assert fitted.parameters() == pytest.approx((0.1, 7.8125e-4, 1.1e-8, 1.1e-8, 1e-8, 1e-8, 1.0), rel=1e-3)
+    assert fitted.floor_c == 0.0
 
 
 def test_golden_prior_of_two_rows() -> None:
@@ -137,16 +138,16 @@ moderate = st.floats(0.01, 1.0)
 
 
 @FIXED
-@given(rows, st.builds(AllReduceSpeed, *[moderate] * 6, st.floats(1.01, MAX_OVERLAP - 0.01)))
+@given(rows, st.builds(AllReduceSpeed, *[moderate] * 6, st.floats(1.01, MAX_OVERLAP - 0.01), moderate))
 def test_gradient_is_that_of_finite_differences(samples: list[SpeedSample], speed: AllReduceSpeed) -> None:
     data, theta = _Data.of(samples), np.array(astuple(speed))
     _, gradient = data.loss_and_gradient(theta)
-    for index in range(7):
-        step = np.zeros(7)
+    for index in range(8):
+        step = np.zeros(8)
         step[index] = 1e-5 * theta[index]
         up, down = data.loss_and_gradient(theta + step)[0], data.loss_and_gradient(theta - step)[0]
         numeric = (up - down) / (2 * step[index])
-        # In units of a relative change of the parameter, so that all seven compare alike.
+        # In units of a relative change of the parameter, so that all eight compare alike.
         assert gradient[index] * theta[index] == pytest.approx(numeric * theta[index], rel=1e-4, abs=1e-6)
 
 
@@ -215,3 +216,40 @@ def test_overlap_stays_between_1_and_10_and_times_positive(samples: list[SpeedSa
     fitted = fit_all_reduce(samples)
     assert 1.0 <= fitted.gamma <= MAX_OVERLAP
     assert all(TINY <= value < np.inf for value in astuple(fitted)[:6])
+
+
+# --- the floor
+
+LAUNCH_BOUND = AllReduceSpeed(0.0022, 4.13e-5, TINY, TINY, TINY, TINY, 1.0, floor_c=0.0095)
+
+
+def test_without_a_floor_a_pass_is_a_line() -> None:
+    sizes = np.array([1, 7, 128, 5000])
+    assert GOLDEN.pass_s(sizes).tolist() == (0.1 + 0.01 * sizes).tolist()
+
+
+def test_small_passes_take_the_floor_and_large_ones_the_line() -> None:
+    assert float(LAUNCH_BOUND.pass_s(8)) == pytest.approx(0.0095, rel=1e-3)
+    assert float(LAUNCH_BOUND.pass_s(2048)) == pytest.approx(0.0022 + 4.13e-5 * 2048, rel=1e-3)
+
+
+def test_a_floor_is_found_and_holds_between_and_beyond_the_sizes_seen() -> None:
+    random = np.random.default_rng(0)
+    seen = [
+        replace(one, step_s=one.step_s * random.normal(1.0, 0.01))
+        for one in (measured(LAUNCH_BOUND, 1, 1, m) for m in (128, 256, 384, 512, 768, 1024))
+    ]
+    fitted = fit_all_reduce(seen)
+    assert fitted.floor_c == pytest.approx(0.0095, rel=0.05)
+    for atomic in (32, 192, 320, 448, 640, 896, 1280):
+        assert float(fitted.pass_s(atomic)) == pytest.approx(float(LAUNCH_BOUND.pass_s(atomic)), rel=0.03)
+
+
+def test_few_sizes_or_a_line_give_no_floor() -> None:
+    assert fit_all_reduce([measured(LAUNCH_BOUND, 1, 1, m) for m in (64, 128, 512)]).floor_c == 0.0
+    random = np.random.default_rng(1)
+    line = [
+        replace(one, step_s=one.step_s * random.normal(1.0, 0.05))
+        for one in (measured(TRUTHS[0], 1, 1, m) for m in (16, 32, 64, 128, 256, 512))
+    ]
+    assert fit_all_reduce(line).floor_c == 0.0

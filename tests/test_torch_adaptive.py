@@ -18,9 +18,9 @@ from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.noise import GradientNoise
 from stretto.models.speed import AllReduceSpeed
-from stretto.torch.adaptive import MOST_GROWTH, WARM_UP_STEPS, BatchTuner, Change
+from stretto.torch.adaptive import LOOK_STEPS, MOST_GROWTH, WARM_UP_STEPS, BatchTuner, Change
 from stretto.torch.memory import BatchMemory
-from stretto.torch.noise import SAMPLE_PERIOD
+from stretto.torch.meter import SplitCost
 from stretto.torch.rules import RULES, Rule, lr_factor, progress_of_step
 
 LIMITS = BatchLimits(initial=64, requested=64, max=4096, per_gpu_min=8, per_gpu_max=4096, accumulation=True)
@@ -95,7 +95,7 @@ def test_no_change_while_warming_up() -> None:
     world = World(LIMITS, CARD, 20000.0)
     world.train(WARM_UP_STEPS)
     assert not world.changes
-    world.train(WARM_UP_STEPS + SAMPLE_PERIOD)
+    world.train(WARM_UP_STEPS + LOOK_STEPS)
     assert world.changes
 
 
@@ -107,6 +107,38 @@ def test_waits_until_the_present_batch_was_timed() -> None:
     change = tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(64), step=516)
     assert change is not None
     assert tuner.propose(noise, nodes=1, workers=1, current=change.batch, step=600) is None
+
+
+def test_looks_again_only_when_something_is_new() -> None:
+    tuner = BatchTuner(LIMITS)
+    tuner.saw([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
+    looks = []
+    tuner._change = lambda *_: looks.append(1)  # type: ignore[method-assign]
+
+    def propose(noise: NoiseSample, step: int) -> int:
+        tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(64), step=step)
+        return len(looks)
+
+    assert propose(NoiseSample(1.0, 2.0), 500) == 1
+    assert propose(NoiseSample(1.0, 2.0), 600) == 1
+    assert propose(NoiseSample(1.0, 3.0), 600 + LOOK_STEPS) == 2
+    tuner.saw([SpeedSample(1, 1, 0, 64, 0.02, 0.0)])
+    assert propose(NoiseSample(1.0, 3.0), 600 + 2 * LOOK_STEPS) == 3
+
+
+def test_one_example_a_step_becomes_two_whatever_its_noise() -> None:
+    """It cannot be split, so nothing would ever be known of it."""
+    tuner = BatchTuner(replace(LIMITS, initial=1, requested=1, per_gpu_min=1))
+    tuner.saw([SpeedSample(1, 1, 0, 1, 0.01, 0.0)])
+    change = tuner.propose(None, nodes=1, workers=1, current=BatchChoice(1), step=500)
+    assert change is not None
+    assert change.batch.total(1) == 2
+
+
+def test_a_batch_that_may_not_grow_is_not_looked_at() -> None:
+    tuner = BatchTuner(replace(LIMITS, max=LIMITS.initial))
+    assert not tuner.is_due(10**6)
+    assert BatchTuner(LIMITS).is_due(WARM_UP_STEPS)
 
 
 def test_says_nothing_without_noise() -> None:
@@ -231,3 +263,57 @@ def test_the_card_bounds_the_batch() -> None:
         change = tuner.propose(NoiseSample(0.0, 1.0), nodes=1, workers=1, current=current, step=step)
         current = change.batch if change else current
     assert 64 < current.atomic <= 100
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def split_at(cost: SplitCost, clock: Clock, step: int, batch: int, took_s: tuple[float, float]) -> None:
+    """Two plain steps and a split one, and how long the last two took."""
+    for number, passed_s in ((step - 2, 5.0), (step - 1, took_s[0]), (step, took_s[1])):
+        clock.now_s += passed_s
+        cost.boundary(number, batch, split=number == step, on_card=False)
+
+
+def test_a_split_step_is_compared_with_the_one_before() -> None:
+    clock = Clock()
+    cost = SplitCost(clock)
+    split_at(cost, clock, 8, 64, (1.0, 9.0))  # loads code
+    assert cost.in_steps is None
+    for step in (16, 24, 32):
+        split_at(cost, clock, step, 64, (1.0, 1.5))
+    assert cost.in_steps == pytest.approx(0.5)
+
+
+def test_a_new_batch_costs_what_the_last_did_until_it_is_known() -> None:
+    clock = Clock()
+    cost = SplitCost(clock)
+    for step in (8, 16):
+        split_at(cost, clock, step, 64, (1.0, 2.0))
+    split_at(cost, clock, 24, 128, (1.0, 1.1))
+    assert cost.in_steps == pytest.approx(1.0)
+    split_at(cost, clock, 32, 128, (1.0, 1.1))
+    assert cost.in_steps == pytest.approx(0.1)
+
+
+def test_only_neighbouring_steps_are_compared() -> None:
+    clock = Clock()
+    cost = SplitCost(clock)
+    for step in (8, 16, 24):
+        for number in (step - 5, step - 1, step):
+            clock.now_s += 1.0
+            cost.boundary(number, 64, split=number == step, on_card=False)
+    assert cost.in_steps is None
+
+
+def test_a_split_that_takes_no_longer_costs_nothing() -> None:
+    clock = Clock()
+    cost = SplitCost(clock)
+    for step in (8, 16):
+        split_at(cost, clock, step, 64, (1.0, 0.9))
+    assert cost.in_steps == 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,14 @@ import torch
 from stretto.core.observations import NoiseSample
 from stretto.torch.adam import ADAM_WARM_STEPS, is_adam_like
 from stretto.torch.noise import (
+    EARLY_PERIOD,
     EARLY_STEPS,
     FEWEST_SAMPLES,
-    MIN_VAR,
-    SAMPLE_PERIOD,
+    LEAST_KEPT,
+    LEAST_PERIOD,
+    READ_STEPS,
     SMOOTHING,
+    SPLIT_BUDGET,
     NoiseEstimator,
 )
 
@@ -64,22 +67,17 @@ class Regression:
         return sample
 
 
-def sampled_steps(samples: int) -> Iterator[int]:
-    """The steps an estimator wants, in order."""
-    return (step for step in range(samples * SAMPLE_PERIOD // 2) if NoiseEstimator.wants(step))
-
-
 def measure_workers(problem: Regression, workers: int = 4, loss_scale: float = 1.0) -> None:
     """Every worker has an estimator of its own; the sum of their parts stands for the exchange."""
     others = [NoiseEstimator(problem.optimizer, INITIAL_BATCH) for _ in range(workers)]
-    for step in sampled_steps(SAMPLES):
+    for step in range(SAMPLES):
         local = [loss_scale * problem.draw(BATCH // workers) for _ in range(workers)]
         part_sqr = torch.zeros(())
         for worker, gradient in zip(others, local, strict=True):
             for values, parameter in zip(problem.split(gradient), problem.parameters, strict=True):
                 worker.part([values], [parameter])
             part_sqr = part_sqr + worker.part_sum()
-            worker.total([], step=step, batch=BATCH)
+            worker.total([], step=step, batch=BATCH, part_batch=BATCH / workers)
         problem.set_gradient(torch.stack(local).mean(dim=0))
         problem.estimator.total(
             problem.parameters,
@@ -92,8 +90,15 @@ def measure_workers(problem: Regression, workers: int = 4, loss_scale: float = 1
         )
 
 
-def measure_passes(problem: Regression, passes: int = 2, loss_scale: float = 1.0) -> None:
-    for step in sampled_steps(SAMPLES):
+def measure_passes(
+    problem: Regression,
+    samples: int = SAMPLES,
+    *,
+    passes: int = 2,
+    loss_scale: float = 1.0,
+    first_step: int = 0,
+) -> None:
+    for step in range(first_step, first_step + samples):
         local = [loss_scale * problem.draw(BATCH // passes) for _ in range(passes)]
         for values, parameter in zip(problem.split(local[0]), problem.parameters, strict=True):
             problem.estimator.first_pass([values], [parameter])
@@ -103,13 +108,7 @@ def measure_passes(problem: Regression, passes: int = 2, loss_scale: float = 1.0
         )
 
 
-def measure_alone(problem: Regression, pairs: int = SAMPLES, loss_scale: float = 1.0) -> None:
-    for step in sampled_steps(2 * pairs):
-        problem.set_gradient(loss_scale * problem.draw(BATCH))
-        problem.estimator.total(problem.parameters, step=step, batch=BATCH, loss_scale=loss_scale)
-
-
-SOURCES = [measure_workers, measure_passes, measure_alone]
+SOURCES = [measure_workers, measure_passes]
 
 
 def warm_adam(problem: Regression, *, amsgrad: bool = False) -> torch.Tensor:
@@ -163,16 +162,6 @@ def test_loss_scale_is_divided_out(measure: Callable[..., None], loss_scale: flo
     assert_close(problem.found(), problem.truth())
 
 
-def test_loss_scale_may_change_between_the_two_steps_of_a_pair() -> None:
-    same, changing = Regression(torch.optim.SGD), Regression(torch.optim.SGD)
-    for step in (0, 1):
-        for problem, loss_scale in ((same, 1.0), (changing, 2.0**step)):
-            problem.set_gradient(loss_scale * problem.draw(BATCH))
-            problem.estimator.total(problem.parameters, step=step, batch=BATCH, loss_scale=loss_scale)
-    assert changing.found().sqr == pytest.approx(same.found().sqr, rel=1e-5)
-    assert changing.found().var == pytest.approx(same.found().var, rel=1e-5)
-
-
 def test_accumulating_more_than_two_passes() -> None:
     problem = Regression(torch.optim.SGD)
     measure_passes(problem, passes=4)
@@ -183,163 +172,163 @@ def test_gradients_in_half_precision() -> None:
     """A squared norm beyond the largest half, 65504, is still a number."""
     parameter = torch.nn.Parameter(torch.zeros(64, dtype=torch.float16))
     estimator = NoiseEstimator(torch.optim.SGD([parameter], lr=0.1), BATCH)
-    for step, value in ((0, 100.0), (1, 102.0)):
-        parameter.grad = torch.full((64,), value, dtype=torch.float16)
-        estimator.total([parameter], step=step, batch=BATCH)
+    first, second = (torch.full((64,), value, dtype=torch.float16) for value in (100.0, 102.0))
+    estimator.first_pass([first], [parameter])
+    parameter.grad = (first + second) / 2
+    estimator.total([parameter], step=0, batch=BATCH, part_batch=BATCH / 2)
     sample = estimator.sample()
     assert sample is not None
     assert sample.sqr == pytest.approx(64 * 100.0 * 102.0, rel=1e-3)
-    assert sample.var == pytest.approx(64 * 2.0**2 / 2, rel=1e-2)
+    assert sample.var == pytest.approx(64 * 2.0**2 / 4, rel=1e-2)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_an_overflow_is_passed_over(bad: float) -> None:
     problem = Regression(torch.optim.SGD)
-    measure_alone(problem, 10)
+    measure_passes(problem, 10)
     before = problem.found()
+    problem.estimator.first_pass(problem.split(problem.draw(BATCH)), problem.parameters)
     problem.set_gradient(torch.full((FEATURES,), bad))
-    for step in (10 * SAMPLE_PERIOD, 10 * SAMPLE_PERIOD + 1):
-        problem.estimator.total(problem.parameters, step=step, batch=BATCH)
+    problem.estimator.total(problem.parameters, step=10, batch=BATCH, part_batch=BATCH / 2)
     assert problem.found() == before
-    for step in (11 * SAMPLE_PERIOD, 11 * SAMPLE_PERIOD + 1):
-        problem.set_gradient(problem.draw(BATCH))
-        problem.estimator.total(problem.parameters, step=step, batch=BATCH)
+    measure_passes(problem, 1, first_step=11)
     assert problem.found() != before
 
 
 def test_adam_says_nothing_before_it_is_warm() -> None:
     problem = Regression(torch.optim.Adam)
-    for step in range(SAMPLE_PERIOD):
-        problem.set_gradient(problem.draw(BATCH))
-        if problem.estimator.wants(step):
-            problem.estimator.total(problem.parameters, step=step, batch=BATCH)
-        if step < ADAM_WARM_STEPS:
-            problem.optimizer.step()
-    assert problem.estimator.sample() is None
-    for step in (SAMPLE_PERIOD, SAMPLE_PERIOD + 1):
-        problem.set_gradient(problem.draw(BATCH))
-        problem.estimator.total(problem.parameters, step=step, batch=BATCH)
+    for step in range(ADAM_WARM_STEPS):
+        measure_passes(problem, 1, first_step=step)
+        assert problem.estimator.sample() is None
+        problem.optimizer.step()
+    measure_passes(problem, 1, first_step=ADAM_WARM_STEPS)
     assert problem.estimator.sample() is not None
 
 
-def test_a_better_source_starts_anew() -> None:
-    problem = Regression(torch.optim.SGD)
-    problem.each *= 1000.0
-    measure_alone(problem, 10)
-    problem.each /= 1000.0
-    measure_passes(problem)
-    assert_close(problem.found(), problem.truth())
+class Ladder:
+    """One parameter whose two passes have the gradients g + d and g - d: |G|^2 = g^2 - d^2 and S = B d^2."""
+
+    def __init__(self, initial_batch: int) -> None:
+        self.parameter = torch.nn.Parameter(torch.zeros(1))
+        self.estimator = NoiseEstimator(torch.optim.SGD([self.parameter], lr=0.1), initial_batch)
+
+    def measure(self, step: int, gradient: float, apart: float, batch: int) -> None:
+        self.estimator.first_pass([torch.tensor([gradient + apart])], [self.parameter])
+        self.parameter.grad = torch.tensor([gradient])
+        self.estimator.total([self.parameter], step=step, batch=batch, part_batch=batch / 2)
 
 
 def test_estimates_forget_at_the_pace_of_the_initial_batch() -> None:
-    """After n steps at the initial batch a sample counts 0.999^n of a new one, but at least 0.95."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    estimator = NoiseEstimator(torch.optim.SGD([parameter], lr=0.1), 100)
-
-    def pair(step: int, gradient: float) -> None:
-        for number in (step, step + 1):
-            parameter.grad = torch.tensor([gradient])
-            estimator.total([parameter], step=number, batch=200)
-
-    pair(0, 1.0)
-    pair(SAMPLE_PERIOD, 3.0)
-    pair(20 * SAMPLE_PERIOD, 5.0)
-    first = 0.999 ** (2 * SAMPLE_PERIOD)
-    total = (1.0 * first + 9.0) * 0.95 + 25.0
-    sample = estimator.sample()
+    """After n steps at the initial batch a sample counts 0.999^n of a new one, but at least 0.9."""
+    ladder = Ladder(100)
+    ladder.measure(0, 2.0, 1.0, batch=200)
+    ladder.measure(12, 3.0, 1.0, batch=200)
+    ladder.measure(500, 4.0, 1.0, batch=200)
+    first = SMOOTHING ** (2 * 12)
+    sample = ladder.estimator.sample()
     assert sample is not None
-    assert sample.sqr == pytest.approx(total / ((first + 1) * 0.95 + 1), rel=1e-5)
-    assert sample.var == MIN_VAR
+    total = (3.0 * first + 8.0) * LEAST_KEPT + 15.0
+    assert sample.sqr == pytest.approx(total / ((first + 1) * LEAST_KEPT + 1), rel=1e-5)
+    assert sample.var == pytest.approx(2.0)
 
 
-def test_caution_makes_the_gradient_larger_until_it_is_sure() -> None:
+def test_a_larger_batch_tells_more() -> None:
+    """Its error in |G|^2 is smaller in proportion, so it counts with the square of the batch."""
+    ladder = Ladder(10**6)
+    ladder.measure(0, 2.0, 1.0, batch=100)
+    ladder.measure(1, 3.0, 0.5, batch=400)
+    sample = ladder.estimator.sample()
+    assert sample is not None
+    assert sample.sqr == pytest.approx((3.0 + 16 * 8.75) / 17, rel=1e-5)
+
+
+def test_the_noise_scale_is_right_while_gradients_shrink() -> None:
+    """Both parts fall a thousandfold and their ratio stays; the average of the parts would lag far behind."""
     problem = Regression(torch.optim.SGD)
-    gaps = []
-    for pairs in range(1, 41):
-        for number in (pairs * SAMPLE_PERIOD, pairs * SAMPLE_PERIOD + 1):
-            problem.set_gradient(problem.draw(BATCH))
-            problem.estimator.total(problem.parameters, step=number, batch=BATCH)
+    truth = problem.truth()
+    for first_step in range(0, SAMPLES, 100):
+        measure_passes(problem, 100, first_step=first_step)
+        problem.each *= 0.63
+    found = problem.found()
+    assert found.var / found.sqr == pytest.approx(truth.var / truth.sqr, rel=0.1)
+
+
+def test_a_gradient_lost_in_the_noise_counts_as_its_error() -> None:
+    problem = Regression(torch.optim.SGD)
+    problem.each -= problem.each.mean(dim=0)
+    for samples in range(1, 200):
+        measure_passes(problem, 1, first_step=samples)
         sample, cautious = problem.estimator.sample(), problem.estimator.cautious()
         assert sample is not None
-        if cautious is None:
-            assert pairs <= FEWEST_SAMPLES + 1
-            continue
-        assert cautious.sqr > sample.sqr
-        assert cautious.var == sample.var
-        gaps.append(cautious.sqr - sample.sqr)
-    assert gaps[-1] < gaps[0]
+        assert (cautious is None) == (samples < FEWEST_SAMPLES + 1)
+        if cautious is not None:
+            assert cautious.sqr >= sample.sqr
+            assert cautious.sqr > 0
+            assert cautious.var == sample.var
+    # The error of |G|^2 is at most 2 S / B over the root of the number of samples.
+    assert cautious is not None
+    assert cautious.sqr <= 2 * 2 * (cautious.var * INITIAL_BATCH) / BATCH / math.sqrt(200)
 
 
-def test_a_step_that_is_not_the_next_is_not_compared() -> None:
+def test_a_gradient_that_is_sure_needs_no_caution() -> None:
     problem = Regression(torch.optim.SGD)
-    for step in (0, SAMPLE_PERIOD + 1, 2 * SAMPLE_PERIOD):
-        problem.set_gradient(problem.draw(BATCH))
-        problem.estimator.total(problem.parameters, step=step, batch=BATCH)
-    assert problem.estimator.sample() is None
+    measure_passes(problem, 400)
+    assert problem.estimator.cautious() == problem.found()
 
 
 def test_parameters_without_a_gradient_are_left_out() -> None:
     problem = Regression(torch.optim.SGD)
-    for step in (0, 1):
-        problem.set_gradient(problem.draw(BATCH))
-        problem.parameters[1].grad = None
-        problem.estimator.total(problem.parameters, step=step, batch=BATCH)
-    assert problem.found().sqr > 0
-
-
-def test_the_same_steps_are_sampled_everywhere_and_come_in_pairs() -> None:
-    later = range(EARLY_STEPS, EARLY_STEPS + 12 * SAMPLE_PERIOD)
-    wanted = [step for step in later if NoiseEstimator.wants(step)]
-    assert wanted[1::2] == [step + 1 for step in wanted[::2]]
-    assert len(wanted) == 24
-    assert sum(NoiseEstimator.splits(step) for step in later) == 4
-    assert all(NoiseEstimator.wants(step) for step in range(2000) if NoiseEstimator.splits(step))
-    assert sum(NoiseEstimator.splits(step) for step in range(EARLY_STEPS)) == EARLY_STEPS // 12
-
-
-def test_biased_samples_count_only_when_better_ones_are_long_past() -> None:
-    problem = Regression(torch.optim.SGD)
-
-    def pair(step: int) -> None:
-        for number in (step, step + 1):
-            problem.set_gradient(problem.draw(BATCH))
-            problem.estimator.total(problem.parameters, step=number, batch=BATCH)
-
-    problem.estimator.first_pass(problem.split(problem.draw(BATCH // 2)), problem.parameters)
+    problem.estimator.first_pass(problem.split(problem.draw(BATCH)), problem.parameters)
     problem.set_gradient(problem.draw(BATCH))
-    problem.estimator.total(problem.parameters, step=0, batch=BATCH, part_batch=BATCH // 2)
-    unbiased = problem.found()
-    pair(SAMPLE_PERIOD)
-    assert problem.found() == unbiased
-    pair(round(INITIAL_BATCH / BATCH / (1 - SMOOTHING)) // SAMPLE_PERIOD * SAMPLE_PERIOD + SAMPLE_PERIOD)
-    assert problem.found() != unbiased
+    problem.parameters[1].grad = None
+    problem.estimator.total(problem.parameters, step=0, batch=BATCH, part_batch=BATCH / 2)
+    assert problem.found().var > 0
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.02, 0.4, 1.0, 2.5])
+def test_splits_keep_within_their_budget(cost: float) -> None:
+    later = range(EARLY_STEPS, EARLY_STEPS + 10_000)
+    splits = sum(NoiseEstimator.splits(step, cost) for step in later)
+    assert cost * splits <= SPLIT_BUDGET * len(later) + cost
+    assert splits >= min(len(later) // LEAST_PERIOD, 0.9 * SPLIT_BUDGET * len(later) / max(cost, 1e-9)) - 1
+
+
+def test_the_first_steps_are_split_whatever_it_costs() -> None:
+    early = [step for step in range(EARLY_STEPS) if NoiseEstimator.splits(step, 10.0)]
+    assert early == list(range(0, EARLY_STEPS, EARLY_PERIOD))
+    assert len(early) > FEWEST_SAMPLES
+
+
+def test_an_unknown_cost_is_taken_to_be_high() -> None:
+    later = range(EARLY_STEPS, EARLY_STEPS + 2000)
+    unknown, cheap = (sum(NoiseEstimator.splits(step, cost) for step in later) for cost in (None, 1.0))
+    assert 0 < unknown < cheap
 
 
 def test_state_survives_a_checkpoint(tmp_path: Path) -> None:
     problem, other = Regression(torch.optim.SGD), Regression(torch.optim.SGD)
-    measure_alone(problem, 10)
+    measure_passes(problem, 10)
     torch.save(problem.estimator.state_dict(), tmp_path / "noise.pt")
     other.estimator.load_state_dict(torch.load(tmp_path / "noise.pt", weights_only=True))
     assert other.found() == problem.found()
     for one in (problem, other):
         one.random.manual_seed(3)
-        for step in (10 * SAMPLE_PERIOD, 10 * SAMPLE_PERIOD + 1):
-            one.set_gradient(one.draw(BATCH))
-            one.estimator.total(one.parameters, step=step, batch=BATCH)
+        measure_passes(one, 2, first_step=10)
     assert other.found() == problem.found()
 
 
 def test_pending_measurements_are_part_of_the_state() -> None:
-    """On a card results are read a pair later: simulated by a queue put in by hand."""
+    """On a card results are read some steps later: simulated by a queue put in by hand."""
     problem = Regression(torch.optim.SGD)
-    measure_alone(problem, 1)
+    measure_passes(problem, 1)
     state = problem.estimator.state_dict()
-    state["pending"] = [[1, "steps", BATCH, BATCH, 2.0, 2.0, 2.0]]
+    state["pending"] = [[1, "passes", BATCH / 2, BATCH, 2.0, 2.0, 2.0]]
     other = Regression(torch.optim.SGD)
     other.estimator.load_state_dict(state)
     assert other.estimator.state_dict() == state
-    other.set_gradient(other.draw(BATCH))
-    other.estimator.total(other.parameters, step=SAMPLE_PERIOD, batch=BATCH)
+    other.estimator.read(2)
+    assert other.estimator.state_dict() == state
+    other.estimator.read(1 + READ_STEPS)
     assert other.estimator.state_dict()["pending"] == []
     assert other.found() != problem.found()
 

@@ -39,30 +39,14 @@ class Block(nn.Module):
         return relu(self.body(images) + self.shortcut(images))
 
 
-def resnet18() -> nn.Module:
-    """For 32x32 images in colour and 10 classes: 11 million parameters."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+def resnet18(channels: int = 3) -> nn.Module:
+    """For small images and 10 classes: 11 million parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     width = 64
     for next_width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [Block(width, next_width, stride), Block(next_width, next_width, 1)]
         width = next_width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)).to(DEVICE)
-
-
-def small_cnn() -> nn.Module:
-    """For 28x28 grey images and 10 classes: 215 thousand parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    ).to(DEVICE)
 
 
 class OnCard(Dataset[Any]):
@@ -97,6 +81,11 @@ def now_s() -> float:
 
 def device_name() -> str:
     return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+
+
+def use_tensor_cores() -> None:
+    """As nearly everybody does on such cards."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 def save(name: str, result: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.job import BatchLimits, Tier
 from stretto.core.observations import NoiseSample
 from stretto.models.noise import gain
-from stretto.models.speed import TINY, AllReduceSpeed, Floats, p_norm
+from stretto.models.speed import MAX_OVERLAP, TINY, AllReduceSpeed, Floats, p_norm
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,6 +57,7 @@ class GoodputTable:
         self._alpha_c, self._beta_c, self._alpha_n, self._beta_n, self._alpha_r, self._beta_r, self._gamma = (
             theta.T
         )
+        self._floor = np.array([model.speed.floor_c for model in models], dtype=float)
         self._sqr = np.array([model.noise.sqr for model in models], dtype=float)
         self._var = np.array([model.noise.var for model in models], dtype=float)
         adaptive = np.array([model.tier is Tier.ADAPTIVE for model in models], dtype=bool)
@@ -128,7 +129,8 @@ class GoodputTable:
         across = self._alpha_n[job] + self._beta_n[job] * further
         within = self._alpha_r[job] + self._beta_r[job] * further
         sync = np.where(nodes > 1, across, np.where(workers > 1, within, TINY))
-        one_pass = self._alpha_c[job, None] + self._beta_c[job, None] * atomic
+        line = self._alpha_c[job, None] + self._beta_c[job, None] * atomic
+        one_pass = line if not self._floor.any() else p_norm(line, self._floor[job, None], MAX_OVERLAP)
         step = p_norm(one_pass, np.broadcast_to(sync[:, None], one_pass.shape), self._gamma[job, None])
         time = (passes - 1.0) * one_pass + step
         scale = workers[:, None] * atomic * passes / self._initial[job, None]

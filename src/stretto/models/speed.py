@@ -3,6 +3,8 @@
 One optimisation step of a job with K workers on N nodes, each processing m examples, takes
 
     T_grad = alpha_c + beta_c m                                  one forward and backward pass
+             (T_grad^10 + floor_c^10)^(1/10)  with a floor: small batches all take as long as launching
+                                              the work does, whatever m
     T_sync = 0                                K = 1
              alpha_r + beta_r (K - 2)         K > 1, N = 1      (within a node)
              alpha_n + beta_n (K - 2)         N > 1             (across nodes)
@@ -29,7 +31,13 @@ Numbers = float | npt.NDArray[np.float64] | npt.NDArray[np.int64]
 TINY = 1e-8
 """Lower bound of every time constant; also the synchronisation time of a single worker."""
 MAX_OVERLAP = 10.0
-"""The p-norm at 10 is within 7 % of the maximum."""
+"""The p-norm at 10 is within 7 % of the maximum. The floor of a pass is as sharp."""
+FLOOR_SIZES = 4
+"""Distinct batch sizes that a line and a floor need: fewer fit anything."""
+GOOD_LINE = 0.02
+"""A line that errs by less needs no floor."""
+FLOOR_WORTH = 0.5
+"""A floor must reduce the error to this share, else the line alone explains the times as well."""
 TOLERANCE = 1e-6
 """Where the fit stops: parameters are believed to a few per cent at best."""
 CORNERS = (0.03, 0.0)
@@ -41,7 +49,7 @@ NETWORK_PENALTY = 1.1
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSpeed:
-    """The seven parameters; times in seconds."""
+    """The seven parameters, and the floor where there is one; times in seconds."""
 
     alpha_c: float
     """Constant part of a pass."""
@@ -57,13 +65,16 @@ class AllReduceSpeed:
     """.. and what each further worker adds."""
     gamma: float
     """Overlap of computation and communication, 1 (none) to 10 (nearly full)."""
+    floor_c: float = 0.0
+    """What no pass is faster than, however small."""
 
     def parameters(self) -> tuple[float, float, float, float, float, float, float]:
         """All seven, in the order of the published artifact."""
         return (self.alpha_c, self.beta_c, self.alpha_n, self.beta_n, self.alpha_r, self.beta_r, self.gamma)
 
     def pass_s(self, atomic: Numbers) -> Floats:
-        return self.alpha_c + self.beta_c * np.asarray(atomic, dtype=float)
+        line = self.alpha_c + self.beta_c * np.asarray(atomic, dtype=float)
+        return p_norm(line, np.asarray(self.floor_c), MAX_OVERLAP)
 
     def sync_s(self, nodes: Numbers, workers: Numbers) -> Floats:
         nodes, workers = np.asarray(nodes), np.asarray(workers)
@@ -107,15 +118,28 @@ def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
     Minimises RMSLE(T_grad) + RMSLE(T_step) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n/alpha_n)^2 +
     (beta_r/alpha_r)^2) by L-BFGS-B. What the samples say nothing about is pinned: with one batch size
     half of the pass is constant; synchronisation costs nothing until two workers, two nodes, more than
-    two workers have been seen.
+    two workers have been seen; and there is no floor until a line alone is clearly not enough.
     """
-    from scipy.optimize import minimize  # noqa: PLC0415  (half a second that most commands never need)
-
     rows = list(samples)
     if not rows:
         raise ValueError("fit_all_reduce needs at least one sample")
     data = _Data.of(rows)
     start, bounds = _start_and_bounds(data)
+    theta = _fitted(data, start, bounds)
+    if data.sizes >= FLOOR_SIZES:
+        theta = _with_floor(data, theta, bounds)
+    if not data.spans_nodes:
+        theta[2] = max(theta[2], NETWORK_PENALTY * theta[4])
+        theta[3] = max(theta[3], NETWORK_PENALTY * theta[5])
+    return AllReduceSpeed(*(float(value) for value in theta))
+
+
+Bounds = list[tuple[float, float | None]]
+
+
+def _fitted(data: _Data, start: Floats, bounds: Bounds) -> Floats:
+    from scipy.optimize import minimize  # noqa: PLC0415  (half a second that most commands never need)
+
     theta = start
     for corner in CORNERS:
         theta = minimize(
@@ -127,18 +151,31 @@ def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
             method="L-BFGS-B",
             tol=TOLERANCE,
         ).x
-    if not data.spans_nodes:
-        theta[2] = max(theta[2], NETWORK_PENALTY * theta[4])
-        theta[3] = max(theta[3], NETWORK_PENALTY * theta[5])
-    return AllReduceSpeed(*(float(value) for value in theta))
+    return np.asarray(theta)
+
+
+def _with_floor(data: _Data, line: Floats, bounds: Bounds) -> Floats:
+    """The line or, where that explains the times far better, a line with a floor as high as the fastest pass.
+
+    The floor is then a parameter like the others; the line starts through the slower half of the passes.
+    """
+    error = data.pass_error(line)
+    if error < GOOD_LINE:
+        return line
+    passes_s = np.exp(data.log_pass)
+    slower = passes_s >= np.median(passes_s)
+    start = np.append(line, passes_s.min())
+    start[:2] = np.maximum(np.linalg.lstsq(data.compute[slower], passes_s[slower])[0], TINY)
+    bent = _fitted(data, start, [*bounds, (0.0, None)])
+    return bent if data.pass_error(bent) < FLOOR_WORTH * error else line
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Samples as columns, and the objective over them: T_grad and T_sync are linear in six parameters."""
+    """Samples as columns, and the objective over them: T_sync and, but for the floor, T_grad are linear."""
 
     compute: Floats
-    """T_grad = compute @ (alpha_c, beta_c)."""
+    """T_grad = compute @ (alpha_c, beta_c), without a floor."""
     exchange: Floats
     """T_sync = exchange @ (alpha_n, beta_n, alpha_r, beta_r) + alone."""
     alone: Floats
@@ -166,9 +203,21 @@ class _Data:
     def spans_nodes(self) -> bool:
         return bool(self.exchange[:, 0].any())
 
+    @property
+    def sizes(self) -> int:
+        """Distinct batch sizes."""
+        return int(np.unique(self.compute[:, 1]).size)
+
+    def pass_error(self, theta: Floats) -> float:
+        """RMSLE(T_grad)."""
+        return _rms(np.log(AllReduceSpeed(*theta).pass_s(self.compute[:, 1])) - self.log_pass, 0.0)[0]
+
     def loss_and_gradient(self, theta: Floats, corner: float = 0.0) -> tuple[float, Floats]:
+        """Of seven parameters or, with a floor, eight."""
         gamma = theta[6]
-        one_pass = self.compute @ theta[:2]
+        floor = theta[7:].sum()
+        line = self.compute @ theta[:2]
+        one_pass = p_norm(line, floor, MAX_OVERLAP)
         sync = self.exchange @ theta[2:6] + self.alone
 
         # With u = log T_grad and v = log T_sync, log T_step is log(e^(gamma u) + e^(gamma v)) / gamma.
@@ -183,12 +232,14 @@ class _Data:
 
         by_u = d_step * weight_u
         by_v = d_step - by_u
-        gradient = np.empty(7)
-        gradient[:2] = ((d_pass + by_u) / one_pass) @ self.compute
+        by_pass = (d_pass + by_u) / one_pass
+        gradient = np.empty(theta.size)
+        gradient[:2] = (by_pass * (line / one_pass) ** (MAX_OVERLAP - 1.0)) @ self.compute
         gradient[2:6] = (by_v / sync) @ self.exchange
         gradient[2:5:2] -= 2e-2 * ratios**2 / theta[2:5:2]
         gradient[3:6:2] += 2e-2 * ratios / theta[2:5:2]
         gradient[6] = (by_u @ u + by_v @ v - d_step @ log_step) / gamma + 2e-3 * (gamma - 1.0)
+        gradient[7:] = by_pass @ (floor / one_pass) ** (MAX_OVERLAP - 1.0)
         return loss, gradient
 
 
@@ -198,15 +249,15 @@ def _rms(errors: Floats, corner: float) -> tuple[float, Floats]:
     return rms - corner, errors / (errors.size * rms) if rms else errors
 
 
-def _start_and_bounds(data: _Data) -> tuple[Floats, list[tuple[float, float | None]]]:
+def _start_and_bounds(data: _Data) -> tuple[Floats, Bounds]:
     start = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001])
-    bounds: list[tuple[float, float | None]] = [(TINY, None)] * 6 + [(1.0, MAX_OVERLAP)]
+    bounds: Bounds = [(TINY, None)] * 6 + [(1.0, MAX_OVERLAP)]
 
     def pin(index: int, value: float = TINY) -> None:
         start[index] = value
         bounds[index] = (value, value)
 
-    if np.unique(data.compute[:, 1]).size == 1:
+    if data.sizes == 1:
         pin(0, float(np.exp(data.log_pass).mean()) / 2)
     across, more_across, within, more_within = (bool(column.any()) for column in data.exchange.T)
     if not across:

@@ -16,19 +16,21 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.goodput import GoodputTable, JobModel
-from stretto.models.noise import GradientNoise
+from stretto.models.noise import PERFECTLY_SCALABLE, GradientNoise
 from stretto.models.observations import Observations
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
 from stretto.torch.memory import MemoryBound, card_memory
-from stretto.torch.noise import SAMPLE_PERIOD
+from stretto.torch.noise import EARLY_STEPS
 from stretto.torch.rules import progress_of_step
 
-WARM_UP_STEPS = 100
+WARM_UP_STEPS = EARLY_STEPS
 """No change before: the loss falls steeply, and its noise now says little about later."""
 WORTHWHILE = 1.05
 """Goodput must rise by this much: less is within what models err by."""
-HOLD_STEPS = 100
+HOLD_STEPS = 50
 """A new batch size stays at least so long, until it has been timed well."""
+LOOK_STEPS = 24
+"""Between two looks for a better one."""
 MOST_GROWTH = 2
 """The batch at most doubles at a time."""
 
@@ -53,23 +55,33 @@ class BatchTuner:
         self._fitted_to: tuple[SpeedSample, ...] = ()
         self._speed: AllReduceSpeed | None = None
         self._next_look = WARM_UP_STEPS
+        self._looked_at: tuple[NoiseSample, tuple[SpeedSample, ...]] | None = None
 
     def saw(self, speeds: Iterable[SpeedSample]) -> None:
         """Step times measured since the last call."""
         for speed in speeds:
             self._observed.add_speed(speed)
 
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to look for a better batch size, and there may be one."""
+        return step >= self._next_look and self._limits.max > self._limits.initial
+
     def propose(
         self, noise: NoiseSample | None, *, nodes: int, workers: int, current: BatchChoice, step: int
     ) -> Change | None:
         """A batch size worth changing to at this step, if there is one."""
         timed = (nodes, workers, 0, current.atomic) in self._observed.speeds
-        if noise is None or not timed or step < self._next_look:
+        if noise is None and current.total(workers) == 1:
+            noise = PERFECTLY_SCALABLE  # one example cannot be split to tell its noise
+        if noise is None or not timed or not self.is_due(step):
             return None
+        if self._looked_at == (noise, self._observed.news):
+            return None
+        self._looked_at = (noise, self._observed.news)
         if self._memory is not None:
             self._memory.look(current.atomic)
         change = self._change(noise, nodes, workers, current)
-        self._next_look = step + (HOLD_STEPS if change else SAMPLE_PERIOD)
+        self._next_look = step + (HOLD_STEPS if change else LOOK_STEPS)
         return change
 
     def _change(self, noise: NoiseSample, nodes: int, workers: int, current: BatchChoice) -> Change | None:
@@ -115,8 +127,8 @@ class BatchTuner:
         )
 
     def _best(self, noise: NoiseSample, nodes: int, workers: int, limits: BatchLimits) -> BatchChoice | None:
-        # Alone, a run that accumulates would do so above the initial batch, to measure its noise without
-        # bias; where one pass is faster, comparing consecutive steps has to do.
+        # Alone, a run that accumulates would do so above the initial batch, to measure its noise; where one
+        # pass is faster, splitting a step now and then does.
         options = [limits, replace(limits, accumulation=False)] if workers == 1 else [limits]
         triple = (np.array([0]), np.array([nodes]), np.array([workers]))
         tried = [self._table(noise, option).best(*triple) for option in options]

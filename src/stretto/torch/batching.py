@@ -113,7 +113,7 @@ class Batching:
 
     def tune(self, group: Group, noise: NoiseSample | None, step: int) -> Change | None:
         """A better batch size for the group as it is, if there is one."""
-        if self._tuner is None:
+        if self._tuner is None or not self._tuner.is_due(step):
             return None
         layout = self.layout(group)
         current = BatchChoice(layout.atomic, layout.passes - 1)

@@ -27,7 +27,7 @@ from stretto.torch.stepper import Stepper
 from stretto.torch.turn import WHOLE, Layout, Turn
 from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
 
-FORMAT = 1
+FORMAT = 2
 _REPORT_S = 5.0
 _FIRST_REPORT_S = 1.0
 _LOOK_S = 0.05

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from stretto.core.observations import SpeedSample
 from stretto.torch.turn import Layout
@@ -71,3 +75,72 @@ class SpeedMeter:
             )
             for (nodes, workers, atomic, _), one in sums.items()
         )
+
+
+FEWEST_SPLITS = 2
+"""So many split steps tell what one costs: a first one may have to load code."""
+RECENT_SPLITS = 9
+
+Mark = float | torch.cuda.Event
+
+
+class SplitCost:
+    """What a step in two passes takes more than the step before it, which was made in one.
+
+    A card is timed by its own clock: the processor runs ahead of it, so that its times of single steps say
+    nothing. They are read later, without waiting.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._batch = 0
+        self._ends: deque[tuple[int, Mark]] = deque(maxlen=3)
+        """Of the latest steps."""
+        self._pending: deque[tuple[Mark, Mark, Mark]] = deque()
+        self._ratios: deque[float] = deque(maxlen=RECENT_SPLITS)
+        self._before: float | None = None
+        """Of the batch before: a larger one's splits hardly cost more."""
+
+    def boundary(self, step: int, batch: int, *, split: bool, on_card: bool) -> None:
+        """A step of so many examples is over: one that was split, or one of the two before such a step."""
+        if batch != self._batch:
+            self._batch, self._before = batch, self.in_steps
+            self._pending.clear()
+            self._ratios.clear()
+        self._ends.append((step, _event() if on_card else self._clock()))
+        if split and [number for number, _ in self._ends] == [step - 2, step - 1, step]:
+            before, between, after = (mark for _, mark in self._ends)
+            self._pending.append((before, between, after))
+        self._read()
+
+    @property
+    def in_steps(self) -> float | None:
+        """In plain steps, median of the latest; None while there are too few to tell."""
+        if len(self._ratios) < FEWEST_SPLITS:
+            return self._before
+        return max(statistics.median(self._ratios) - 1.0, 0.0)
+
+    def _read(self) -> None:
+        while self._pending and _is_over(self._pending[0][2]):
+            before, between, after = self._pending.popleft()
+            plain_s, split_s = _elapsed_s(before, between), _elapsed_s(between, after)
+            if plain_s > 0:
+                self._ratios.append(split_s / plain_s)
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _is_over(mark: Mark) -> bool:
+    return isinstance(mark, float) or mark.query()
+
+
+def _elapsed_s(earlier: Mark, later: Mark) -> float:
+    if isinstance(earlier, float) or isinstance(later, float):
+        assert isinstance(earlier, float)
+        assert isinstance(later, float)
+        return later - earlier
+    return float(earlier.elapsed_time(later)) / 1e3

@@ -2,15 +2,16 @@
 
 The gradient of a batch of B examples is the true gradient G plus noise: E|g_B|^2 = |G|^2 + S / B, with S
 the trace of one example's gradient covariance. At the initial batch M0: sqr = |G|^2, var = S / M0. Both are
-had unbiased from gradients of different batches:
+had unbiased from gradients of different batches at the same parameters:
 
 - Several workers: the mean of |g|^2 over their shares (small) and the exchanged gradient (big) give
   |G|^2 = (B_big |g_big|^2 - B_small |g_small|^2) / (B_big - B_small)
   S     = (|g_small|^2 - |g_big|^2) / (1 / B_small - 1 / B_big)
-- Two gradients a, b of separate examples give |G|^2 = a.b and S = |a - b|^2 / (1 / B_a + 1 / B_b). One worker
-  with several passes compares the first with the rest; with one pass, two consecutive steps. Between those
-  the parameters move, and at ordinary learning rates that makes |G|^2 look several times too small, so a
-  worker does better to make two passes of a step now and then (`splits`).
+- One worker with several passes: its first, a, and the rest, b, give
+  |G|^2 = a.b and S = |a - b|^2 / (1 / B_a + 1 / B_b).
+  A worker that makes one pass a step makes two now and then (`splits`). To compare one step with the next
+  would be cheaper, but the second one's parameters depend on the first one's noise, and at ordinary learning
+  rates that makes |G|^2 look several times too small.
 
 For Adam and its like the gradient is the one that they step with (adam.py).
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,35 +30,42 @@ from torch.optim import Optimizer
 from stretto.core.observations import NoiseSample
 from stretto.torch.adam import AdamPreconditioner, is_adam_like
 
-SAMPLE_PERIOD = 24
-"""Of so many steps two are sampled, one after the other: the differenced source needs a pair."""
-SPLIT_PERIOD = 3 * SAMPLE_PERIOD
-"""A lone worker splits one step in so many: at worst, where a pass of half the batch takes as long, 1.4 %."""
-EARLY_STEPS, EARLY_PERIOD = 600, 12
-"""At first it splits more often: until some samples are there, nothing is known."""
+SAMPLE_PERIOD = 12
+"""Where workers or passes are compared anyway, one step in so many is sampled."""
+EARLY_STEPS, EARLY_PERIOD = 64, 8
+"""At first a lone worker splits one step in so many: until some samples are there, nothing is known."""
+SPLIT_BUDGET = 0.0075
+"""Later, the share of the time that splitting steps may take."""
+LEAST_PERIOD = 4
+"""But not more often than this, however cheap."""
+UNKNOWN_COST = 1.5
+"""What a split step is taken to add before that was measured, in plain steps: where launching
+the work takes longer than the work, a pass of half the batch takes as long as one of the whole."""
 SMOOTHING = 0.999
 """What is left of a sample's weight after one step at the initial batch."""
-LEAST_KEPT = 0.95
-"""But so much is left when the next sample comes: at large batches there would be too few to average."""
-FEWEST_SAMPLES = 8
+LEAST_KEPT = 0.9
+"""But so much is left when the next sample comes, or there would be too few to average."""
+TYPICAL_KEPT = 0.9
+"""The same for the size of S that samples are seen in relation to, which changes faster."""
+FEWEST_SAMPLES = 6
 """Fewer say nothing that a batch size should depend on."""
-CAUTION = 1.0
-"""Standard errors added to the squared gradient, so that what is not sure does not count as noise."""
-MIN_SQR, MIN_VAR = 0.0, 1e-6
-"""Estimates of these can fall below zero, the truth cannot."""
+READ_STEPS = 4
+"""A device is never so many steps behind that reading a result of then would keep anybody waiting long."""
+LEAST_NOISE = 1e-6
+"""A sample's S at the initial batch is taken to be this share of |G|^2 at least, to be divided by."""
 
 State = dict[str, Any]
 """Plain numbers by name, and lists of them: a checkpoint with it loads without unpickling."""
 
 
-Source = Literal["shares", "passes", "steps"]
-"""What was compared: workers' shares with the whole, the first pass with the rest, one step with the next."""
+Source = Literal["shares", "passes"]
+"""What was compared: workers' shares with the whole, or the first pass with the rest."""
 
 
 class NoiseEstimator:
     """Running estimates of the gradient's squared norm and variance for the parameters of one optimizer.
 
-    On a step that it `wants`, before the optimizer's: `total`. Before that, where there are several workers,
+    On a step that is sampled, before the optimizer's: `total`. Before that, where there are several workers,
     `part` for the gradients of this one's share, as they become ready; and `part_sum`, which the caller sums
     over workers. Where one worker makes several passes, `first_pass` after the first, also bit by bit.
 
@@ -69,20 +77,21 @@ class NoiseEstimator:
         self._initial_batch = initial_batch
         self._preconditioner = AdamPreconditioner(optimizer) if is_adam_like(optimizer) else None
         self._part: Tensor | None = None
-        self._kept: _Kept | None = None
+        self._first: dict[Tensor, Tensor] = {}
+        """The first pass's gradients, by parameter."""
         self._memory: dict[Tensor, Tensor] = {}
+        """Where they are copied to every time: fresh memory costs more than the copy."""
         self._queue: list[_Measured] = []
         self._average = _Average()
+        self._cautious: NoiseSample | None = None
 
     @staticmethod
-    def wants(step: int) -> bool:
-        """Whether this step is sampled; a matter of its number only."""
-        return step % SAMPLE_PERIOD < 2 or NoiseEstimator.splits(step)
-
-    @staticmethod
-    def splits(step: int) -> bool:
-        """Whether a lone worker should make this step in two passes, to be compared without bias."""
-        return step % (EARLY_PERIOD if step < EARLY_STEPS else SPLIT_PERIOD) == 0
+    def splits(step: int, cost: float | None) -> bool:
+        """Whether a lone worker should make this step in two passes, which adds `cost` plain steps."""
+        if step < EARLY_STEPS:
+            return step % EARLY_PERIOD == 0
+        cost = UNKNOWN_COST if cost is None else cost
+        return step % max(math.ceil(cost / SPLIT_BUDGET), LEAST_PERIOD) == 0
 
     @torch.no_grad()
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
@@ -97,9 +106,12 @@ class NoiseEstimator:
     @torch.no_grad()
     def first_pass(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Keeps some parameters' gradients over the first of several passes."""
-        if self._kept is None or self._kept.step is not None:
-            self._kept = _Kept()
-        self._kept.take(gradients, parameters, self._memory)
+        for one, gradient in zip(parameters, gradients, strict=True):
+            if one not in self._memory:
+                self._memory[one] = torch.empty_like(gradient)
+            self._first[one] = self._memory[one]
+        if parameters:
+            torch._foreach_copy_([self._memory[one] for one in parameters], list(gradients))
 
     @torch.no_grad()
     def total(
@@ -108,7 +120,7 @@ class NoiseEstimator:
         *,
         step: int,
         batch: int,
-        part_batch: float | None = None,
+        part_batch: float,
         parts: int = 1,
         part_sqr: Tensor | None = None,
         loss_scale: float | Tensor = 1.0,
@@ -119,75 +131,58 @@ class NoiseEstimator:
         where they differ). `part_sqr` is the sum of `part_sum` over workers; None: this one's own.
         """
         small_sqr, self._part = self._part if part_sqr is None else part_sqr, None
-        self._read_old(step)
-        now = _Step(step, batch, loss_scale)
+        first, self._first = self._first, {}
         gradients = {one: one.grad for one in parameters if one.grad is not None}
-        if part_batch is None:
-            self._compare_steps(now, gradients)
-        elif small_sqr is None:
-            self._compare_passes(now, gradients, part_batch)
-        else:
-            self._memory, self._kept = {}, None
-            self._compare_shares(now, gradients, part_batch, small_sqr / parts)
+        if not gradients or batch <= part_batch:
+            return
+        if small_sqr is not None:
+            self._memory = {}
+            big_sqr = self._squared_norm(list(gradients), list(gradients.values()))
+            norms = torch.stack(((small_sqr / parts).to(big_sqr), big_sqr))
+            self._add(step, "shares", part_batch, batch, norms / loss_scale**2)
+        elif first:
+            self._add(step, "passes", part_batch, batch, self._norms_of(first, gradients) / loss_scale**2)
+
+    def read(self, step: int) -> None:
+        """Takes in what was measured a few steps ago: computed by now, and read by all ranks at this step."""
+        if self._queue and self._queue[0].step <= step - READ_STEPS:
+            self._take(self._queue.pop(0))
 
     def sample(self) -> NoiseSample | None:
         """The present estimate, or None before the first; never waits for the device."""
         return self._average.sample(self._initial_batch)
 
     def cautious(self) -> NoiseSample | None:
-        """The estimate with the gradient as large as it may well be; None while too little is known.
+        """What a batch size may depend on; None while too little is known.
 
         A squared gradient that is lost in the noise, estimated as 0, would make every batch look worthwhile.
+        So it counts as its standard error at least.
         """
-        return self._average.sample(self._initial_batch, caution=CAUTION, fewest=FEWEST_SAMPLES)
+        return self._cautious
 
     def state_dict(self) -> State:
-        """Everything but a gradient kept for the next step; waits for what is still being computed."""
+        """Everything; waits for what is still being computed."""
         return {**asdict(self._average), "pending": [measured.numbers() for measured in self._queue]}
 
     def load_state_dict(self, state: State) -> None:
         """Goes on from a `state_dict`, of whichever rank."""
         self._average = _Average(**{key: value for key, value in state.items() if key != "pending"})
+        self._judge()
         self._queue = [
-            _Measured(step, source, other_batch, batch, torch.tensor(norms, dtype=torch.float64))
-            for step, source, other_batch, batch, *norms in state["pending"]
+            _Measured(step, source, part_batch, batch, torch.tensor(norms, dtype=torch.float64))
+            for step, source, part_batch, batch, *norms in state["pending"]
         ]
-        self._part, self._kept = None, None
+        self._part, self._first = None, {}
 
-    def _compare_steps(self, now: _Step, gradients: dict[Tensor, Tensor]) -> None:
-        """Keeps the first gradient of a pair, and compares the second with it."""
-        kept, self._kept = self._kept, None
-        if not self._average.admits("steps", now.number, now.batch / self._initial_batch):
-            return
-        if kept is not None and kept.step is not None and kept.step.number + 1 == now.number:
-            if not now.has_scale_of(kept.step):
-                kept.multiply(now.loss_scale / kept.step.loss_scale)
-            self._add(now, "steps", kept.step.batch, self._norms_of(kept, gradients))
-        elif self.wants(now.number + 1):
-            self._kept = _Kept(now.copied())
-            self._kept.take(list(gradients.values()), list(gradients), self._memory)
-
-    def _compare_passes(self, now: _Step, gradients: dict[Tensor, Tensor], first_batch: float) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None and kept.step is None and now.batch > first_batch:
-            self._add(now, "passes", first_batch, self._norms_of(kept, gradients))
-
-    def _compare_shares(
-        self, now: _Step, gradients: dict[Tensor, Tensor], share_batch: float, small_sqr: Tensor
-    ) -> None:
-        if gradients and now.batch > share_batch:
-            big_sqr = self._squared_norm(list(gradients), list(gradients.values()))
-            self._add(now, "shares", share_batch, torch.stack((small_sqr.to(big_sqr), big_sqr)))
-
-    def _norms_of(self, kept: _Kept, gradients: dict[Tensor, Tensor]) -> Tensor:
-        """Squared norms of kept and present gradient and of their difference; uses the kept one up."""
-        common = [one for one in kept.copies if one in gradients]
+    def _norms_of(self, first: dict[Tensor, Tensor], gradients: dict[Tensor, Tensor]) -> Tensor:
+        """Squared norms of first and whole gradient and of their difference; uses the first one up."""
+        common = [one for one in first if one in gradients]
         rows = []
-        for before, present in self._chunks(
-            common, [kept.copies[one] for one in common], [gradients[one] for one in common]
+        for before, whole in self._chunks(
+            common, [first[one] for one in common], [gradients[one] for one in common]
         ):
-            one, two = _squared_norm(before), _squared_norm(present)
-            torch._foreach_sub_(before, present)
+            one, two = _squared_norm(before), _squared_norm(whole)
+            torch._foreach_sub_(before, whole)
             rows.append(torch.stack((one, two, _squared_norm(before))))
         return torch.stack(rows).sum(dim=0) if rows else torch.zeros(3)
 
@@ -204,66 +199,24 @@ class NoiseEstimator:
         elif parameters:
             yield [list(column) for column in columns]
 
-    def _add(self, now: _Step, source: Source, other_batch: float, norms: Tensor) -> None:
-        row = norms / now.loss_scale**2
-        if not row.is_cuda:
-            measured = _Measured(now.number, source, other_batch, now.batch, row)
-            self._average.add(measured, self._initial_batch)
+    def _add(self, step: int, source: Source, part_batch: float, batch: int, norms: Tensor) -> None:
+        if not norms.is_cuda:
+            self._take(_Measured(step, source, part_batch, batch, norms))
             return
-        host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
-        host.copy_(row, non_blocking=True)
+        host = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)
+        host.copy_(norms, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        self._queue.append(_Measured(now.number, source, other_batch, now.batch, host, done))
+        self._queue.append(_Measured(step, source, part_batch, batch, host, done))
 
-    def _read_old(self, step: int) -> None:
-        """Averages what the last pair measured: long computed by now, and read by all ranks at this step."""
-        old = [measured for measured in self._queue if measured.step < step - 1]
-        self._queue = [measured for measured in self._queue if measured.step >= step - 1]
-        for measured in old:
-            self._average.add(measured, self._initial_batch)
+    def _take(self, measured: _Measured) -> None:
+        self._average.add(measured, self._initial_batch)
+        self._judge()
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    number: int
-    batch: int
-    loss_scale: float | Tensor
-
-    def copied(self) -> _Step:
-        """With the loss scale as it is now: a scaler changes its tensor in place."""
-        scale = self.loss_scale.clone() if isinstance(self.loss_scale, Tensor) else self.loss_scale
-        return replace(self, loss_scale=scale)
-
-    def has_scale_of(self, other: _Step) -> bool:
-        """Whether both loss scales are the same number; of tensors that is not known without waiting."""
-        if isinstance(self.loss_scale, Tensor) or isinstance(other.loss_scale, Tensor):
-            return False
-        return self.loss_scale == other.loss_scale
-
-
-@dataclass(slots=True)
-class _Kept:
-    """Copies of gradients, to be compared with later ones."""
-
-    step: _Step | None = None
-    """Which step's; None: they are of the first pass of the present one."""
-    copies: dict[Tensor, Tensor] = field(default_factory=dict)
-
-    def take(
-        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], memory: dict[Tensor, Tensor]
-    ) -> None:
-        """Copies into `memory`, which serves every time: fresh memory costs more than the copy."""
-        for one, gradient in zip(parameters, gradients, strict=True):
-            if one not in memory:
-                memory[one] = torch.empty_like(gradient)
-            self.copies[one] = memory[one]
-        if parameters:
-            torch._foreach_copy_([memory[one] for one in parameters], list(gradients))
-
-    def multiply(self, factor: float | Tensor) -> None:
-        if self.copies:
-            torch._foreach_mul_(list(self.copies.values()), factor)
+    def _judge(self) -> None:
+        """Once for all the steps until the next sample."""
+        known = self._average.count >= FEWEST_SAMPLES
+        self._cautious = self._average.sample(self._initial_batch, cautious=True) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +225,11 @@ class _Measured:
 
     step: int
     source: Source
-    other_batch: float
-    """Of a share, of the first pass, or of the step before."""
+    part_batch: float
+    """Of a share, or of the first pass."""
     batch: int
     norms: Tensor
-    """In the host's memory as soon as `done`: (small, big), or (kept, present, their difference)."""
+    """In the host's memory as soon as `done`: (small, big), or (first, whole, their difference)."""
     done: torch.cuda.Event | None = None
 
     def read(self) -> list[float]:
@@ -285,65 +238,76 @@ class _Measured:
         return [float(norm) for norm in self.norms.tolist()]
 
     def numbers(self) -> list[float | str]:
-        return [self.step, self.source, self.other_batch, self.batch, *self.read()]
+        return [self.step, self.source, self.part_batch, self.batch, *self.read()]
 
     def estimate(self) -> tuple[float, float]:
         """|G|^2 and S."""
-        other, batch, norms = self.other_batch, self.batch, self.read()
+        part, batch, norms = self.part_batch, self.batch, self.read()
         if self.source == "shares":
             small, big = norms
-            return (batch * big - other * small) / (batch - other), (small - big) / (1 / other - 1 / batch)
-        one, two, apart = norms
-        dot = (one + two - apart) / 2
-        if self.source == "steps":
-            return dot, apart / (1 / other + 1 / batch)
+            return (batch * big - part * small) / (batch - part), (small - big) / (1 / part - 1 / batch)
         # With first pass a and whole t, the rest is b = (B t - B_a a) / B_b and a - b = (a - t) B / B_b.
-        rest = batch - other
-        return (batch * dot - other * one) / rest, apart * (batch / rest) ** 2 / (1 / other + 1 / rest)
+        one, two, apart = norms
+        rest = batch - part
+        dot = (one + two - apart) / 2
+        return (batch * dot - part * one) / rest, apart * (batch / rest) ** 2 / (1 / part + 1 / rest)
 
 
 @dataclass(slots=True)
 class _Average:
-    """Mean of the samples, each counting SMOOTHING ** (its age in steps at the initial batch)."""
+    """Weighted means of the samples' |G|^2 and S, whose ratio is what matters.
 
-    sqr_sum: float = 0.0
-    square_sum: float = 0.0
-    """Of the squares of what `sqr_sum` sums."""
-    trace_sum: float = 0.0
+    In the course of training both change by orders of magnitude, far more than their ratio, and a sample of
+    batch B errs in |G|^2 by about S / B. So it counts with weight B^2 / S (S as it typically is at the time),
+    and SMOOTHING ** (its age in steps at the initial batch).
+    """
+
+    count: float = 0.0
     weight: float = 0.0
+    sqr_sum: float = 0.0
+    trace_sum: float = 0.0
+    square_sum: float = 0.0
+    """Of (|G|^2 B / S)^2: samples whose errors are alike."""
+    typical: float = 0.0
+    """S as it was lately."""
     step: int = 0
-    biased: bool = False
-
-    def admits(self, source: Source, step: int, scale: float) -> bool:
-        """Biased samples count only until there are better ones, and again when those are long past."""
-        better = self.weight > 0 and not self.biased
-        return source != "steps" or not better or (step - self.step) * scale > 1 / (1 - SMOOTHING)
 
     def add(self, measured: _Measured, initial_batch: int) -> None:
-        scale = measured.batch / initial_batch
         sqr, trace = measured.estimate()
         if not (math.isfinite(sqr) and math.isfinite(trace)) or not any(measured.read()):
             return  # an overflow, or no parameter that counts yet
-        if not self.admits(measured.source, measured.step, scale):
-            return
-        if self.biased != (measured.source == "steps"):
-            self.sqr_sum = self.square_sum = self.trace_sum = self.weight = 0.0
-        self.biased = measured.source == "steps"
-        age = max(measured.step - self.step, 0) * scale
-        kept = max(SMOOTHING**age, LEAST_KEPT)
-        self.sqr_sum = kept * self.sqr_sum + sqr
-        self.square_sum = kept * self.square_sum + sqr**2
-        self.trace_sum = kept * self.trace_sum + trace
-        self.weight = kept * self.weight + 1.0
+        scale = measured.batch / initial_batch
+        size = abs(trace) + LEAST_NOISE * initial_batch * abs(sqr)
+        typical = self.typical or size
+        self.typical = TYPICAL_KEPT * typical + (1 - TYPICAL_KEPT) * size
+        kept = max(SMOOTHING ** (max(measured.step - self.step, 0) * scale), LEAST_KEPT)
+        weight = scale**2 / typical
+        self.count = kept * self.count + 1.0
+        self.weight = kept * self.weight + weight
+        self.sqr_sum = kept * self.sqr_sum + weight * sqr
+        self.trace_sum = kept * self.trace_sum + weight * trace
+        self.square_sum = kept * self.square_sum + (sqr * scale / typical) ** 2
         self.step = measured.step
 
-    def sample(self, initial_batch: int, *, caution: float = 0.0, fewest: int = 0) -> NoiseSample | None:
-        if not self.weight or self.weight < fewest:
+    def sample(self, initial_batch: int, *, cautious: bool = False) -> NoiseSample | None:
+        if not self.count:
             return None
-        sqr = self.sqr_sum / self.weight
-        error = math.sqrt(max(self.square_sum / self.weight - sqr**2, 0.0) / self.weight)
-        var = self.trace_sum / self.weight / initial_batch
-        return NoiseSample(sqr=max(sqr, MIN_SQR) + caution * error, var=max(var, MIN_VAR))
+        # Estimates can fall below zero, the truth cannot.
+        sqr, trace = self.sqr_sum / self.weight, max(self.trace_sum / self.weight, 0.0)
+        least = self._ratio_error() * trace if cautious else 0.0
+        return NoiseSample(sqr=max(sqr, least), var=trace / initial_batch)
+
+    def _ratio_error(self) -> float:
+        """Standard error of |G|^2 / S.
+
+        With z = |G|^2 B / S of a sample and r the ratio, z - r B has one variance v for all batches; r is
+        fitted with weights B^2, whose sum is about `trace_sum`, and so has variance v over that sum.
+        """
+        if self.trace_sum <= 0:
+            return 0.0
+        ratio = self.sqr_sum / self.trace_sum
+        rest = self.square_sum - ratio * self.sqr_sum
+        return math.sqrt(max(rest, 0.0) / self.count / self.trace_sum)
 
 
 def _squared_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -111,26 +111,12 @@ class Reducer:
         if self._turn.layout.parts == 1:
             if self._watcher is None:  # else a step in two passes comes again soon
                 self._buckets, self._bucket_of = [], {}
-            if self._watcher is not None and self._parameters:
-                self._hooks = [self._parameters[0].register_post_accumulate_grad_hook(self._on_whole)]
             return
         if not self._buckets:
             self._buckets = _buckets(self._parameters)
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         self._reset()
         self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
-
-    def _on_whole(self, parameter: Tensor) -> None:
-        """One worker's only pass: nothing to average, and one hook is enough to see its end."""
-        del parameter
-        if not self._in_backward and self._watched:
-            self._in_backward = True
-            _at_end_of_backward(self._end_whole)
-
-    def _end_whole(self) -> None:
-        self._in_backward = False
-        assert self._watcher is not None
-        self._watcher.whole(self._parameters)
 
     @property
     def _watched(self) -> bool:

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from stretto.core.errors import InputError
 from stretto.core.observations import NoiseSample
 from stretto.torch.group import Group
-from stretto.torch.noise import NoiseEstimator
+from stretto.torch.meter import SplitCost
+from stretto.torch.noise import SAMPLE_PERIOD, NoiseEstimator
 from stretto.torch.reduce import Reducer
 from stretto.torch.rules import Rule, lr_factor
 from stretto.torch.turn import Turn
@@ -35,6 +36,7 @@ class Stepper:
         self._rule: Rule = "auto"
         self._initial_batch = 0
         self._scaler: Any = None
+        self._split_cost = SplitCost()
         self.reducer = Reducer(self._parameters, turn, group)
         self._step = optimizer.step
 
@@ -66,7 +68,14 @@ class Stepper:
             )
         if not self._turn.share.last:
             return None
-        factor = self._factor()
+        if self.noise is None:
+            return self._step()
+        try:
+            return self._scaled_step(self._factor())
+        finally:
+            self._end_step(self.noise)
+
+    def _scaled_step(self, factor: float) -> Any:
         if factor == 1.0:
             return self._step()
         before = [settings["lr"] for settings in self.optimizer.param_groups]
@@ -78,15 +87,25 @@ class Stepper:
             for settings, lr in zip(self.optimizer.param_groups, before, strict=True):
                 settings["lr"] = lr
 
+    def _end_step(self, noise: NoiseEstimator) -> None:
+        turn = self._turn
+        noise.read(turn.step)
+        split = self._is_split
+        if turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
+            on_card = self.optimizer.param_groups[0]["params"][0].is_cuda
+            self._split_cost.boundary(turn.step, turn.base.total, split=split, on_card=on_card)
+
     def _factor(self) -> float:
-        if self.noise is None:
-            return 1.0
         scale = self._turn.layout.total / self._initial_batch
         return lr_factor(self._rule, self.optimizer, self.sample(), scale)
 
     def splits(self, step: int) -> bool:
         """Whether one worker should make this step in two passes, to tell its noise without bias."""
-        return self.noise is not None and self.noise.splits(step)
+        return self.noise is not None and self.noise.splits(step, self._split_cost.in_steps)
+
+    @property
+    def _is_split(self) -> bool:
+        return self._turn.layout.passes > self._turn.base.passes
 
     def _loss_scale(self) -> float | Tensor:
         """Still on the GPU where it is there: `get_scale` would wait for it."""
@@ -94,8 +113,10 @@ class Stepper:
         return 1.0 if there is None or not self._scaler.is_enabled() else there
 
     def wants(self) -> bool:
-        full = self._turn.share.step_examples == self._turn.layout.total
-        return self.noise is not None and full and self.noise.wants(self._turn.step)
+        turn = self._turn
+        if self.noise is None or turn.layout.parts == 1 or turn.share.step_examples != turn.layout.total:
+            return False
+        return self._is_split or turn.step % SAMPLE_PERIOD == 0
 
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
@@ -107,19 +128,14 @@ class Stepper:
     def whole(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
         layout = self._turn.layout
-        part_batch = None if layout.parts == 1 else layout.total / layout.workers
-        parts, part_sqr = layout.workers, None
-        if layout.workers > 1:
-            part_sqr = self._group.sum(self.noise.part_sum().clone())
-        elif layout.passes > 1:
-            part_batch = layout.total / layout.passes
+        alone = layout.workers == 1
         self.noise.total(
             parameters,
             step=self._turn.step,
             batch=layout.total,
-            part_batch=part_batch,
-            parts=parts,
-            part_sqr=part_sqr,
+            part_batch=layout.total / (layout.passes if alone else layout.workers),
+            parts=layout.workers,
+            part_sqr=None if alone else self._group.sum(self.noise.part_sum().clone()),
             loss_scale=self._loss_scale(),
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -221,13 +221,5 @@ class RecordedJob:
 
 def slowed(speed: AllReduceSpeed, factor: float) -> AllReduceSpeed:
     """The same with every step taking so many times as long."""
-    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = speed.parameters()
-    return AllReduceSpeed(
-        alpha_c * factor,
-        beta_c * factor,
-        alpha_n * factor,
-        beta_n * factor,
-        alpha_r * factor,
-        beta_r * factor,
-        gamma,
-    )
+    times = ("alpha_c", "beta_c", "floor_c", "alpha_n", "beta_n", "alpha_r", "beta_r")
+    return replace(speed, **{name: getattr(speed, name) * factor for name in times})
