@@ -181,7 +181,7 @@ def test_a_fixed_cluster_tells_of_nodes_that_join_and_refuses_wishes() -> None:
             raise ConnectionError(broken[0])
         return list(there)
 
-    fleet = RayFleet(resource="CPU", look_s=0.02, read=read)
+    fleet = RayFleet(resource="CPU", look_s=0.02, read=read, connected=lambda: True)
     assert fleet.nodes() == ()
     (refused,) = fleet.provision(wish(1), 0.0)
     assert isinstance(refused, NodeRefused)
@@ -305,3 +305,11 @@ class TestAutoscaler:
         assert isinstance(failed, Failed)
         assert "could not be asked: no line" in failed.why
         made.close()
+
+
+def test_without_the_node_it_belongs_to_a_run_ends_with_a_remedy() -> None:
+    fleet = RayFleet(resource="CPU", look_s=0.01, read=lambda _: (), connected=lambda: False)
+    assert eventually(lambda: fleet._cut_off)
+    with pytest.raises(InputError, match="on another node"):
+        fleet.look(0.0)
+    fleet.close()

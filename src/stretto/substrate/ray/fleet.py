@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from stretto.core.cluster import Node, Wish
+from stretto.core.errors import InputError
 from stretto.core.events import Event
 from stretto.substrate.fleet import START_S, Fleet, Launch, Order, SeenNode, Step
 from stretto.substrate.ray.launch import Began, Launcher
-from stretto.substrate.ray.nodes import RayNode, Resource, read_nodes, slot_resource
+from stretto.substrate.ray.nodes import RayNode, Resource, is_connected, read_nodes, slot_resource
 
 _LOOK_S = 0.5
 
@@ -32,6 +33,7 @@ class RayFleet:
         look_s: float = _LOOK_S,
         prefix: str = "",
         read: Callable[[Resource | None], Sequence[RayNode]] = read_nodes,
+        connected: Callable[[], bool] = is_connected,
     ) -> None:
         """`resource` is what a slot is: to be given where the first node with a GPU is still to come.
 
@@ -40,6 +42,7 @@ class RayFleet:
         self.resource: Resource = resource or slot_resource()
         self._launcher = launcher
         self._read = read
+        self._connected = connected
         self._look_s = look_s
         self._seen: Sequence[RayNode] = read(self.resource)
         self._fleet = Fleet(
@@ -49,6 +52,7 @@ class RayFleet:
             prefix=prefix,
         )
         self._first = tuple(self._fleet.begin(self._nodes_seen()))
+        self._cut_off = False
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch the nodes", daemon=True)
         self._watcher.start()
@@ -67,6 +71,11 @@ class RayFleet:
         return [*self._carry_out(self._fleet.wish(wish, t_s)), *self._hear(t_s)]
 
     def look(self, t_s: float) -> list[Event]:
+        if self._cut_off:
+            raise InputError(
+                "the Ray node that this process belongs to is gone.",
+                remedy="Give the same command on another node of the cluster: the run goes on from there.",
+            )
         return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s))]
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
@@ -121,6 +130,7 @@ class RayFleet:
         while not self._over.wait(self._look_s):
             try:
                 self._seen = self._read(self.resource)
+                self._cut_off = not self._connected()
                 answers = True
             except Exception as error:  # noqa: BLE001 - silence is no sign that nodes are gone
                 if answers:

@@ -48,6 +48,12 @@ def read_nodes(resource: Resource | None = None) -> tuple[RayNode, ...]:
     return tuple(sorted((node for node in found if node.slots), key=lambda node: node.ray_id))
 
 
+def is_connected() -> bool:
+    """Whether the node that this process belongs to is alive: without it Ray does nothing for us any more."""
+    own = ray.get_runtime_context().get_node_id()
+    return any(told["NodeID"] == own for told in _alive())
+
+
 def _alive() -> list[Mapping[str, Any]]:
     return [told for told in _RAY.nodes() if told["Alive"]]
 
