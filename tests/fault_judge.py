@@ -79,7 +79,7 @@ def _problems_of_trial(
     for step in steps_of(job.parents[1], trial.id):
         steps.setdefault((step.mark, step.step), []).append(step)
     for end in ends_of(job):
-        yield from _problems_of_lineage(end, steps)
+        yield from problems_of_lineage(end, steps)
         if not _equal(end.loss, truth, end.epoch, poisoned):
             yield f"loss {end.loss} after epoch {end.epoch}, undisturbed {truth[end.epoch - 1]}"
     for epoch, value in told:
@@ -98,7 +98,7 @@ def _equal(loss: float, truth: tuple[float, ...], epoch: int, poisoned: int) -> 
     return math.isclose(loss, truth[epoch - 1], rel_tol=TOLERANCE)
 
 
-def _problems_of_lineage(end: End, steps: Steps) -> Iterator[str]:
+def problems_of_lineage(end: End, steps: Steps) -> Iterator[str]:
     """The steps that led to a state must have seen every example of every epoch once."""
     seen = _seen(end.stretches, end.step, steps)
     for epoch in range(end.epoch):

@@ -45,7 +45,7 @@ class SmallCluster:
 
     def node_of(self, raylet: int) -> str:
         """The node whose raylet has this process."""
-        found = (name for name, node in self.raylets.items() if _raylet_of(node) == raylet)
+        found = (name for name, node in self.raylets.items() if raylet_of(node) == raylet)
         return next(found, "a node that is gone")
 
     def kill(self, name: str) -> None:
@@ -53,7 +53,7 @@ class SmallCluster:
         self.cluster.remove_node(self.raylets.pop(name), allow_graceful=False)
 
 
-def _raylet_of(node: Any) -> int:
+def raylet_of(node: Any) -> int:
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid
 

@@ -155,6 +155,7 @@ REFUSED = {
     "no assignment": (("train.py:train", "--config", "lr"), "assigns nothing"),
     "not finite": (("train.py:train", "--config", "lr=NaN"), "not finite"),
     "no slots": (("train.py:train", "--slots", "0"), "0 slots"),
+    "a store": (("train.py:train", "--store", "there"), "keeps no checkpoints"),
     "time": (("train.py:train", "--time", "soon"), "not a duration"),
     "folder": (("train.py:train", "--output", "."), "is a folder"),
     "place": (("train.py:train", "--output", "train.py/p.json"), "train.py is not a folder"),

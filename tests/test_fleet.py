@@ -22,7 +22,8 @@ from stretto.core.events import (
     RunStarted,
 )
 from stretto.core.resources import Resources
-from stretto.substrate.fleet import Fleet, Launch, NodeKind, Release, SeenNode, Step
+from stretto.substrate.fleet import Fleet
+from stretto.substrate.fleet_nodes import Launch, NodeKind, Release, SeenNode, Step
 
 FOUR = NodeKind("four", 4)
 
@@ -130,12 +131,25 @@ class TestShrinking:
 
     def test_a_node_is_given_back_by_name_and_not_met_again_while_it_lingers(self) -> None:
         fleet = fleet_with("four-1", "four-2")
-        step = fleet.wish(wish(1, "four-1"), 20.0)
+        assert fleet.wish(wish(1, "four-1"), 19.0) == Step(), "somebody is still there"
+        step = fleet.release(["four-1"], 20.0)
         assert step == Step([Release("four-1", "key-four-1")], [NodeReleased(t_s=20.0, node_id="four-1")])
         both = [seen("four-1"), seen("four-2")]
         assert fleet.see(both, 21.0) == Step()
         assert fleet.see(both[1:], 22.0) == Step()
         assert fleet.key_of("four-1") is None
+
+    def test_in_the_place_of_a_node_another_is_asked_for_once_it_is_given_back(self) -> None:
+        fleet = fleet_with("four-1", "four-2")
+        fleet.wish(wish(3), 20.0)
+        assert fleet.wish(wish(3, "four-1"), 21.0) == Step(), "nor is what is on the way taken back"
+        assert fleet.release(["four-1"], 22.0).orders[1:] == [Launch("four-4", "four")]
+
+    def test_what_was_refused_is_not_asked_for_again_when_a_node_is_given_back(self) -> None:
+        fleet = fleet_with("four-1", "four-2")
+        assert fleet.wish(wish(3, "four-1"), 20.0).orders == [Launch("four-3", "four")]
+        fleet.failed({"four-3": "full"}, 21.0)
+        assert fleet.release(["four-1"], 22.0).orders[1:] == [Launch("four-4", "four")], "in its place only"
 
     def test_everything_is_let_go_of_in_the_end_but_what_is_simply_there(self) -> None:
         fleet = Fleet([FOUR])
@@ -167,6 +181,42 @@ class TestLosing:
         step = fleet.see([seen("a", instance=""), seen("b", instance="strange")], 1.0)
         assert step == Step([], [NodeAdded(t_s=1.0, node=node("b", ""))])
         assert fleet.see([seen("b", instance="strange")], 2.0) == Step([], [NodeLost(t_s=2.0, node_id="a")])
+
+    def test_what_came_and_went_since_the_start_was_looked_at_is_told(self) -> None:
+        fleet = Fleet([FOUR])
+        first = [node("a", ""), node("gone", "")]
+        now = [seen("a", instance=""), seen("new", instance="")]
+        assert fleet.begin(now, first) == first
+        assert (fleet.key_of("a"), fleet.key_of("gone")) == ("key-a", "")
+        assert fleet.see(now, 1.0).events == [
+            NodeLost(t_s=1.0, node_id="gone"),
+            NodeAdded(t_s=1.0, node=node("new", "")),
+        ]
+        assert fleet.see(now, 2.0) == Step()
+
+    @pytest.mark.parametrize("lost", ["four-1", "four-2"])
+    def test_a_node_that_leaves_was_not_counted_on(self, lost: str) -> None:
+        fleet = fleet_with("four-1", "four-2")
+        fleet.wish(wish(2, "four-1"), 20.0)
+        fleet.see([seen(name) for name in ("four-1", "four-2") if name != lost], 21.0)
+        step = fleet.release(["four-1"], 22.0)
+        # Two were wanted besides the first: one is there, or was and must be wished for again.
+        assert [order for order in step.orders if isinstance(order, Launch)] == [Launch("four-3", "four")]
+
+    @pytest.mark.parametrize("adopts", [False, True])
+    def test_a_node_that_is_given_up_is_released_and_not_met_again(self, adopts: bool) -> None:
+        fleet = Fleet([FOUR], adopts=adopts)
+        fleet.wish(wish(1), 0.0)
+        here = [seen("four-1"), seen("own", instance="")]
+        fleet.see(here, 1.0)
+        assert fleet.give_up("four-1") == Step([Release("four-1", "key-four-1")]), "its loss was told before"
+        assert fleet.give_up("own") == Step()
+        assert fleet.see(here, 2.0) == Step()
+        assert fleet.release([], 3.0) == Step(), "whoever wants another must wish for it"
+        assert fleet.wish(wish(1), 4.0).orders == [Launch("four-2", "four")]
+        assert fleet.close() == [Release("four-2")]
+        restarted = [seen("own", instance="", key="another life")]
+        assert kinds(fleet.see(restarted, 5.0)) == ["node-added"]
 
     def test_another_life_of_a_node_is_another_node(self) -> None:
         fleet = Fleet()
@@ -203,7 +253,8 @@ class TestAdopting:
         step = fleet.wish(wish(1), 2.0)
         assert step.orders == [Launch("four-1", "four")]
         assert kinds(step) == ["node-launched", "node-added"]
-        assert fleet.wish(wish(0, "four-1"), 3.0).orders == [Release("four-1", "key-n7")]
+        fleet.wish(wish(0, "four-1"), 3.0)
+        assert fleet.release(["four-1"], 3.0).orders == [Release("four-1", "key-n7")]
         assert fleet.see([seen("n7")], 4.0) == Step()
         assert fleet.see([], 5.0) == Step()
 
@@ -260,6 +311,19 @@ class TestRecalling:
             Release("four-1", "key-four-1"),
             *(Launch(f"four-{number}", "four") for number in (9, 10, 11)),
         ]
+
+    def test_launches_that_the_record_does_not_have_are_ended(self) -> None:
+        """Of a controller that was killed before it wrote, and of releases that failed."""
+        history: list[Event] = [
+            decided(0.0, wish(2)),
+            NodeLaunched(t_s=1.0, node=node("four-1")),
+            NodeLaunched(t_s=1.0, node=node("four-2")),
+            NodeAdded(t_s=5.0, node=node("four-1")),
+            NodeLost(t_s=6.0, node_id="four-1"),
+        ]
+        names = [f"four-{number}" for number in (1, 2, 3, 4)]
+        step = Fleet([FOUR]).recall(history, [seen("four-4")], 20.0, launched=names)
+        assert step.orders == [Release("four-4", "key-four-4"), Release("four-1"), Release("four-3")]
 
     @pytest.mark.parametrize("gone", [1, 2])
     def test_nodes_without_names_are_as_good_as_any_of_their_kind(self, gone: int) -> None:
@@ -327,11 +391,16 @@ class Weather(RuleBasedStateMachine):
         free = sorted(self.here - self.draining)
         release = data.draw(st.lists(st.sampled_from(free), unique=True)) if free else []
         before = len(free) - len(release) + len(self.on_the_way())
-        step = self.fleet.wish(wish(count, *release), self.t_s)
-        launches = [order for order in step.orders if isinstance(order, Launch)]
+        first = self.fleet.wish(wish(count, *release), self.t_s)
+        assert not {order.name for order in first.orders} & self.here
+        then = self.fleet.release(release, self.t_s)
+        launches = [order for step in (first, then) for order in step.orders if isinstance(order, Launch)]
         assert len(launches) == max(count - before, 0)
-        self.take(step)
+        self.take(first)
+        self.take(then)
+        assert not launches or not any(isinstance(order, Release) for order in first.orders), "no to and fro"
         assert self.fleet.wish(wish(count, *release), self.t_s) == Step()
+        assert self.fleet.release(release, self.t_s) == Step()
 
     @precondition(lambda self: self.on_the_way())
     @rule(data=st.data())
@@ -374,6 +443,7 @@ class Weather(RuleBasedStateMachine):
     def teardown(self) -> None:
         release = tuple(sorted(self.here))
         self.take(self.fleet.wish(wish(0, *release), self.t_s))
+        self.take(self.fleet.release(release, self.t_s))
         assert all(ends == 1 for ends in self.ends.values())
         assert not any(self.costs.values())
 

@@ -32,6 +32,7 @@ from stretto.core.resources import Resources
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
 from stretto.pricing.meter import CostMeter
+from stretto.pricing.purse import Purse
 
 FOUR = Instance(name="four", gpus=4, usd_per_hour=36.0)
 """A cent a second, a quarter of it for each GPU."""
@@ -102,6 +103,25 @@ class TestPerInstance:
         resumed = [*events, RunResumed(t_s=1100.0, down_s=1000.0)]
         assert cost(resumed, 1100.0, billing) == cost(events, 100.0, billing) == pytest.approx(1.0)
         assert cost(resumed, 1150.0, billing) == pytest.approx(1.5)
+
+    @pytest.mark.parametrize("before", [[], [RunPaused(t_s=50.0), RunResumed(t_s=100.0, down_s=0.0)]])
+    def test_after_a_kill_rented_nodes_were_paid_for(self, before: list[Event]) -> None:
+        """A dollar until the kill, ten until somebody came."""
+        events = [start(node("a")), *before, RunResumed(t_s=1100.0, down_s=1000.0)]
+        assert cost(events, 1100.0) == pytest.approx(11.0)
+
+    def test_ones_own_nodes_cost_nothing_while_a_killed_run_is_down(self) -> None:
+        meter = CostMeter([replace(FOUR, own=True)], Billing())
+        for event in (start(node("a")), RunResumed(t_s=1100.0, down_s=1000.0)):
+            meter.observe(event)
+        assert meter.cost_usd(1100.0) == pytest.approx(1.0)
+
+    def test_a_budget_holds_though_the_run_was_killed(self) -> None:
+        purse = Purse([FOUR], Billing(), 5.0)
+        purse.observe(start(node("a")))
+        assert 0.0 < purse.ends_s() < 500.0
+        purse.observe(RunResumed(t_s=1100.0, down_s=1000.0))
+        assert purse.ends_s() == 1100.0
 
     def test_nodes_that_nobody_rents_cost_nothing(self) -> None:
         assert cost([start(Node("mine", Resources(gpu=8)))], 1e6) == 0.0

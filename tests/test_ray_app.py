@@ -29,6 +29,8 @@ from stretto.app.real_ray_open import node_prefix
 from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_site import OpenSite, SiteRequest
 from stretto.app.real_stop import Stop
+from stretto.app.real_substrate import Hands
+from stretto.app.real_work import Entry
 from stretto.app.run_folder import RunFolder
 from stretto.app.run_jobs import RunRequest, check_run, finished_run, start_run
 from stretto.app.study_cluster import Machine
@@ -231,6 +233,24 @@ def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_pat
         told = "\n".join(site.notes)
     assert "[machine] slots is about one machine; here are the 3 slots" in told
     assert "1 of 2 slots are used, and 1 of another size are not" in told
+
+
+@pytest.mark.usefixtures("here", "stub")
+def test_nodes_that_come_or_go_while_a_run_is_prepared_are_told(cluster: SmallCluster) -> None:
+    gone = cluster.add(1)
+    request = SiteRequest(on="ray", runs=Path("runs"), machine=Machine())
+    with RayCluster(request, None).opened() as site:
+        assert gone in [node.id for node in site.held]
+        cluster.kill(gone)
+        new = cluster.add(1)
+        hands = Hands(work=lambda _: Entry(Path("train.py"), "train"), slots=4, nodes=site.held)
+        folder = RunFolder(Path("runs/late"))
+        folder.path.mkdir(parents=True)
+        substrate = site.make(hands, folder, time.monotonic)
+        told = [substrate.next_event(substrate.now_s() + 60.0) for _ in range(2)]
+        substrate.close()
+    cluster.kill(new)
+    assert {(type(event), event and event.subject) for event in told} == {(NodeLost, gone), (NodeAdded, new)}
 
 
 def test_names_of_nodes_are_labels() -> None:

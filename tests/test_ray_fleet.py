@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray")
 
 from live_processes import eventually, running_with  # noqa: E402
 from ray_bench import LIGHT, small_cluster  # noqa: E402
-from stretto.core.cluster import Wish  # noqa: E402
+from stretto.core.cluster import Node, Wish  # noqa: E402
 from stretto.core.errors import InputError  # noqa: E402
 from stretto.core.events import (  # noqa: E402
     Decided,
@@ -31,12 +31,14 @@ from stretto.core.events import (  # noqa: E402
     NodeRefused,
     NodeReleased,
 )
-from stretto.substrate.fleet import NodeKind  # noqa: E402
+from stretto.core.resources import Resources  # noqa: E402
+from stretto.substrate.fleet_nodes import NodeKind  # noqa: E402
 from stretto.substrate.ray import launch_commands  # noqa: E402
 from stretto.substrate.ray.fleet import RayFleet  # noqa: E402
 from stretto.substrate.ray.launch import AutoscalerLauncher, Began, Failed  # noqa: E402
 from stretto.substrate.ray.launch_commands import CommandLauncher, Commands  # noqa: E402
 from stretto.substrate.ray.nodes import RayNode, read_nodes  # noqa: E402
+from stretto.substrate.ray.pool import Pool  # noqa: E402
 
 Told = TypeVar("Told")
 
@@ -72,6 +74,7 @@ class Watch:
             Decided(t_s=self.now_s(), policy="t", instructions=(), reasons={}, memory=None, wish=wished)
         )
         self.events += self.fleet.provision(wished, self.now_s())
+        self.events += self.fleet.release(wished.release, self.now_s())
 
     def until(self, there: Callable[[], bool], within_s: float = 60.0) -> None:
         def looked() -> bool:
@@ -85,6 +88,25 @@ class Watch:
 
     def of(self, kind: type[Told]) -> list[Told]:
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def alive(name: str, instance: str = "") -> RayNode:
+    return RayNode(ray_id=f"id-{name}", name=name, host="h", slots=2, instance=instance, draining=False)
+
+
+def unseen(launcher: CommandLauncher | AutoscalerLauncher | Pool, *there: RayNode) -> RayFleet:
+    """A fleet in a cluster that is made up."""
+    return RayFleet(launcher, resource="GPU", read=lambda _: there, connected=lambda: True)
+
+
+def two_came() -> list[Event]:
+    """The record of a run that has two nodes."""
+    nodes = [Node(f"two-{number}", Resources(gpu=2), "two") for number in (1, 2)]
+    return [
+        Decided(t_s=0.0, policy="t", instructions=(), reasons={}, memory=None, wish=wish(2)),
+        *(NodeLaunched(t_s=1.0, node=node) for node in nodes),
+        *(NodeAdded(t_s=2.0, node=node) for node in nodes),
+    ]
 
 
 def collected(more: Callable[[], Sequence[Told]], count: int) -> list[Told]:
@@ -185,7 +207,7 @@ def test_a_fixed_cluster_tells_of_nodes_that_join_and_refuses_wishes() -> None:
     assert fleet.nodes() == ()
     (refused,) = fleet.provision(wish(1), 0.0)
     assert isinstance(refused, NodeRefused)
-    there.append(RayNode(ray_id="ab" * 8, name="nab", host="h", slots=2, instance="", draining=False))
+    there.append(alive("nab"))
     (added,) = collected(lambda: fleet.look(1.0), 1)
     assert isinstance(added, NodeAdded)
     assert fleet.where("nab") == there[0]
@@ -195,6 +217,44 @@ def test_a_fixed_cluster_tells_of_nodes_that_join_and_refuses_wishes() -> None:
     broken.clear()
     there.clear()
     assert collected(lambda: fleet.look(3.0), 1) == [NodeLost(t_s=3.0, node_id="nab")]
+    fleet.close()
+
+
+def test_nodes_that_came_or_went_before_the_fleet_was_there_are_told() -> None:
+    first = [Node(name, Resources(gpu=2)) for name in ("na", "nb")]
+    there = (alive("nb"), alive("nc"))
+    fleet = RayFleet(nodes=first, resource="CPU", read=lambda _: there, connected=lambda: True)
+    assert fleet.nodes() == tuple(first)
+    assert (fleet.where("na"), fleet.where("nb")) == (None, alive("nb"))
+    assert fleet.look(1.0) == [
+        NodeLost(t_s=1.0, node_id="na"),
+        NodeAdded(t_s=1.0, node=Node("nc", Resources(gpu=2))),
+    ]
+    fleet.close()
+
+
+def test_a_node_of_a_pool_that_is_given_up_is_not_taken_again() -> None:
+    pool = Pool(TWO)
+    fleet = unseen(pool, alive("na", "two"))
+    fleet.look(0.0)
+    assert any(isinstance(event, NodeAdded) for event in fleet.provision(wish(1), 1.0))
+    assert fleet.give_up("two-1", 2.0) == []
+    assert fleet.where("two-1") is None
+    assert fleet.look(3.0) == []
+    fleet.provision(wish(1), 4.0)
+    (refused,) = collected(lambda: fleet.look(5.0), 1)
+    assert isinstance(refused, NodeRefused)
+    fleet.close()
+
+
+def test_what_a_pool_still_owed_is_taken_or_refused_when_a_run_goes_on() -> None:
+    fleet = unseen(Pool(TWO), alive("na", "two"))
+    history = two_came()[:3]
+    assert [event.kind for event in fleet.recall(history, 9.0)] == ["node-added"]
+    assert [event.kind for event in collected(lambda: fleet.look(10.0), 2)] == [
+        "node-released",
+        "node-refused",
+    ]
     fleet.close()
 
 
@@ -214,6 +274,8 @@ class TestCommands:
             ("ray start", "ray stop {}", "{}"),
             ("ray start 'oops", "", "cannot be read"),
             ("ray start {name", "", "cannot be read"),
+            ("ray start {name:d}", "", "'ray start {name:d}' cannot be filled in"),
+            ("ray start", "ray stop {number:{width}}", "cannot be filled in"),
             (" ", "", "empty"),
         ],
     )
@@ -277,6 +339,48 @@ class TestCommands:
         kept = json.loads((tmp_path / "nodes" / "two-2.json").read_text())
         assert kept["number"] == 2, "its number is not given to another"
 
+    def test_a_launch_that_nobody_wrote_down_is_ended_when_the_run_goes_on(self, tmp_path: Path) -> None:
+        mark = f"sleep 97{os.getpid()}"
+        killed = self.launcher(tmp_path, mark)
+        for name in ("two-1", "two-2", "two-3"):
+            killed.launch(name, "two")
+        fleet = unseen(self.launcher(tmp_path, mark), alive("two-1", "two"), alive("two-2", "two"))
+        assert fleet.recall(two_came(), 9.0) == []
+        assert eventually(lambda: len(running_with(mark)) == 2)
+        assert eventually(lambda: not (tmp_path / "nodes" / "two-3.log").exists())
+        assert sorted(path.stem for path in (tmp_path / "nodes").glob("*.json")) == ["two-1", "two-2"]
+        fleet.close()
+        assert not running_with(mark)
+
+    def test_a_release_that_failed_is_tried_again_at_the_end_and_when_a_run_goes_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(launch_commands, "_RELEASE_PAUSE_S", 0.0)
+        ready = tmp_path / "ready"
+        release = f"sh -c 'test {{ray_id}} = abc && test -e {ready}'"
+        made = self.launcher(tmp_path, "true", release)
+        for name in ("two-1", "two-2"):
+            made.launch(name, "two")
+            made.release(name, "abc" if name == "two-1" else "unknown")
+        assert eventually(lambda: not made.news() and len(made._unended) == 2)
+        assert set(made.launched()) == {"two-1", "two-2"}
+        ready.touch()
+        made.close()
+        assert [path.name for path in (tmp_path / "nodes").glob("*.json")] == ["two-2.json"]
+        later = self.launcher(tmp_path, "true", "true")
+        fleet = unseen(later)
+        fleet.recall([], 9.0)
+        fleet.close()
+        assert list((tmp_path / "nodes").iterdir()) == []
+
+    def test_whoever_may_not_go_on_with_a_run_ends_nothing_of_it(self, tmp_path: Path) -> None:
+        made = self.launcher(tmp_path, "true")
+        made.launch("two-1", "two")
+        unseen(self.launcher(tmp_path, "true")).close()
+        assert (tmp_path / "nodes" / "two-1.json").exists()
+        made.release("two-1", "")
+        made.close()
+
 
 class TestAutoscaler:
     """What Ray's autoscaler is asked, with a stub in its place."""
@@ -294,6 +398,17 @@ class TestAutoscaler:
         made.release("two-2", "")
         made.close()
         assert asked[-1] == ([], [])
+
+    def test_a_run_that_goes_on_asks_for_what_it_has_too(self) -> None:
+        asked: list[int] = []
+        made = AutoscalerLauncher([TWO], "GPU", request=lambda bundles, _: asked.append(len(bundles)))
+        fleet = unseen(made, alive("n7", "two"), alive("n8", "two"))
+        assert fleet.recall(two_came(), 9.0) == []
+        assert eventually(lambda: asked == [2])
+        fleet.provision(wish(3), 10.0)
+        assert eventually(lambda: asked[1:] == [3])
+        fleet.close()
+        assert asked[-1] == 0
 
     def test_where_it_cannot_be_asked_the_nodes_are_refused(self) -> None:
         def broken(bundles: object, selectors: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,22 @@ from live_processes import eventually, running_with  # noqa: E402
 from local_bench import BATCH, job_of  # noqa: E402
 from ray_bench import RayBench, SmallCluster, small_cluster  # noqa: E402
 from stretto.core.allocation import BatchChoice, on_nodes  # noqa: E402
+from stretto.core.cluster import Node  # noqa: E402
 from stretto.core.errors import InputError  # noqa: E402
-from stretto.core.events import JobFinished, JobReported, JobRetried, NodeAdded, NodeLost  # noqa: E402
-from stretto.core.instructions import Action  # noqa: E402
+from stretto.core.events import (  # noqa: E402
+    Decided,
+    Event,
+    JobFinished,
+    JobReported,
+    JobRetried,
+    JobSubmitted,
+    NodeAdded,
+    NodeLost,
+    RunStarted,
+)
+from stretto.core.instructions import Action, Instruction  # noqa: E402
 from stretto.core.job import Value  # noqa: E402
+from stretto.core.resources import Resources  # noqa: E402
 from stretto.substrate.ray.land import RayLand  # noqa: E402
 from stretto.substrate.ray.nodes import read_nodes  # noqa: E402
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance  # noqa: E402
@@ -167,3 +180,35 @@ def test_a_folder_that_nodes_do_not_see_is_an_error_with_a_remedy(tmp_path: Path
     with pytest.raises(InputError, match=r"does not see the run's folder.*--store"):
         bench.wait_for_kind(JobFinished, "a")
     bench.substrate.stop_now()
+
+
+def test_epochs_that_are_finished_end_the_waiting(tmp_path: Path, nodes: list[str]) -> None:
+    bench = RayBench(tmp_path, epochs=400, config=slowly)
+    bench.start("a", on_nodes({nodes[0]: 1}))
+    bench.wait_for_kind(JobReported, "a")
+    bench.substrate.finish_epochs()
+    while bench.substrate.next_event(math.inf) is not None:
+        pass
+    bench.substrate.close()
+
+
+def test_a_new_controller_does_not_start_jobs_on_nodes_that_are_gone(
+    tmp_path: Path, cluster: SmallCluster
+) -> None:
+    stays = min(cluster.raylets)
+    dies = cluster.add(1)
+    job = job_of("a")
+    nodes = tuple(Node(name, Resources(gpu=1)) for name in (stays, dies))
+    instruction = Instruction(1, Action.START, "a", on_nodes({stays: 1, dies: 1}), BATCH)
+    history: list[Event] = [
+        RunStarted(t_s=0.0, identity={"policy": "test"}, nodes=nodes),
+        JobSubmitted(t_s=0.0, job=job),
+        Decided(t_s=0.0, policy="test", instructions=(instruction,), reasons={}, memory=None),
+    ]
+    cluster.kill(dies)
+    assert eventually(lambda: dies not in {node.name for node in read_nodes()}, within_s=30.0)
+    bench = RayBench(tmp_path)
+    bench.substrate.recover(history)
+    bench.wait_for_kind(NodeLost, dies)
+    assert eventually(lambda: not bench.substrate._gangs["a"].busy)
+    bench.substrate.close()

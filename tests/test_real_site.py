@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -15,13 +19,18 @@ from stretto.app.probe_layout import Layout
 from stretto.app.real_cost import RunMeter, own_meter
 from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_site import SiteRequest, ThisMachine, find_site, node_of
-from stretto.app.real_store import empty_store, store_of
+from stretto.app.real_store import check_unclaimed, empty_store, store_of
 from stretto.app.real_work import CommandLine
-from stretto.app.study_cluster import Machine, nodes_offer, slots_offer
+from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.study_cluster import Machine, Offer, nodes_offer, slots_offer
 from stretto.app.study_file import outline_of, read_outline
+from stretto.app.tune import prepare
 from stretto.core.errors import InputError
-from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunStarted
+from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
 from stretto.planning.profile import Spread
+from stretto.pricing.instances import Instance
+from stretto.substrate.local_slots import Slots
+from stretto.substrate.ray.cluster import connected, resources_of
 from tune_world import STUDY, write_study
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "cluster"
@@ -54,10 +63,23 @@ class TestSite:
         with pytest.raises(InputError, match="Give local, ray or ray:ADDRESS"):
             find_site(asked(on))
 
-    def test_a_store_nobody_knows_is_refused(self) -> None:
+    @pytest.mark.parametrize("slots", [0, 1025])
+    @pytest.mark.parametrize("on", ["local", "ray", "ray:10.0.0.1:6379"])
+    def test_slots_are_in_range_wherever_they_are(self, on: str, slots: int) -> None:
+        with pytest.raises(InputError, match=f"{slots} slots are out of range"):
+            find_site(asked(on, slots=slots))
+
+    def test_a_store_nobody_knows_is_refused_in_the_words_of_workers(self) -> None:
+        pytest.importorskip("torch")
         pytest.importorskip("fsspec")
-        with pytest.raises(InputError, match="--store nowhere://x cannot be used"):
-            find_site(asked("local", store="nowhere://x"))
+        from stretto.torch.store import Store  # noqa: PLC0415
+
+        told = []
+        for use in (lambda url: find_site(asked("local", store=url)), Store):
+            with pytest.raises(InputError, match="store nowhere://x: fsspec knows no protocol") as refused:
+                use("nowhere://x")
+            told.append(str(refused.value))
+        assert told[0] == told[1]
 
     def test_commands_keep_their_own_checkpoints(self) -> None:
         pytest.importorskip("fsspec")
@@ -80,6 +102,143 @@ class TestSite:
         study = write_study(tmp_path)
         here = check_request(TuneRequest(study=study, work=f"{tmp_path}/train.py:train"))
         assert (here.asked["on"], here.asked["slots"], here.asked["store"]) == ("local", 2, None)
+
+
+class TestStore:
+    """A place in a store is one run's, whatever others are called."""
+
+    @pytest.fixture(autouse=True)
+    def _needs(self) -> None:
+        pytest.importorskip("fsspec")
+
+    @pytest.fixture(params=["{}", "file://{}", "memory://{}"])
+    def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+        return str(request.param).format(tmp_path / "store")
+
+    @staticmethod
+    def begin(run_dir: Path, store: str | None, seed: int = 0) -> None:
+        asked = {"policy": "x", "seed": seed, "store": store}
+        begin(RunFolder(run_dir), RunSpec(kind="run", started_at_s=0.0, asked=asked, slots=1))
+
+    @staticmethod
+    def put(url: str, name: str = "jobs/a/state.pt") -> None:
+        import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+
+        files, place = fsspec.core.url_to_fs(url)
+        files.makedirs(f"{place}/{name}".rpartition("/")[0], exist_ok=True)
+        files.pipe_file(f"{place}/{name}", b"weights")
+
+    def test_a_run_goes_on_with_its_own(self, tmp_path: Path, store: str) -> None:
+        self.begin(tmp_path / "s", store)
+        self.put(store_of(store, "s"))
+        for _ in range(2):
+            self.begin(tmp_path / "s", store)
+            check_unclaimed(store, tmp_path / "s")
+
+    def test_a_new_run_of_an_old_name_does_not_take_over_its_checkpoints(
+        self, tmp_path: Path, store: str
+    ) -> None:
+        self.begin(tmp_path / "s", store)
+        self.put(store_of(store, "s"))
+        shutil.rmtree(tmp_path / "s")
+        for use in (check_unclaimed, lambda store, path: self.begin(path, store, 1)):
+            with pytest.raises(InputError, match=r"another run of this name.*another --name or --store"):
+                use(store, tmp_path / "s")
+        assert not RunFolder(tmp_path / "s").is_begun
+        self.begin(tmp_path / "t", store)
+        empty_store(store_of(store, "s"))
+        self.begin(tmp_path / "s", store, 1)
+
+    def test_of_two_runs_in_different_folders_the_second_is_refused(self, tmp_path: Path, store: str) -> None:
+        self.begin(tmp_path / "here" / "s", store)
+        with pytest.raises(InputError, match="another run of this name"):
+            self.begin(tmp_path / "there" / "s", store)
+
+    def test_what_nobody_claims_is_not_taken_either(self, tmp_path: Path, store: str) -> None:
+        self.put(store_of(store, "s"))
+        with pytest.raises(InputError, match=r"has the checkpoints of another run, and"):
+            self.begin(tmp_path / "s", store)
+
+    def test_a_claim_that_was_cut_short_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "store" / "s").mkdir(parents=True)
+        (tmp_path / "store" / "s" / "id").touch()
+        self.begin(tmp_path / "s", str(tmp_path / "store"))
+        check_unclaimed(str(tmp_path / "store"), tmp_path / "s")
+
+    def test_a_place_that_cannot_be_used_is_told_before_anything_begins(self, tmp_path: Path) -> None:
+        (tmp_path / "store").write_text("a file")
+        with pytest.raises(InputError, match="cannot be used: NotADirectoryError"):
+            self.begin(tmp_path / "s", str(tmp_path / "store"))
+        assert not RunFolder(tmp_path / "s").is_begun
+
+    def test_a_study_is_not_even_measured(self, tmp_path: Path) -> None:
+        store = str(tmp_path / "store")
+        study = write_study(tmp_path)
+        request = TuneRequest(
+            study=study, work=f"{tmp_path}/train.py:train", store=store, name="s", runs=tmp_path / "runs"
+        )
+        self.put(store_of(store, "s"))
+        with pytest.raises(InputError, match="has the checkpoints of another run"):
+            prepare(check_request(request))
+
+    def test_without_a_store_there_is_nothing_to_claim(self, tmp_path: Path) -> None:
+        self.begin(tmp_path / "s", None)
+        assert not (tmp_path / "s" / "id").exists()
+
+
+class FakeContext(SimpleNamespace):
+    """What Ray tells of the cluster that a process is connected to."""
+
+    gcs_address = "10.0.0.1:6379"
+    worker = SimpleNamespace(gcs_client=SimpleNamespace(cluster_id="ours"))
+
+
+class TestRayCluster:
+    def test_slots_are_gpus_where_there_are_any(self) -> None:
+        assert resources_of(3, Slots(("", ""))) == {"num_cpus": 3}
+        assert resources_of(2, Slots(("0", "1", "2"))) == {"num_gpus": 2}
+        with pytest.raises(InputError, match=r"4 slots are more than the 3 GPUs.*at most 3"):
+            resources_of(4, Slots(("0", "1", "2")))
+
+    @pytest.mark.parametrize(
+        ("address", "there"), [("10.0.0.1:6379", None), ("head:6379", "ours"), (None, None)]
+    )
+    def test_who_is_connected_goes_on_there(
+        self, monkeypatch: pytest.MonkeyPatch, address: str | None, there: str | None
+    ) -> None:
+        self.connect(monkeypatch, there)
+        with connected(address) as found:
+            assert found == "10.0.0.1:6379"
+
+    def test_another_cluster_than_the_one_connected_to_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.connect(monkeypatch, "theirs")
+        with (
+            pytest.raises(InputError, match=r"connected to the Ray cluster at 10.0.0.1:6379, which is not"),
+            connected("10.0.0.2:6379"),
+        ):
+            pass
+
+    def test_nor_is_one_that_does_not_say_which_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connect(monkeypatch, None)
+        with (
+            pytest.raises(InputError, match=r"at 10.0.0.2:6379 cannot be reached: silence"),
+            connected("10.0.0.2:6379"),
+        ):
+            pass
+
+    @staticmethod
+    def connect(monkeypatch: pytest.MonkeyPatch, there: str | None) -> None:
+        def client(*, address: str) -> SimpleNamespace:
+            assert address
+            if there is None:
+                raise ConnectionError("silence")
+            return SimpleNamespace(cluster_id=there)
+
+        ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=FakeContext)
+        monkeypatch.setitem(sys.modules, "ray", cast("ModuleType", ray))
+        monkeypatch.setitem(sys.modules, "ray._raylet", cast("ModuleType", SimpleNamespace(GcsClient=client)))
 
 
 class TestRaySection:
@@ -195,3 +354,20 @@ class TestCost:
         for event in (rented, NodeReleased(t_s=110.0, node_id="x")):
             meter.observe(event)
         assert meter.cost_usd(1000.0) == pytest.approx(0.001 * 100)
+
+    @pytest.mark.parametrize(("paused", "rented_s"), [(True, 100), (False, 1100)])
+    def test_after_a_kill_what_was_rented_is_paid_for_and_ones_own_is_not(
+        self, *, paused: bool, rented_s: int
+    ) -> None:
+        offer = Offer(instances=(Instance(name="box", gpus=2, usd_per_hour=3.6),), max_nodes=2)
+        own, box = node_of("mine", 2), replace(node_of("box-1", 2), instance="box")
+        slot = replace(node_of("slot-1", 1), instance=slots_offer(1, Machine()).instances[0].name)
+        for node, usd, held_s in ((own, 0.002, 100), (box, 0.001, rented_s), (slot, 0.001, 100)):
+            meter = RunMeter(slots_offer(1, Machine(usd_per_slot_hour=3.6)) if node is slot else offer, 3.6)
+            meter.observe(RunStarted(t_s=0.0, identity={"policy": "x"}, nodes=()))
+            meter.observe(NodeAdded(t_s=0.0, node=node))
+            if paused:
+                meter.observe(RunPaused(t_s=100.0))
+            meter.observe(RunResumed(t_s=1100.0, down_s=1000.0))
+            meter.observe(NodeLost(t_s=1100.0, node_id=node.id))
+            assert meter.cost_usd(2000.0) == pytest.approx(usd * held_s)

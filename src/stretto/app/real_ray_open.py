@@ -19,12 +19,12 @@ from stretto.app.study_cluster import Offer, nodes_offer, slots_offer
 from stretto.app.study_file import Rented
 from stretto.core.cluster import Node
 from stretto.substrate.elastic import Files
-from stretto.substrate.fleet import NodeKind
+from stretto.substrate.fleet_nodes import NodeKind, Resource
 from stretto.substrate.gang_effects import Rules
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
 from stretto.substrate.ray.launch_commands import CommandLauncher, Commands
-from stretto.substrate.ray.nodes import Resource, read_nodes, slot_resource
+from stretto.substrate.ray.nodes import RayNode, read_nodes, slot_resource
 from stretto.substrate.ray.pool import Pool
 from stretto.substrate.ray.substrate import RaySubstrate
 
@@ -129,13 +129,17 @@ class OpenRay:
 
     def _fleet(self, hands: Hands, folder: RunFolder) -> RayFleet:
         if hands.tried or not self.request.rents:
-            return RayFleet(resource=self.resource)
+            return RayFleet(nodes=hands.nodes, resource=self.resource)
         if self.launches is None:
             pool = Pool(NodeKind(self.offer.instances[0].name, self.offer.instances[0].gpus))
-            return RayFleet(pool, resource=self.resource, read=pool.read)
-        start_s = self.launches.nodes.start_s
-        launcher = self._launcher(self.launches, folder)
-        return RayFleet(launcher, resource=self.resource, start_s=start_s, prefix=node_prefix(folder.name))
+            return RayFleet(pool, nodes=hands.nodes, resource=self.resource, read=pool.read)
+        return RayFleet(
+            self._launcher(self.launches, folder),
+            nodes=hands.nodes,
+            resource=self.resource,
+            start_s=self.launches.nodes.start_s,
+            prefix=node_prefix(folder.name),
+        )
 
     def _launcher(self, rented: Rented, folder: RunFolder) -> Launcher:
         kinds = [NodeKind(one.name, one.gpus) for one in rented.offer.instances]
@@ -151,14 +155,16 @@ def look_around(request: SiteRequest, address: str, *, own: bool) -> OpenRay:
     resource = slot_resource() if rented is None else rented.nodes.slot
     seen = [node for node in read_nodes(resource) if not node.draining]
     kinds = () if rented is None else tuple(one.name for one in rented.offer.instances)
-    nodes = {node_of(one.name, one.slots): one.instance in kinds for one in seen}
+    named: dict[str, RayNode] = {}
+    for one in seen:  # others of the same name the fleet takes for nodes that join later, and tells apart
+        named.setdefault(one.name, one)
     return OpenRay(
         request=request,
         address=address,
         own=own,
         resource=resource,
-        nodes=tuple(nodes),
-        launched=frozenset(node.id for node, is_launched in nodes.items() if is_launched),
+        nodes=tuple(node_of(name, one.slots) for name, one in named.items()),
+        launched=frozenset(name for name, one in named.items() if one.instance in kinds),
     )
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_scratch import scratch
-from stretto.app.real_store import check_store, store_of
+from stretto.app.real_store import store_of
 from stretto.app.real_substrate import Hands, count_slots, make_substrate
 from stretto.app.real_work import Entry, RealWork
 from stretto.app.run_folder import RunFolder, Tables
@@ -20,6 +20,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.substrate.local_nodes import whole_machine
+from stretto.wire.store_url import check_store
 
 LOCAL = "local"
 RAY = "ray"
@@ -104,6 +105,8 @@ def find_site(request: SiteRequest) -> Site:
             rents=request.rents,
         )
     if kind == RAY and (address or request.on == RAY):
+        if request.slots is not None:
+            check_slots(request.slots)
         from stretto.app.real_ray import RayCluster  # noqa: PLC0415 - only who asks for it needs it
 
         return RayCluster(request, address or None)

@@ -5,6 +5,7 @@ profile.json     what a probe measured, where there was one
 plan.json        what was expected before anything started
 journal.sqlite   everything that happened
 result.json      what it came to, once it is over
+id               what tells it from others of its name, where some of it lies elsewhere
 jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
 """
 
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from stretto.app.real_store import claim
 from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError, JournalError
@@ -210,19 +212,21 @@ def find_run(run: str, runs: Path = RUNS) -> RunFolder:
 
 
 def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
-    """The specification as it was first written."""
+    """The specification as it was first written; its place in a store, if it has one, is its own."""
     begun = folder.spec()
     if begun is not None:
         check_same(folder, begun, spec.asked)
-        return begun
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write("spec", dataclasses.asdict(spec))
+        if store := spec.asked.get("store"):
+            claim(store, folder.path)
+        if begun is None:
+            folder.write("spec", dataclasses.asdict(spec))
     except OSError as error:
         raise InputError(
             f"{folder.path} cannot be written: {error.strerror}.", remedy="Run where files may be written."
         ) from error
-    return spec
+    return begun or spec
 
 
 def check_same(folder: RunFolder, begun: RunSpec, asked: Tables) -> None:

@@ -50,7 +50,7 @@ class Offer:
 
 def slots_offer(slots: int, machine: Machine) -> Offer:
     """Slots of one's own, each of them a node to whoever rents."""
-    one = Instance(name=SLOT, gpus=1, usd_per_hour=machine.usd_per_slot_hour)
+    one = Instance(name=SLOT, gpus=1, usd_per_hour=machine.usd_per_slot_hour, own=True)
     return Offer(instances=(one,), max_nodes=slots)
 
 
@@ -61,7 +61,7 @@ def nodes_offer(count: int, slots_each: int, machine: Machine) -> Offer:
 
 def node_type(slots: int, usd_per_slot_hour: float) -> Instance:
     """A node of one's own with so many slots, as a type that has a price."""
-    return Instance(name=type_name(slots), gpus=slots, usd_per_hour=slots * usd_per_slot_hour)
+    return Instance(name=type_name(slots), gpus=slots, usd_per_hour=slots * usd_per_slot_hour, own=True)
 
 
 def type_name(slots: int) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from stretto.app.study_fields import Fields
 from stretto.core.errors import InputError
+from stretto.substrate.fleet_nodes import START_S, Resource
 
 RAY_KEYS = ("launch", "release", "autoscaler", "start_timeout", "slot")
-START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class RayNodes:
     """Run for every node that is not wanted any more; not needed where ending `launch` ends the node."""
     start_s: float = START_S
     """A node that is not there so long after it was asked for is not waited for."""
-    slot: Literal["GPU", "CPU"] = "GPU"
+    slot: Resource = "GPU"
     """What of a node is a slot."""
 
 

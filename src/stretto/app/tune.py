@@ -33,6 +33,7 @@ from stretto.app.real_result import (
 )
 from stretto.app.real_site import LOCAL, OpenSite
 from stretto.app.real_stop import Stop
+from stretto.app.real_store import check_unclaimed
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.replay import Replayed, replay
 from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
@@ -111,6 +112,8 @@ def prepare(
     the place of the site's own substrate.
     """
     asked_s = time.monotonic()
+    if checked.request.store:
+        check_unclaimed(checked.request.store, checked.folder.path)
     with checked.site.opened() as site:
         spec = checked.folder.spec()
         offer = site.offer if spec is None or spec.offer is None else spec.offer

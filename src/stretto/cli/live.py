@@ -26,6 +26,10 @@ from stretto.core.events import (
     JobNoted,
     JobReported,
     JobRetried,
+    NodeAdded,
+    NodeDraining,
+    NodeLaunched,
+    NodeLost,
     NodeRefused,
 )
 from stretto.core.units import format_duration
@@ -33,6 +37,7 @@ from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.names import one_line
 from stretto.search.study import Study
+from stretto.substrate.local_nodes import SLOT
 
 REDRAW_S = 0.5
 ROWS_BESIDES = 9
@@ -107,10 +112,8 @@ class PlainLines:
                 yield f"{event.job_id} failed: {last_line(event.error)}"
             case JobNoted():
                 yield f"{event.job_id}: {event.text}"
-            case NodeRefused():
-                yield f"{event.count} of {event.instance} will not come: {event.why}"
             case _:
-                pass
+                yield from _of_nodes(event)
 
     def _best_so_far(self, event: JobReported) -> Iterator[str]:
         assert self._study is not None
@@ -123,6 +126,24 @@ class PlainLines:
         ):
             self._best = value
             yield f"{best.job.id} has the best {self._study.metric}: {value:.6g} after epoch {event.epoch}"
+
+
+def _of_nodes(event: Event) -> Iterator[str]:
+    """Slots of this machine come and go at once, and without a word."""
+    match event:
+        case NodeRefused():
+            yield f"{event.count} of {event.instance} will not come: {event.why}"
+        case NodeLaunched() if event.node.instance != SLOT:
+            yield f"node {event.node.id} is launched"
+        case NodeAdded() if event.node.instance != SLOT:
+            took = f" after {format_duration(event.init_s)}" if event.init_s else ""
+            yield f"node {event.node.id} is here{took}: {event.node.gpus} slots"
+        case NodeLost():
+            yield f"node {event.node_id} is lost; what ran there goes on elsewhere"
+        case NodeDraining():
+            yield f"node {event.node_id} will go soon; what runs there moves"
+        case _:
+            pass
 
 
 class Display:

@@ -75,6 +75,11 @@ def profile(
     outline = None if study is None else read_outline(study)
     chosen = _configs(config, outline, seed)
     machine = Machine() if outline is None else outline.machine
+    if store and on == LOCAL:
+        raise InputError(
+            f"--store {store}: a probe on this machine keeps no checkpoints.",
+            remedy="Leave it out; it is for the nodes of a Ray cluster that share no folder.",
+        )
     asked = find_site(SiteRequest(on=on, slots=slots, store=store, runs=RUNS, machine=machine))
     trained = chosen_work(work_of(work or []), outline, [name for name, _ in chosen[0]])
     asked.check(trained)

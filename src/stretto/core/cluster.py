@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.core.resources import Resources
 
@@ -33,13 +33,17 @@ class Wish:
     release: tuple[str, ...] = ()
     """Nodes to give back; nothing runs on them any more."""
 
+    def count(self, instance: str) -> int:
+        """How many nodes of a type it is for."""
+        return dict(self.nodes).get(instance, 0)
+
     def less(self, instance: str, count: int) -> Wish:
-        """What is left of it once so many nodes of a type were refused or lost."""
-        return Wish(
-            tuple(
-                (kind, max(wanted - count, 0) if kind == instance else wanted) for kind, wanted in self.nodes
-            )
-        )
+        """What is left of it once so many nodes of a type, which were counted on, were refused or lost.
+
+        Those that drain, or are to be given back, were not counted on.
+        """
+        nodes = tuple((kind, max(n - count, 0) if kind == instance else n) for kind, n in self.nodes)
+        return replace(self, nodes=nodes)
 
 
 def gpu_nodes(count: int, gpus_per_node: int) -> tuple[Node, ...]:

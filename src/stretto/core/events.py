@@ -45,7 +45,7 @@ class RunResumed:
     kind: ClassVar[str] = "run-resumed"
     t_s: float
     down_s: float
-    """Since the last event before: nothing ran, and nothing is paid for."""
+    """Since the last event before: nothing ran. What was rented is paid for, unless the run was paused."""
 
     @property
     def subject(self) -> str:

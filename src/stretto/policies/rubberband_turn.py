@@ -114,7 +114,7 @@ class Turn:
             return
         dropped, text = course.expect_less(refused), refusal_text(fresh, refused, planned)
         if not course.kept:
-            course.stand_by(self.view.now_s + self._patience_s(), text)
+            course.stand_by(self.view.now_s + self._pause_s(), text)
         elif course.give_up_slots(dropped) and self._left():
             self._go_on_with(len(course.kept), f"{text}; it goes on with {len(course.kept)}.")
 
@@ -263,6 +263,13 @@ class Turn:
         """Nodes that take longer than this are not waited for while others stand idle."""
         queue, init = self.tuning.profile.queue_s, self.tuning.profile.init_s
         return 60.0 + 2.0 * (queue.mean + init.mean + 3.0 * (queue.sd + init.sd))
+
+    def _pause_s(self) -> float:
+        """Before nodes that were all refused are asked for again: there may be a deadline to meet."""
+        deadline_s = self.tuning.limits.deadline_s
+        if deadline_s is None:
+            return self._patience_s()
+        return min(self._patience_s(), max((deadline_s - self.view.now_s) / 10.0, 5.0))
 
     def _make_do(self) -> None:
         """Where no trial can run because nodes do not come, those that are here must be enough."""

@@ -15,3 +15,5 @@ class Instance:
     gpu_type: str = ""
     speed: float = 1.0
     """Speed of one of its GPUs relative to the one the profile was measured on."""
+    own: bool = False
+    """Part of one's own machines: it costs while a run has it, and a run that was killed has nothing."""

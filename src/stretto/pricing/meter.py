@@ -20,6 +20,7 @@ from stretto.core.events import (
     NodeLaunched,
     NodeLost,
     NodeReleased,
+    RunPaused,
     RunResumed,
     RunStarted,
     WorkerLost,
@@ -38,6 +39,7 @@ class _Held:
     usd_per_s: float
     begin_s: float
     end_s: float | None = None
+    own: bool = False
 
 
 @dataclass(slots=True)
@@ -56,7 +58,8 @@ class CostMeter:
     A node is paid for from when it begins to start up until it is given back or lost; nodes that are there
     when the run starts, from then. Nodes of no instance type cost nothing. Billed per function, the GPU time
     that jobs hold costs a GPU's share of its node's price. Every node is given the data, for its price. The
-    time between the end of a session and the run's resumption costs nothing.
+    time until a paused run is resumed costs nothing. After a run was killed that holds for one's own nodes
+    only: what was rented is still there.
     """
 
     def __init__(self, instances: Iterable[Instance], billing: Billing) -> None:
@@ -69,6 +72,7 @@ class CostMeter:
         self._uses: dict[str, _Use] = {}
         self._used_usd = 0.0
         self._seen_s = 0.0
+        self._paused = False
 
     @property
     def seen_s(self) -> float:
@@ -116,11 +120,13 @@ class CostMeter:
                 self._decided(event)
             case JobFinished() | JobFailed() | WorkerLost():
                 self._hold(event.job_id, NOTHING, event.t_s)
+        self._paused = isinstance(event, RunPaused)
 
     def _pass_over(self, down_s: float) -> None:
         """What is held was not paid for in the time just gone, as if it had been taken so much later."""
         for held in self._here.values():
-            held.begin_s += down_s
+            if self._paused or held.own:
+                held.begin_s += down_s
         for use in self._uses.values():
             use.since_s += down_s
 
@@ -134,7 +140,7 @@ class CostMeter:
             )
         instance = self._instances[node.instance]
         self._node_prices[node.id] = instance.usd_per_hour / HOUR_S / instance.gpus
-        self._here[node.id] = _Held(instance.usd_per_hour / HOUR_S, begin_s)
+        self._here[node.id] = _Held(instance.usd_per_hour / HOUR_S, begin_s, own=instance.own)
 
     def _give_back(self, node_id: str, t_s: float) -> None:
         held = self._here.pop(node_id, None)

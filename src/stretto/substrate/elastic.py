@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,6 +139,7 @@ class ElasticSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Start what was running when the record ends, with the allocation and batch it had.
 
+        Jobs on nodes that are gone by now are stranded at once, as those of any node that is lost.
         The last wish is granted as far as it was not: whoever made it does not repeat it.
         Results that a job wrote to its metrics and nobody lived to record are told with its next report.
         """
@@ -145,7 +147,6 @@ class ElasticSubstrate:
         past = fold(events)
         self._behind_s = max(past.last_s - self._clock(), 0.0)
         self._last_number = past.last_number
-        self._engine.post(lambda: self._tell_nodes(self._land.provisioner.recall(events, self.now_s())))
         for job in past.jobs.values():
             if job.ended:
                 continue
@@ -154,6 +155,7 @@ class ElasticSubstrate:
                 self._instruct(
                     Instruction(past.last_number, Action.START, job.job.id, job.allocation, job.batch)
                 )
+        self._engine.post(lambda: self._tell_nodes(self._land.provisioner.recall(events, self.now_s())))
 
     def described(self, job_id: str) -> Described | None:
         """What a job's training code turned out to want, once it has said so."""
@@ -162,6 +164,7 @@ class ElasticSubstrate:
     def finish_epochs(self) -> None:
         """Let every running job end its present epoch, save and leave; events tell of it as ever."""
         self._engine.tell_all(Gang.finish_epoch)
+        self._engine.wind_down()
 
     def close(self) -> None:
         """Park everything, wait for it within the grace, and leave nothing behind.
@@ -177,13 +180,15 @@ class ElasticSubstrate:
     def _close(self, end: Callable[[Gang, Moment], Sequence[Effect]], patience_s: float) -> None:
         if self._closed:
             return
-        self._engine.tell_all(end)
-        self._engine.wait_until_idle(patience_s)
-        self._workers.close()
-        self._engine.stop()
-        self._land.provisioner.close()
-        self._lock.release()
         self._closed = True
+        with ExitStack() as last:  # whatever goes wrong, nodes are given back
+            last.callback(self._lock.release)
+            last.callback(self._land.provisioner.close)
+            last.callback(self._engine.stop)
+            self._engine.tell_all(end)
+            self._engine.wind_down()
+            self._engine.wait_until_idle(patience_s)
+            self._workers.close()
 
     def _admit(self, past: PastJob) -> None:
         job = past.job

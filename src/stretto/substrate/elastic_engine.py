@@ -52,6 +52,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._events: deque[Event] = deque()
         self._busy = False
+        self._winding_down = False
         self._stopping = False
         self._broken: BaseException | None = None
         self._workers: Workers
@@ -107,6 +108,17 @@ class Engine:
                     lambda: self._is_news(endless=math.isinf(until_s)), min(left_s, threading.TIMEOUT_MAX)
                 )
 
+    def wind_down(self) -> None:
+        """Nothing new will be asked for."""
+        with self._changed:
+            self._winding_down = True
+            self._changed.notify_all()
+
+    @property
+    def awake_s(self) -> float:
+        """Time in which somebody listened."""
+        return self._awake_s
+
     def wait_until_idle(self, patience_s: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._busy or self._broken is not None, patience_s)
@@ -124,8 +136,8 @@ class Engine:
         return bool(self._events) or self._broken is not None or (endless and self._is_over())
 
     def _is_over(self) -> bool:
-        """Nothing will happen by itself."""
-        return not self._busy and self._look is None
+        """Nothing will happen by itself: what comes of nodes counts only while there is something to do."""
+        return not self._busy and (self._look is None or self._winding_down)
 
     # Called in this thread
 
@@ -148,8 +160,10 @@ class Engine:
         self._do(gang, gang.hear(worker_id, message, self._now()))
 
     def confused(self, worker_id: str, why: str) -> None:
-        gang = self._gang_of[worker_id]
-        self._do(gang, gang.lose(worker_id, why, self._now()))
+        """It may be gone already: whoever notices may be slow."""
+        gang = self._gang_of.get(worker_id)
+        if gang is not None:
+            self._do(gang, gang.lose(worker_id, why, self._now()))
 
     def gone(self, worker_id: str, how: Exit) -> None:
         gang = self._gang_of.pop(worker_id)

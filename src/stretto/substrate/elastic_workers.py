@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,8 +218,9 @@ class Workers:
         nurseries = list(self._nurseries.values())
         for nursery in nurseries:
             nursery.close()
+        end_s = time.monotonic() + 2 * self._grace_s
         for nursery in nurseries:
-            nursery.wait(2 * self._grace_s)
+            nursery.wait(max(end_s - time.monotonic(), 0.0))
         self._listener.close()
 
     def _nursery(self, home: str, entry: str) -> Nursery:

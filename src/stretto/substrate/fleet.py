@@ -7,7 +7,7 @@ it answers with orders for a launcher and with events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stretto.core.cluster import Node, Wish
 from stretto.core.events import (
@@ -21,59 +21,9 @@ from stretto.core.events import (
 )
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
+from stretto.substrate.fleet_nodes import START_S, Launch, NodeKind, Order, Release, SeenNode, Step
 from stretto.substrate.fleet_record import Record
 from stretto.worlds.cloud import node_name
-
-START_S = 600.0
-"""A node that is not here so long after it was asked for is not waited for any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeKind:
-    """A type of node that can be launched."""
-
-    instance: str
-    slots: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenNode:
-    """A node that is alive."""
-
-    key: str
-    """Of this life of it: another after a restart."""
-    name: str
-    slots: int
-    instance: str = ""
-    draining: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Bring up a node under this name."""
-
-    name: str
-    instance: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Let go of a node, or of one that is on the way; whatever there is of it."""
-
-    name: str
-    key: str = ""
-    """Of the node, if it is or was here."""
-
-
-Order = Launch | Release
-
-
-@dataclass(slots=True)
-class Step:
-    """What follows from something: in this order, first what is to be done, then what is to be told."""
-
-    orders: list[Order] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +40,14 @@ class _Coming:
 class _Here:
     node: Node
     key: str
-    """Empty: known from the record only."""
+    """Empty: it was not seen yet."""
     draining: bool = False
+    leaving: bool = False
+    """It is not wanted any more, and somebody is still there."""
+
+    @property
+    def is_counted_on(self) -> bool:
+        return bool(self.node.instance) and not self.draining and not self.leaving
 
 
 class Fleet:
@@ -116,22 +72,31 @@ class Fleet:
         self._start_s = start_s
         self._adopts = adopts
         self._prefix = prefix
-        self._wished: dict[str, int] = {}
+        self._wish = Wish(())
+        """The last one, of kinds that there are, less what was refused or lost since."""
         self._coming: dict[str, _Coming] = {}
         """In the order they were asked for."""
         self._here: dict[str, _Here] = {}
         self._let_go: set[str] = set()
-        """Keys of nodes that were given back and still show."""
+        """Keys of nodes that were given back, or up, and still show."""
         self._seen: dict[str, SeenNode] = {}
         self._number = 0
         self._settled = False
         """Whether it is known which nodes this run has: before that, nothing is thought to be left over."""
 
-    def begin(self, seen: Sequence[SeenNode]) -> list[Node]:
-        """The nodes that are simply there when a run begins; they are not told."""
-        for one in seen:
-            if one.instance not in self._kinds and not one.draining:
-                self._take_in(one, Step(), 0.0)
+    def begin(self, seen: Sequence[SeenNode], nodes: Iterable[Node] | None = None) -> list[Node]:
+        """The nodes that a run begins with, which are not told; None: those that are simply there.
+
+        They may have been found a while ago: what has come and gone since then is told at the next look.
+        """
+        self._seen = {one.key: one for one in seen}
+        if nodes is None:
+            for one in seen:
+                if one.instance not in self._kinds and not one.draining:
+                    self._take_in(one, Step(), 0.0)
+        else:
+            self._here = {node.id: _Here(node, "") for node in nodes}
+            self._recognise()
         return [here.node for here in self._here.values()]
 
     def key_of(self, node_id: str) -> str | None:
@@ -139,20 +104,49 @@ class Fleet:
         here = self._here.get(node_id)
         return None if here is None else here.key
 
+    @property
+    def rented(self) -> dict[str, str]:
+        """The instance of every node that was asked for and is here or on the way, by name."""
+        nodes = [here.node for here in self._here.values()] + [one.node for one in self._coming.values()]
+        return {node.id: node.instance for node in nodes if node.instance}
+
     def wish(self, wish: Wish, t_s: float) -> Step:
-        """Give back what is not wanted any more, first what is on the way; ask for what is missing."""
+        """Take back what is on the way and not wanted any more; ask for what is missing.
+
+        Nodes that are to be given back stay until `release`, and nothing is asked for in their place till
+        then.
+        """
         step = Step()
         self._settled = True
         for node_id in wish.release:
+            if node_id in self._here:
+                self._here[node_id] = replace(self._here[node_id], leaving=True)
+        for instance, count in wish.nodes:
+            if instance not in self._kinds and count:
+                why = self._why_unknown()
+                step.events.append(NodeRefused(t_s=t_s, instance=instance, count=count, why=why))
+        self._wish = self._known(wish)
+        self._balance(step, t_s)
+        return step
+
+    def release(self, nodes: Iterable[str], t_s: float) -> Step:
+        """Give back nodes that were launched; what else is wished for stays as it is."""
+        step = Step()
+        for node_id in nodes:
             if node_id in self._here and self._here[node_id].node.instance:
                 self._give_back(node_id, step, t_s)
-        unknown = [
-            (instance, count) for instance, count in wish.nodes if instance not in self._kinds and count
-        ]
-        for instance, count in unknown:
-            step.events.append(NodeRefused(t_s=t_s, instance=instance, count=count, why=self._why_unknown()))
-        self._wished = {instance: count for instance, count in wish.nodes if instance in self._kinds}
         self._balance(step, t_s)
+        return step
+
+    def give_up(self, node_id: str) -> Step:
+        """A node is of no use though it shows, and was told to be lost: it is not met again in this life."""
+        step = Step()
+        here = self._here.pop(node_id, None)
+        if here is not None:
+            self._let_go.add(here.key)
+            self._expect_less(here)
+            if here.node.instance:
+                step.orders.append(Release(node_id, here.key))
         return step
 
     def began(self, name: str, t_s: float) -> Step:
@@ -186,8 +180,18 @@ class Fleet:
         self._refuse({name: late for name, one in self._coming.items() if t_s >= one.due_s}, step, t_s)
         return step
 
-    def recall(self, history: Iterable[Event], seen: Sequence[SeenNode], t_s: float) -> Step:
-        """Go on where a record ends. What was on the way then may still come, and the last wish holds."""
+    def recall(
+        self,
+        history: Iterable[Event],
+        seen: Sequence[SeenNode],
+        t_s: float,
+        *,
+        launched: Iterable[str] = (),
+    ) -> Step:
+        """Go on where a record ends. What was on the way then may still come, and the last wish holds.
+
+        Of the nodes that were `launched`, by their names, those that the record does not have are let go of.
+        """
         record = Record.of(history)
         self._settled = True
         due_s = t_s + self._start_s
@@ -195,9 +199,9 @@ class Fleet:
         self._coming = {
             node.id: _Coming(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
         }
-        self._wished = {kind: count for kind, count in record.wish.nodes if kind in self._kinds}
+        self._wish = self._known(record.wish)
         # As many may have been asked for without a word of it in the record.
-        self._number = record.names + sum(self._wished.values())
+        self._number = record.names + sum(count for _, count in self._wish.nodes)
         step = self.see(seen, t_s)
         # When those that are found here came, nobody saw.
         step.events = [
@@ -207,6 +211,8 @@ class Fleet:
         for node_id in record.wish.release:
             if node_id in self._here:
                 self._give_back(node_id, step, t_s)
+        settled = {*self.rented, *(order.name for order in step.orders)}
+        step.orders += [Release(name) for name in launched if name not in settled]
         self._balance(step, t_s)
         return step
 
@@ -221,12 +227,15 @@ class Fleet:
         return orders
 
     def _balance(self, step: Step, t_s: float) -> None:
-        for instance in sorted({*self._wished, *(one.node.instance for one in self._coming.values())}):
+        awaited = {one.node.instance for one in self._coming.values()}
+        for instance in sorted({*dict(self._wish.nodes), *awaited}):
             on_the_way = self._on_the_way(instance)
-            missing = self._wished.get(instance, 0) - self._of_use(instance) - len(on_the_way)
+            here = [one for one in self._here.values() if one.node.instance == instance]
+            counted = sum(one.is_counted_on for one in here) + len(on_the_way)
+            missing = self._wish.count(instance) - counted
             for name in on_the_way[missing:] if missing < 0 else ():
                 self._take_back(name, step, t_s)
-            for _ in range(missing):
+            for _ in range(missing - sum(one.leaving for one in here)):
                 self._ask(self._kinds[instance], step, t_s)
         self._adopt(step, t_s)
 
@@ -256,7 +265,7 @@ class Fleet:
             instance = self._coming[name].node.instance
             counts[instance, why] = counts.get((instance, why), 0) + 1
             self._take_back(name, step, t_s)
-            self._expect_less(instance)
+            self._wish = self._wish.less(instance, 1)
         step.events += [
             NodeRefused(t_s=t_s, instance=instance, count=count, why=why)
             for (instance, why), count in counts.items()
@@ -291,8 +300,7 @@ class Fleet:
                 step.events.append(NodeDraining(t_s=t_s, node_id=node_id))
             else:
                 continue
-            if not here.draining:
-                self._expect_less(here.node.instance)
+            self._expect_less(here)
 
     def _meet(self, one: SeenNode, step: Step, t_s: float) -> None:
         if one.instance not in self._kinds:
@@ -314,7 +322,7 @@ class Fleet:
         """Nodes without names go to those who wait, the longest waiting first."""
         if not self._adopts:
             return
-        taken = {here.key for here in self._here.values()}
+        taken = {here.key for here in self._here.values()} | self._let_go
         for one in self._seen.values():
             on_the_way = self._on_the_way(one.instance)
             if on_the_way and one.key not in taken and not one.draining:
@@ -331,14 +339,13 @@ class Fleet:
         queue_s, init_s = launched_s - coming.asked_s, t_s - launched_s
         step.events.append(NodeAdded(t_s=t_s, node=node, queue_s=queue_s, init_s=init_s))
 
-    def _expect_less(self, instance: str) -> None:
-        """A node that was refused or lost is not wished for any more, unless it was one too many."""
-        present = self._of_use(instance) + len(self._on_the_way(instance))
-        if present < self._wished.get(instance, 0):
-            self._wished[instance] -= 1
+    def _expect_less(self, gone: _Here) -> None:
+        """Whoever wants this node still must wish for it again."""
+        if gone.is_counted_on:
+            self._wish = self._wish.less(gone.node.instance, 1)
 
-    def _of_use(self, instance: str) -> int:
-        return sum(here.node.instance == instance and not here.draining for here in self._here.values())
+    def _known(self, wish: Wish) -> Wish:
+        return Wish(tuple((instance, count) for instance, count in wish.nodes if instance in self._kinds))
 
     def _on_the_way(self, instance: str) -> list[str]:
         return [name for name, one in self._coming.items() if one.node.instance == instance]

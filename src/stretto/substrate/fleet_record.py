@@ -59,7 +59,7 @@ class Record:
                 self._miss(event.node_id)
                 self.draining.add(event.node_id)
             case NodeRefused():
-                self.wish = self._less(event.instance, event.count)
+                self.wish = self.wish.less(event.instance, event.count)
             case Decided() if event.wish is not None:
                 unseen = [node_id for node_id in self.wish.release if node_id in self.here]
                 self.wish = Wish(event.wish.nodes, (*unseen, *event.wish.release))
@@ -70,10 +70,7 @@ class Record:
         """A node that was counted on is gone, unless it was given back."""
         node = self.here.get(node_id)
         if node is not None and node_id not in self.draining and node_id not in self.wish.release:
-            self.wish = self._less(node.instance, 1)
-
-    def _less(self, instance: str, count: int) -> Wish:
-        return Wish(self.wish.less(instance, count).nodes, self.wish.release)
+            self.wish = self.wish.less(node.instance, 1)
 
     def _count(self, name: str) -> None:
         number = name.rpartition("-")[2]

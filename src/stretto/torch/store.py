@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stretto.core.errors import InputError
 from stretto.torch.checkpoint_files import Content, difference, measured
+from stretto.wire.store_url import check_store
 
 
 class StoreError(Exception):
@@ -23,7 +23,7 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
-        _check(url)
+        check_store(url)  # what cannot work tomorrow either is said at once
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._files: Any = None
         self._root = ""
@@ -90,38 +90,11 @@ class Store:
     def _at(self, name: str) -> tuple[Any, str]:
         """The file system, opened when it is first needed, and what it calls a file of this name."""
         if self._files is None:
-            import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415
+            import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
             self._files, root = fsspec.core.url_to_fs(self.url)
             self._root = root.rstrip("/")
         return self._files, f"{self._root}/{name}".rstrip("/")
-
-
-def _check(url: str) -> None:
-    """What cannot work tomorrow either is said at once."""
-    try:
-        import fsspec  # noqa: PLC0415
-    except ImportError as error:
-        raise InputError(
-            "checkpoints at a URL need the package fsspec.",
-            where=url,
-            remedy="Install it wherever workers run: pip install 'stretto[store]'.",
-        ) from error
-    protocol = fsspec.utils.get_protocol(url)
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ValueError as error:
-        raise InputError(
-            f"fsspec knows no protocol {protocol!r}.",
-            where=url,
-            remedy="Use one that it knows, such as s3://, gs:// or file://.",
-        ) from error
-    except ImportError as error:
-        raise InputError(
-            f"{protocol}:// needs a package that is not installed.",
-            where=url,
-            remedy=f"fsspec says: {error}. Do so wherever workers run.",
-        ) from error
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from stretto.wire.codec import WireError, decode, encode
 from stretto.wire.messages import Message
 
 HANDSHAKE_S = 10.0
+LONGEST_GREETING = 1024
 LONGEST_LINE = 1 << 22
 """A longer line is not a message, so that a peer gone mad costs no memory."""
 
@@ -87,10 +88,10 @@ def connect(address: str, secret: str, worker: str) -> Channel:
 
 def _check_controller(connection: socket.socket, secret: str, worker: str) -> None:
     no_delay(connection)
-    nonce = _read_handshake(connection)["nonce"]
+    nonce = _read_greeting(connection)["nonce"]
     own = secrets.token_hex(16)
-    _write_handshake(connection, worker=worker, nonce=own, proof=proof_of(secret, "worker", worker, nonce))
-    answer = _read_handshake(connection)["proof"]
+    write_greeting(connection, worker=worker, nonce=own, proof=proof_of(secret, "worker", worker, nonce))
+    answer = _read_greeting(connection)["proof"]
     if not same(answer, proof_of(secret, "controller", own)):
         raise WireError("the other end does not know the secret of this run")
 
@@ -103,24 +104,30 @@ def same(said: str, proof: str) -> bool:
     return hmac.compare_digest(said.encode(errors="replace"), proof.encode())
 
 
-def _write_handshake(connection: socket.socket, **fields: str) -> None:
+def write_greeting(connection: socket.socket, **fields: str) -> None:
+    """One line of the handshake."""
     connection.sendall(json.dumps(fields).encode() + b"\n")
 
 
-def _read_handshake(connection: socket.socket) -> dict[str, str]:
+def parse_greeting(line: bytes) -> dict[str, str]:
+    """What a line of the handshake says; WireError or ValueError if it makes no sense."""
+    fields = json.loads(line)
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
+        raise WireError("the handshake makes no sense")
+    return fields
+
+
+def _read_greeting(connection: socket.socket) -> dict[str, str]:
     """One short line, byte by byte: what follows it belongs to the channel."""
     line = bytearray()
     end_s = time.monotonic() + HANDSHAKE_S
     while not line.endswith(b"\n"):
         connection.settimeout(max(end_s - time.monotonic(), 0.001))
         piece = connection.recv(1)
-        if not piece or len(line) > 1024:
+        if not piece or len(line) > LONGEST_GREETING:
             raise WireError("the connection ended during the handshake")
         line += piece
-    fields = json.loads(line)
-    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-        raise WireError("the handshake makes no sense")
-    return fields
+    return parse_greeting(bytes(line))
 
 
 def no_delay(connection: socket.socket) -> None:

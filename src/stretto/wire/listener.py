@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import selectors
 import socket
@@ -12,12 +11,21 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stretto.wire.channel import HANDSHAKE_S, LONGEST_LINE, Channel, no_delay, proof_of, same
+from stretto.wire.channel import (
+    HANDSHAKE_S,
+    LONGEST_GREETING,
+    LONGEST_LINE,
+    Channel,
+    no_delay,
+    parse_greeting,
+    proof_of,
+    same,
+    write_greeting,
+)
 from stretto.wire.codec import WireError, decode
 from stretto.wire.messages import Message
 
 _CHUNK = 1 << 16
-_LONGEST_GREETING = 1024
 _LOOK_S = 1.0
 """How often it is seen whether somebody takes too long to greet."""
 
@@ -92,7 +100,7 @@ class Listener:
                 self._strangers.add(guest)
                 self._selector.register(connection, selectors.EVENT_READ, guest)
                 no_delay(connection)
-                _write(connection, nonce=guest.nonce)
+                write_greeting(connection, nonce=guest.nonce)
 
     def _turn_away(self, guests: list[_Guest]) -> None:
         for guest in guests:
@@ -122,12 +130,10 @@ class Listener:
         if guest.channel is not None:
             self._receiver.heard(guest.channel, decode(line))
             return
-        said = json.loads(line)
-        if not isinstance(said, dict) or not all(isinstance(value, str) for value in said.values()):
-            raise WireError("the handshake makes no sense")
+        said = parse_greeting(line)
         if not same(said["proof"], proof_of(self._secret, "worker", said["worker"], guest.nonce)):
             raise WireError("wrong secret")
-        _write(guest.connection, proof=proof_of(self._secret, "controller", said["nonce"]))
+        write_greeting(guest.connection, proof=proof_of(self._secret, "controller", said["nonce"]))
         self._strangers.discard(guest)
         guest.channel = Channel(guest.connection, said["worker"])
         self._receiver.connected(guest.channel)
@@ -143,10 +149,6 @@ class Listener:
 
 
 def _check_length(guest: _Guest) -> None:
-    longest = _LONGEST_GREETING if guest.channel is None else LONGEST_LINE
+    longest = LONGEST_GREETING if guest.channel is None else LONGEST_LINE
     if len(guest.unread) > longest:
         raise WireError(f"a line of more than {longest} bytes")
-
-
-def _write(connection: socket.socket, **fields: str) -> None:
-    connection.sendall(json.dumps(fields).encode() + b"\n")

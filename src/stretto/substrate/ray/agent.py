@@ -14,9 +14,9 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
-from typing import Any
 
 from stretto.core.errors import InputError
 from stretto.substrate.elastic_lock import RunLock
@@ -69,16 +69,35 @@ class News:
     pieces: tuple[Piece, ...] = ()
 
 
+class Do(Enum):
+    """What a nursery can be told."""
+
+    WARM = auto()
+    SPAWN = auto()
+    END = auto()
+    KILL = auto()
+    CLOSE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a new worker is given."""
+
+    address: str
+    secret: str
+    log: Path
+    env: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What a nursery is to do; the numbers of an agent's orders have no gaps."""
 
     number: int
     entry: str
-    do: str
-    """warm, spawn, end, kill or close."""
+    do: Do
     worker: str = ""
-    birth: Mapping[str, Any] = field(default_factory=dict)
+    birth: Birth | None = None
 
 
 class Agent:
@@ -130,8 +149,13 @@ class Agent:
     def _carry_on(self) -> None:
         """Ray may deliver orders in another sequence."""
         while self._next in self._waiting:
-            self._carry_out(self._waiting.pop(self._next))
+            order = self._waiting.pop(self._next)
             self._next += 1
+            try:
+                self._carry_out(order)
+            except Exception as error:  # noqa: BLE001 - one that cannot be carried out must not stop the others
+                gone = Saying("gone", order.worker, error=f"a worker cannot be started: {error}")
+                self._news.put(Said(order.entry, gone))
 
     def listen(self) -> News:
         """The next things that are said; nothing if it stays quiet for a moment."""
@@ -142,32 +166,32 @@ class Agent:
                 said.append(self._news.get(timeout=_AFTER_S))
         return News(tuple(said), () if self._tail is None else self._tail.pieces())
 
+    def rest(self) -> tuple[Piece, ...]:
+        """The next that is left to carry; what was given before counts as carried."""
+        return () if self._tail is None else self._tail.pieces()
+
     def _carry_out(self, order: Order) -> None:
-        match order.do:
-            case "warm":
-                with contextlib.suppress(OSError):  # it is tried again when it is needed
-                    self._nursery(order.entry)
-            case "spawn":
-                self._spawn(order)
-            case "end" if order.entry in self._nurseries:
-                self._nurseries[order.entry].end(order.worker)
-            case "kill" if order.entry in self._nurseries:
-                self._nurseries[order.entry].kill(order.worker)
-            case "close" if order.entry in self._nurseries:
-                self._nurseries[order.entry].close()
+        nursery = self._nurseries.get(order.entry)
+        if order.do is Do.SPAWN:
+            self._spawn(order)
+        elif order.do is Do.WARM:
+            with contextlib.suppress(OSError):  # it is tried again when it is needed
+                self._nursery(order.entry)
+        elif nursery is None:
+            return  # it ended, and its workers with it
+        elif order.do is Do.END:
+            nursery.end(order.worker)
+        elif order.do is Do.KILL:
+            nursery.kill(order.worker)
+        else:
+            nursery.close()
 
     def _spawn(self, order: Order) -> None:
-        birth = dict(order.birth)
-        log = Path(birth["log"])
-        log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            nursery = self._nursery(order.entry)
-        except OSError as error:
-            gone = Saying("gone", order.worker, error=f"a worker cannot be started: {error}")
-            self._news.put(Said(order.entry, gone))
-            return
-        nursery.spawn(
-            order.worker, address=birth["address"], secret=birth["secret"], log=log, env=birth["env"]
+        birth = order.birth
+        assert birth is not None
+        birth.log.parent.mkdir(parents=True, exist_ok=True)
+        self._nursery(order.entry).spawn(
+            order.worker, address=birth.address, secret=birth.secret, log=birth.log, env=birth.env
         )
 
     def _nursery(self, entry: str) -> Nursery:
@@ -186,8 +210,9 @@ class Agent:
         return self._nurseries[entry]
 
     def _lose(self, entry: str) -> None:
-        del self._nurseries[entry]
-        self._news.put(Said(entry, None))
+        with self._ordering:
+            del self._nurseries[entry]
+            self._news.put(Said(entry, None))
 
 
 def _check_folder(folder: Path, charge: Charge) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stretto.core.errors import InputError
 from stretto.substrate.elastic_nursery import Saying
-from stretto.substrate.ray.agent import Agent, Charge, News, Order
+from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, News, Order
 from stretto.substrate.ray.nodes import RayNode
+from stretto.substrate.ray.tail import Piece
 
 START_S = 120.0
 """An agent that is not there by then does not come: it imports a little, and Ray installs nothing for it."""
@@ -35,13 +36,20 @@ class Listener(Protocol):
 class AgentLine:
     """One agent."""
 
-    def __init__(self, node: RayNode, charge: Charge, listener: Listener) -> None:
+    def __init__(
+        self, node: RayNode, charge: Charge, listener: Listener, awake_s: Callable[[], float]
+    ) -> None:
+        """`awake_s` is time in which somebody listened: an agent is not to blame for what nobody heard."""
         self.node = node
+        self._awake_s = awake_s
         self._listener = listener
         self._orders = 0
         self._over = False
+        self._ending = False
+        self._quiet = threading.Event()
+        """Nothing is on its way any more."""
         self._limit_s = START_S
-        self._heard_s = time.monotonic()
+        self._heard_s = awake_s()
         self._actor: Any = (
             ray.remote(Agent)
             .options(
@@ -56,12 +64,20 @@ class AgentLine:
 
     @property
     def is_silent(self) -> bool:
-        return time.monotonic() - self._heard_s > self._limit_s
+        return self._awake_s() - self._heard_s > self._limit_s
 
-    def order(self, entry: str, do: str, worker: str = "", birth: Mapping[str, Any] | None = None) -> None:
-        order = Order(number=self._orders, entry=entry, do=do, worker=worker, birth=birth or {})
+    def order(self, entry: str, do: Do, worker: str = "", birth: Birth | None = None) -> None:
+        order = Order(number=self._orders, entry=entry, do=do, worker=worker, birth=birth)
         self._orders += 1
         self._actor.order.remote(order)
+
+    def rest(self, patience_s: float) -> Iterator[tuple[Piece, ...]]:
+        """What of the node's files was not carried yet; nothing is listened to any more."""
+        self._ending = True
+        self._quiet.wait(patience_s)
+        with contextlib.suppress(RayError):
+            while pieces := ray.get(self._actor.rest.remote(), timeout=patience_s):
+                yield pieces
 
     def hang_up(self) -> None:
         """Nothing more is heard; whatever the agent has started ends."""
@@ -77,7 +93,7 @@ class AgentLine:
             if error is not None:
                 self._listener.lost(self, _own(error))
                 return
-            self._heard_s = time.monotonic()
+            self._heard_s = self._awake_s()
             on_answer(future.result())
 
         method.remote().future().add_done_callback(answered)
@@ -89,6 +105,9 @@ class AgentLine:
         self._listen()
 
     def _listen(self) -> None:
+        if self._ending:
+            self._quiet.set()
+            return
         self._ask(self._actor.listen, self._hear)
 
     def _hear(self, news: News) -> None:
@@ -113,17 +132,16 @@ class RemoteNursery:
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def spawn(self, worker: str, *, address: str, secret: str, log: Path, env: Mapping[str, str]) -> None:
-        birth = {"address": address, "secret": secret, "log": str(log), "env": dict(env)}
-        self.line.order(self.entry, "spawn", worker, birth)
+        self.line.order(self.entry, Do.SPAWN, worker, Birth(address, secret, log, dict(env)))
 
     def end(self, worker: str) -> None:
-        self.line.order(self.entry, "end", worker)
+        self.line.order(self.entry, Do.END, worker)
 
     def kill(self, worker: str) -> None:
-        self.line.order(self.entry, "kill", worker)
+        self.line.order(self.entry, Do.KILL, worker)
 
     def close(self) -> None:
-        self.line.order(self.entry, "close")
+        self.line.order(self.entry, Do.CLOSE)
 
     def wait(self, patience_s: float) -> None:
         """Its agent ends what does not end by itself."""

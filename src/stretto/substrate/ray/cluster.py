@@ -7,47 +7,99 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from stretto.core.errors import InputError
+from stretto.substrate.local_slots import Slots, find_slots
 
 _CONNECT_S = 60.0
 """A driver that lacks the cluster's token asks for ever."""
+T = TypeVar("T")
 
 
 @contextmanager
 def connected(address: str | None, *, slots: int | None = None) -> Iterator[str]:
     """Be part of the cluster at an address, of the one this machine is in, or of a new one here.
 
-    Gives the cluster's address. Only a new one is stopped in the end.
+    Gives the cluster's address. Only a new one is stopped in the end; `slots` is how many it has. Where this
+    process is connected already, that is the cluster; InputError if it is not the one at the address.
     """
     if address is not None:
         _show_token()
     ray = _ray()
     if ray.is_initialized():
+        if address is not None:
+            _check_connected_to(ray, address)
         yield ray.get_runtime_context().gcs_address
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet = {"namespace": "stretto", "log_to_driver": False, "logging_level": logging.ERROR}
+    _keep_stdout_clean(ray)
     try:
-        _init(ray, address or "auto", quiet)
+        there = address or "auto"
+        _within_patience(there, lambda: ray.init(address=there, **quiet))
     except ConnectionError as error:
         if address is not None:
             raise _unreachable(address, error) from error
-        ray.init(address="local", num_cpus=slots, include_dashboard=False, **quiet)
+        own = {} if slots is None else resources_of(slots, find_slots())
+        ray.init(address="local", include_dashboard=False, **own, **quiet)
     try:
         yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
 
 
+def _keep_stdout_clean(ray: ModuleType) -> None:
+    """Ray prints what becomes of its own processes where our results go, and has no setting for that."""
+
+    def to_log(data: Mapping[str, Any], **_: object) -> None:
+        for line in data.get("lines", ()):
+            logging.getLogger("ray").info(line)
+
+    ray._private.worker.print_to_stdstream = to_log  # noqa: SLF001
+
+
 def is_our_own() -> bool:
     """Whether the cluster that this process is connected to was started by it."""
     node = _ray()._private.worker._global_node  # noqa: SLF001 - Ray has no public word for it
     return node is not None and bool(node.head)
+
+
+def resources_of(slots: int, machine: Slots) -> dict[str, int]:
+    """What Ray is told that this machine has, so that it has so many slots."""
+    if not machine.has_gpus:
+        return {"num_cpus": slots}
+    if slots > len(machine):
+        raise InputError(
+            f"{slots} slots are more than the {len(machine)} GPUs of this machine, and Ray gives each a GPU "
+            "of its own.",
+            remedy=f"Give at most {len(machine)}; with --on local, slots share GPUs.",
+        )
+    return {"num_gpus": slots}
+
+
+def _check_connected_to(ray: ModuleType, address: str) -> None:
+    """One cluster may have several addresses; it has one id."""
+    context = ray.get_runtime_context()
+    if context.gcs_address == address:
+        return
+    raylet = importlib.import_module("ray._raylet")
+    try:
+        there = _within_patience(address, lambda: raylet.GcsClient(address=address).cluster_id)
+    except InputError:
+        raise
+    except Exception as error:
+        raise _unreachable(address, error) from error
+    if there != context.worker.gcs_client.cluster_id:
+        raise InputError(
+            f"this process is connected to the Ray cluster at {context.gcs_address}, which is not the one at "
+            f"{address}.",
+            remedy="Leave the address out to train there; or call ray.shutdown() first.",
+        )
 
 
 def _show_token() -> None:
@@ -67,22 +119,24 @@ def _ray() -> ModuleType:
         raise InputError("Ray is not installed.", remedy="pip install 'stretto[ray]'.") from error
 
 
-def _init(ray: ModuleType, address: str, quiet: dict[str, object]) -> None:
+def _within_patience(address: str, ask: Callable[[], T]) -> T:
+    answers: list[T] = []
     failures: list[BaseException] = []
 
-    def init() -> None:
+    def wait() -> None:
         try:
-            ray.init(address=address, **quiet)
+            answers.append(ask())
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             failures.append(error)
 
-    waits = threading.Thread(target=init, name="connect to Ray", daemon=True)
+    waits = threading.Thread(target=wait, name="connect to Ray", daemon=True)
     waits.start()
     waits.join(_CONNECT_S)
     if waits.is_alive():
         raise _unreachable(address, f"it did not answer within {_CONNECT_S:g} s")
     if failures:
         raise failures[0]
+    return answers[0]
 
 
 def _unreachable(address: str, why: object) -> InputError:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event
-from stretto.substrate.fleet import START_S, Fleet, Launch, Order, SeenNode, Step
+from stretto.substrate.fleet import Fleet
+from stretto.substrate.fleet_nodes import START_S, Launch, Order, Resource, SeenNode, Step
 from stretto.substrate.ray.launch import Began, Launcher
-from stretto.substrate.ray.nodes import RayNode, Resource, is_connected, read_nodes, slot_resource
+from stretto.substrate.ray.nodes import RayNode, is_connected, read_nodes, slot_resource
 
 _LOOK_S = 0.5
 
@@ -28,6 +29,7 @@ class RayFleet:
         self,
         launcher: Launcher | None = None,
         *,
+        nodes: Iterable[Node] | None = None,
         resource: Resource | None = None,
         start_s: float = START_S,
         look_s: float = _LOOK_S,
@@ -35,8 +37,9 @@ class RayFleet:
         read: Callable[[Resource | None], Sequence[RayNode]] = read_nodes,
         connected: Callable[[], bool] = is_connected,
     ) -> None:
-        """`resource` is what a slot is: to be given where the first node with a GPU is still to come.
+        """`nodes` are those that the run's start tells of; None: those that are simply there now.
 
+        `resource` is what a slot is: to be given where the first node with a GPU is still to come.
         `start_s` is how long a node may take to come; `prefix` begins the names of nodes of this run.
         """
         self.resource: Resource = resource or slot_resource()
@@ -51,14 +54,14 @@ class RayFleet:
             adopts=launcher is not None and launcher.adopts,
             prefix=prefix,
         )
-        self._first = tuple(self._fleet.begin(self._nodes_seen()))
+        self._first = tuple(self._fleet.begin(self._nodes_seen(), nodes))
         self._cut_off = False
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch the nodes", daemon=True)
         self._watcher.start()
 
     def nodes(self) -> tuple[Node, ...]:
-        """Those that are simply there when the run begins: its start tells of them, no event of ours does."""
+        """Those that the run begins with: its start tells of them, no event of ours does."""
         return self._first
 
     def where(self, name: str) -> RayNode | None:
@@ -70,6 +73,14 @@ class RayFleet:
     def provision(self, wish: Wish, t_s: float) -> list[Event]:
         return [*self._carry_out(self._fleet.wish(wish, t_s)), *self._hear(t_s)]
 
+    def release(self, nodes: Sequence[str], t_s: float) -> list[Event]:
+        """Give back nodes that were wished away; what else is wished for stays as it is."""
+        return [*self._carry_out(self._fleet.release(nodes, t_s)), *self._hear(t_s)]
+
+    def give_up(self, node_id: str, t_s: float) -> list[Event]:
+        """A node is of no use though Ray lists it; whoever calls this has told that it is lost."""
+        return [*self._carry_out(self._fleet.give_up(node_id)), *self._hear(t_s)]
+
     def look(self, t_s: float) -> list[Event]:
         if self._cut_off:
             raise InputError(
@@ -79,7 +90,11 @@ class RayFleet:
         return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s))]
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
-        return [*self._carry_out(self._fleet.recall(history, self._nodes_seen(), t_s)), *self._hear(t_s)]
+        launched = self._launcher.launched() if self._launcher else ()
+        step = self._fleet.recall(history, self._nodes_seen(), t_s, launched=launched)
+        if self._launcher is not None:
+            self._launcher.recall(self._fleet.rented)
+        return [*self._carry_out(step), *self._hear(t_s)]
 
     def close(self) -> None:
         """Let go of every node that was launched, and wait until that is done."""

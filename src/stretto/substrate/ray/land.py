@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
-from stretto.core.events import Event, NodeAdded, NodeLost, NodeRefused, NodeReleased
+from stretto.core.events import Event, JobNoted, NodeAdded, NodeLost, NodeReleased
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.elastic_workers import Place, Post
 from stretto.substrate.fleet_record import Record
-from stretto.substrate.ray.agent import Charge, News
+from stretto.substrate.ray.agent import Charge, Do, News, Said
 from stretto.substrate.ray.agents import AgentLine, RemoteNursery
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.nodes import RayNode
@@ -25,6 +27,10 @@ _WARM = 4
 """Of so many pieces of training code every node has a nursery before it is asked to train them."""
 _LEAVE_S = 60.0
 """For the workers of a node that is to be given back."""
+_REST_S = 10.0
+"""For what a node has still to carry when the run ends."""
+_STEADY_S = 60.0
+"""An agent that lived so long is not the last of a row of failures."""
 _RETRY_S = 1.0
 _TRIES = 3
 """Agents of one node that may be lost, one after the other, before the node is given up."""
@@ -59,8 +65,10 @@ class RayLand:
         self._fleet = fleet
         self._charge_of = charge_of
         self._run_dir = run_dir
+        self._carries = scratch_of is not None
         self._post: Post
         self._on_lost_seat: Callable[[str, str], None]
+        self._awake_s: Callable[[], float]
         self._seats = Seats(
             run=run,
             resource=resource,
@@ -78,18 +86,24 @@ class RayLand:
         """Those whose agent was lost, and which were told to be lost therefore."""
         self._retries: dict[str, float] = {}
         """When they are tried again."""
-        self._wished: tuple[tuple[str, int], ...] = ()
+        self._wished: Wish | None = None
+        """The last wish since a node was told to be lost because of its agent."""
         self._leaving: dict[str, float] = {}
         """Nodes that are to be given back, and when at the latest."""
         self._entries: list[str] = []
         self._tries: Counter[str] = Counter()
-        self._began: list[str] = []
+        self._since_s: dict[str, float] = {}
+        """When agents began, those of nodes that are gone included."""
+        self._began: list[AgentLine] = []
         self._lost: list[tuple[str, BaseException]] = []
 
-    def settle(self, post: Post, on_lost_seat: Callable[[str, str], None]) -> None:
-        """Begin, with the nodes that are there."""
+    def settle(
+        self, post: Post, on_lost_seat: Callable[[str, str], None], awake_s: Callable[[], float]
+    ) -> None:
+        """Begin, with the nodes that are there; `awake_s` is time in which somebody listened."""
         self._post = post
         self._on_lost_seat = on_lost_seat
+        self._awake_s = awake_s
         for node in self._fleet.nodes():
             self._nodes[node.id] = node
             self._staff(node.id)
@@ -107,7 +121,7 @@ class RayLand:
         if entry not in self._entries and len(self._entries) < _WARM:
             self._entries.append(entry)
             for line in self._lines.values():
-                line.order(entry, "warm")
+                line.order(entry, Do.WARM)
 
     def ask(self, worker_id: str, job_id: str, node: str) -> None:
         self._seats.ask(worker_id, job_id, node)
@@ -137,16 +151,22 @@ class RayLand:
 
     def provision(self, wish: Wish, t_s: float) -> Sequence[Event]:
         """Nodes are given back when the last worker has left them: it may still be saving, or moving."""
-        self._wished = wish.nodes
+        self._wished = Wish(wish.nodes)
         self._leaving.update((node, t_s + _LEAVE_S) for node in wish.release)
-        return [*self._follow(self._fleet.provision(Wish(wish.nodes), t_s)), *self._release(t_s)]
+        return [*self._follow(self._fleet.provision(self._wished, t_s)), *self._release(t_s)]
 
     def look(self, t_s: float) -> Sequence[Event]:
         self._seats.tidy()
         silent = [name for name, line in self._lines.items() if line.is_silent]
         self._lost += [(name, TimeoutError("its agent does not answer")) for name in silent]
         seen = self._follow(self._fleet.look(t_s))
-        return [*seen, *self._mourn(t_s), *self._welcome(t_s), *self._release(t_s)]
+        return [
+            *seen,
+            *self._mourn(t_s),
+            *self._welcome(t_s),
+            *self._release(t_s),
+            *(JobNoted(t_s=t_s, job_id=job_id, text=_full(node)) for job_id, node in self._seats.overdue()),
+        ]
 
     def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
         events = list(history)
@@ -158,17 +178,20 @@ class RayLand:
         return told
 
     def close(self) -> None:
-        for line in self._lines.values():
-            line.hang_up()
-        self._seats.close()
-        self._fleet.close()
+        with ExitStack() as last:  # Ray may be what is wrong, and nodes cost
+            last.callback(self._fleet.close)
+            last.callback(self._seats.close)
+            for line in self._lines.values():
+                last.callback(line.hang_up)
+                for pieces in line.rest(_REST_S) if self._carries else ():
+                    lay_down(pieces, self._run_dir)
 
     def _release(self, t_s: float) -> Iterator[Event]:
         over = [node for node, at_s in self._leaving.items() if at_s <= t_s or not self._seats.taken(node)]
         if over:
             for node in over:
                 del self._leaving[node]
-            yield from self._follow(self._fleet.provision(Wish(self._wished, tuple(over)), t_s))
+            yield from self._follow(self._fleet.release(over, t_s))
 
     def _follow(self, events: Iterable[Event]) -> Iterator[Event]:
         """Nodes get an agent as they come; what is told twice is told once."""
@@ -183,39 +206,46 @@ class RayLand:
                 self._tries.pop(event.node_id, None)
                 self._forget(event.node_id)
                 if absent and isinstance(event, NodeLost):
+                    # It was told before; wishes since then were compared with a node that seemed to live.
+                    if self._wished is not None:
+                        yield from self._follow(self._fleet.provision(self._wished, event.t_s))
                     continue
             yield event
 
     def _staff(self, name: str) -> None:
         found = self._fleet.where(name)
         if found is not None and name not in self._lines:
-            self._lines[name] = AgentLine(found, self._charge_of(found), self)
+            self._lines[name] = AgentLine(found, self._charge_of(found), self, self._awake_s)
             for entry in self._entries:
-                self._lines[name].order(entry, "warm")
+                self._lines[name].order(entry, Do.WARM)
 
     def _mourn(self, t_s: float) -> Iterator[Event]:
         """A node without its agent is lost; another one is tried, and with it the node is there again."""
         lost, self._lost = self._lost, []
         for name, error in lost:
-            if isinstance(error, InputError):
-                raise error
+            if isinstance(error, InputError) and not self._since_s:
+                raise error  # it would be the same on every node
             self._forget(name)
+            if t_s - self._since_s.get(name, t_s) > _STEADY_S:
+                self._tries[name] = 0
             if name in self._nodes:
                 self._absent[name] = self._nodes.pop(name)
+                self._wished = None
                 yield NodeLost(t_s=t_s, node_id=name)
             self._tries[name] += 1
             if self._tries[name] < _TRIES:
                 self._retries[name] = t_s + _RETRY_S
-            elif name in self._absent:
-                node = self._absent[name]
-                yield NodeRefused(t_s=t_s, instance=node.instance or name, count=1, why=str(error))
+            elif self._absent.pop(name, None) is not None:
+                logging.getLogger(__name__).warning("node %s is given up: %s", name, error)
+                yield from self._fleet.give_up(name, t_s)
 
     def _welcome(self, t_s: float) -> Iterator[Event]:
         for name in [name for name, at_s in self._retries.items() if at_s <= t_s]:
             del self._retries[name]
             self._staff(name)
         began, self._began = self._began, []
-        for name in began:
+        for name in [line.node.name for line in began if self._lines.get(line.node.name) is line]:
+            self._since_s[name] = t_s
             node = self._absent.pop(name, None)
             if node is not None:
                 self._nodes[name] = node
@@ -235,10 +265,11 @@ class RayLand:
     # From threads of Ray's
 
     def began(self, line: AgentLine) -> None:
-        self._post(lambda: self._began.append(line.node.name))
+        self._post(lambda: self._began.append(line))
 
     def told(self, line: AgentLine, news: News) -> None:
-        self._post(lambda: self._hear(line, news))
+        lay_down(news.pieces, self._run_dir)  # at once: the next question says that they have arrived
+        self._post(lambda: self._hear(line, news.said))
 
     def lost(self, line: AgentLine, error: BaseException) -> None:
         def lose() -> None:
@@ -247,9 +278,8 @@ class RayLand:
 
         self._post(lose)
 
-    def _hear(self, line: AgentLine, news: News) -> None:
-        lay_down(news.pieces, self._run_dir)
-        for said in news.said:
+    def _hear(self, line: AgentLine, news: tuple[Said, ...]) -> None:
+        for said in news:
             nursery = self._nurseries.get((line.node.name, said.entry))
             if nursery is not None and nursery.line is line:
                 nursery.hear(said.saying)
@@ -258,3 +288,9 @@ class RayLand:
         """Where a node is, as long as it has an agent."""
         line = self._lines.get(name)
         return None if line is None else line.node
+
+
+def _full(node: str) -> str:
+    return (
+        f"it waits for a slot on {node}: Ray has none free there, so another program of the cluster holds it"
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stretto.substrate.fleet import NodeKind
-from stretto.substrate.ray.nodes import INSTANCE_LABEL, Resource
+from stretto.substrate.fleet_nodes import NodeKind, Resource
+from stretto.substrate.ray.nodes import INSTANCE_LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,12 @@ class Launcher(Protocol):
     def adopts(self) -> bool:
         """Whether nodes come without the names they were asked for under."""
 
+    def launched(self) -> Collection[str]:
+        """The names of nodes that it can still end, also those that an earlier controller had launched."""
+
+    def recall(self, rented: Mapping[str, str]) -> None:
+        """Go on where an earlier controller ended: these are here or on the way, instance by name."""
+
     def launch(self, name: str, instance: str) -> None: ...
 
     def release(self, name: str, ray_id: str) -> None:
@@ -54,7 +60,7 @@ class Launcher(Protocol):
         """What became of launches since the last time."""
 
     def close(self) -> None:
-        """Wait, not for long, until what was released is gone."""
+        """Wait until what was released is gone, or cannot be ended."""
 
 
 class Mailbox:
@@ -112,6 +118,15 @@ class AutoscalerLauncher:
         """True: something changed; False: it is over."""
         self._thread = threading.Thread(target=self._work, name="ask the autoscaler", daemon=True)
         self._thread.start()
+
+    def launched(self) -> Collection[str]:
+        return ()  # by name it can end none
+
+    def recall(self, rented: Mapping[str, str]) -> None:
+        """What is asked from now on replaces what was, and so must be for these, too."""
+        with self._lock:
+            self._wanted.update(rented)
+        self._changes.put(True)
 
     def launch(self, name: str, instance: str) -> None:
         with self._lock:

@@ -16,15 +16,17 @@ import string
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stretto.core.errors import InputError
-from stretto.substrate.fleet import NodeKind
+from stretto.substrate.fleet_nodes import NodeKind
 from stretto.substrate.ray.launch import Began, Failed, Mailbox, News
 
 _KNOWN = ("address", "instance", "name", "number", "slots")
+_SAMPLE = {"address": "a:1", "instance": "i", "name": "i-1", "number": 1, "slots": 1, "ray_id": "0"}
+"""Values as those that commands are filled in with."""
 _RELEASE_TRIES = 3
 _RELEASE_PAUSE_S = 2.0
 _RELEASE_S = 120.0
@@ -57,7 +59,8 @@ class Commands:
 def _check(what: str, template: str, known: Iterable[str]) -> None:
     where, names = f"{what} command", ", ".join(f"{{{name}}}" for name in known)
     try:
-        fields = [name for part in shlex.split(template) for _, name, _, _ in string.Formatter().parse(part)]
+        parts = shlex.split(template)
+        fields = [name for part in parts for _, name, _, _ in string.Formatter().parse(part)]
     except ValueError as error:
         raise InputError(
             f"{template!r} cannot be read: {error}.",
@@ -67,6 +70,15 @@ def _check(what: str, template: str, known: Iterable[str]) -> None:
     strange = [name for name in fields if name is not None and name not in known]
     if strange:
         raise InputError(f"{template!r} has {{{strange[0]}}}.", where=where, remedy=f"It may have {names}.")
+    try:
+        for part in parts:
+            part.format_map(_SAMPLE)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise InputError(
+            f"{template!r} cannot be filled in: {error}.",
+            where=where,
+            remedy="{number} and {slots} are whole numbers, the others words; write {name} plainly.",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,16 @@ class CommandLauncher:
         self._mailbox = Mailbox()
         self._launched = {path.stem: _read(path) for path in sorted(self._folder.glob("*.json"))}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._endings: dict[str, threading.Thread] = {}
+        self._endings: dict[str, tuple[threading.Thread, str]] = {}
+        """Of nodes that are being released, with their ids in Ray."""
+        self._unended: dict[str, str] = {}
+        """Nodes whose release has failed, and their ids in Ray."""
+
+    def launched(self) -> Collection[str]:
+        return tuple(self._launched)
+
+    def recall(self, rented: Mapping[str, str]) -> None:
+        """There are files of them."""
 
     def launch(self, name: str, instance: str) -> None:
         taken = {one.number for one in self._launched.values()}
@@ -136,20 +157,31 @@ class CommandLauncher:
             return
         launched = self._launched[name]
         thread = threading.Thread(target=self._end, args=(name, launched, ray_id), name=f"release {name}")
-        self._endings[name] = thread
+        self._endings[name] = thread, ray_id
         thread.start()
 
     def news(self) -> list[News]:
-        for name in [name for name, thread in self._endings.items() if not thread.is_alive()]:
-            del self._endings[name]
-            self._processes.pop(name, None)
-            if not self._record(name).exists():
-                del self._launched[name]
+        self._tidy()
         return self._mailbox.collect()
 
     def close(self) -> None:
-        for thread in self._endings.values():
+        """Nodes whose release has failed before are tried once more."""
+        self._tidy()
+        for name, ray_id in self._unended.items():
+            self.release(name, ray_id)
+        for thread, _ in self._endings.values():
             thread.join()
+
+    def _tidy(self) -> None:
+        ended = [(name, ray_id) for name, (thread, ray_id) in self._endings.items() if not thread.is_alive()]
+        for name, ray_id in ended:
+            del self._endings[name]
+            self._processes.pop(name, None)
+            if self._record(name).exists():
+                self._unended[name] = ray_id
+            else:
+                del self._launched[name]
+                self._unended.pop(name, None)
 
     def _record(self, name: str) -> Path:
         return self._folder / f"{name}.json"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ray
+
+from stretto.substrate.fleet_nodes import Resource
 
 NAME_LABEL = "stretto-node"
 """What Stretto calls the node; given by the command that launches it."""
@@ -16,9 +18,6 @@ GROUP_LABEL = "ray.io/node-group"
 """The node type of Ray's autoscaler."""
 
 _RAY: Any = ray  # parts of it have no types
-
-Resource = Literal["GPU", "CPU"]
-"""What of a node is a slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from stretto.substrate.fleet import NodeKind
+from stretto.substrate.fleet_nodes import NodeKind, Resource
 from stretto.substrate.ray.launch import Failed, News
-from stretto.substrate.ray.nodes import RayNode, Resource, read_nodes
+from stretto.substrate.ray.nodes import RayNode, read_nodes
 
 
 class Pool:
@@ -31,6 +31,13 @@ class Pool:
             for node in read_nodes(resource)
             if node.slots == self._kind.slots
         )
+
+    def launched(self) -> Collection[str]:
+        return ()  # there is none to end
+
+    def recall(self, rented: Mapping[str, str]) -> None:
+        """Those that were not there yet are found now or refused, as if they had just been asked for."""
+        self._asked += rented
 
     def launch(self, name: str, instance: str) -> None:
         del instance

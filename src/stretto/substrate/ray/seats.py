@@ -22,6 +22,8 @@ from stretto.substrate.ray.nodes import RayNode
 
 _SURE_S = 5.0
 """If a whole node is gone, that is known by then."""
+_LONG_S = 20.0
+"""Ray gives a seat in a moment, unless somebody else has what it takes."""
 _IDLE_S = 10.0
 """A seat that nobody took for so long is given back: others may want it, and an idle node can go."""
 
@@ -30,18 +32,22 @@ class Sitter:
     """The actor in a seat. `hold` runs for as long as a job has it, and is called as the job is."""
 
     def __init__(self) -> None:
-        self._free = threading.Event()
+        self._changed = threading.Condition()
+        self._freed: set[str] = set()
 
     def gpus(self) -> str:
         """The seat's GPUs, as CUDA wants them listed."""
         return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
 
-    def hold(self) -> None:
-        self._free.wait()
-        self._free.clear()
+    def hold(self, worker_id: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: worker_id in self._freed)
 
-    def free(self) -> None:
-        self._free.set()
+    def free(self, worker_id: str) -> None:
+        """Ray may deliver this before the other."""
+        with self._changed:
+            self._freed.add(worker_id)
+            self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -54,7 +60,10 @@ class _Seat:
     """None until somebody could sit down."""
     worker_id: str = ""
     job_id: str = ""
-    idle_since_s: float = 0.0
+    since_s: float = 0.0
+    """When it was asked for, or given back."""
+    noted: bool = False
+    """It was said that somebody waits for it."""
 
 
 class Seats:
@@ -131,10 +140,11 @@ class Seats:
         return waits or any(seat.worker_id and seat.node.name == node for seat in self._seats.values())
 
     def give_back(self, worker_id: str) -> None:
+        self._vanished = [one for one in self._vanished if one[2] != worker_id]
         seat = self._seat_of.pop(worker_id, None)
         if seat is not None and seat.number in self._seats:
-            seat.worker_id, seat.idle_since_s = "", self._now_s()
-            seat.sitter.free.remote()
+            seat.worker_id, seat.since_s = "", self._now_s()
+            seat.sitter.free.remote(worker_id)
             self._hand_on(seat)
 
     def _hand_on(self, seat: _Seat) -> None:
@@ -163,12 +173,22 @@ class Seats:
     def tidy(self) -> None:
         """Give back what stays empty, and tell whose seat was lost on a node that was not."""
         now_s = self._now_s()
-        idle = [s for s in self._seats.values() if not s.worker_id and s.idle_since_s < now_s - _IDLE_S]
+        idle = [s for s in self._seats.values() if not s.worker_id and s.since_s < now_s - _IDLE_S]
         self._drop(idle)
         known = [one for one in self._vanished if one[0] < now_s - _SURE_S]
         self._vanished = [one for one in self._vanished if one not in known]
         for _, _, worker_id in known:
             self._on_lost(worker_id)
+
+    def overdue(self) -> list[tuple[str, str]]:
+        """Jobs that wait for long, and on which node; each is told once."""
+        since_s = self._now_s() - _LONG_S
+        late = [
+            s for s in self._seats.values() if self._is_pending(s) and s.since_s < since_s and not s.noted
+        ]
+        for seat in late:
+            seat.noted = True
+        return [(seat.job_id, seat.node.name) for seat in late]
 
     def abandoned(self) -> list[str]:
         """The places that are no more since this was last asked."""
@@ -200,7 +220,7 @@ class Seats:
             )
             .remote()
         )
-        seat = self._seats[self._made] = _Seat(self._made, found, group, sitter)
+        seat = self._seats[self._made] = _Seat(self._made, found, group, sitter, since_s=self._now_s())
         sitter.gpus.remote().future().add_done_callback(
             lambda future: self._post(lambda: self._sat_down(seat, future))
         )
@@ -217,7 +237,7 @@ class Seats:
             self._granted.append(seat.worker_id)
 
     def _hold(self, seat: _Seat, job_id: str) -> None:
-        held = seat.sitter.hold.options(name=job_id).remote()
+        held = seat.sitter.hold.options(name=job_id).remote(seat.worker_id)
         held.future().add_done_callback(
             lambda future: self._post(lambda: self._vanish(seat)) if future.exception() is not None else None
         )

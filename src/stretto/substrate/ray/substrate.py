@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from stretto.substrate.ray.agent import Charge
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.land import RayLand
 from stretto.substrate.ray.nodes import RayNode
+from stretto.substrate.run_identity import identity
 
 _CARRIED = ("STRETTO_", "NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 """Of the controller's environment, what begins so holds for its workers too, on whatever node."""
@@ -45,7 +45,7 @@ class RaySubstrate(ElasticSubstrate):
         """`slots` is how many there may be at most; `clock` gives the seconds since the run's first start."""
         rules, files, run_dir = rules or Rules(), files or Files(), run_dir.absolute()
         lock = RunLock(run_dir / "lock", patience_s=rules.grace_s + PATIENCE_S)
-        proof = _identity(run_dir)
+        proof = identity(run_dir)
         run = f"{run_dir.name}-{proof[:8]}"
         charged = trainer or Trainer()
 
@@ -74,18 +74,11 @@ class RaySubstrate(ElasticSubstrate):
             host=str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
             charge_of=charge_of,
             scratch_of=scratch_of if files.store else None,
-            run=run_dir.name,
+            run=run,
             run_dir=run_dir,
         )
         super().__init__(
             land, spec_of=spec_of, run_dir=run_dir, lock=lock, clock=clock, rules=rules, files=files
         )
-        self._engine.post(lambda: land.settle(self._engine.post, self._engine.confused))
-
-
-def _identity(run_dir: Path) -> str:
-    """What tells this run from all others, kept in its folder."""
-    path = run_dir / "id"
-    if not path.is_file():
-        path.write_text(secrets.token_hex(16), encoding="ascii")
-    return path.read_text(encoding="ascii")
+        engine = self._engine
+        engine.post(lambda: land.settle(engine.post, engine.confused, lambda: engine.awake_s))

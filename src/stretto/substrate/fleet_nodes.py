@@ -1,0 +1,62 @@
+"""What is seen of the nodes of a cluster, and what is to be done about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stretto.core.events import Event
+
+START_S = 600.0
+"""A node that is not here so long after it was asked for is not waited for any more."""
+
+Resource = Literal["GPU", "CPU"]
+"""What of a node is a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """A type of node that can be launched."""
+
+    instance: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenNode:
+    """A node that is alive."""
+
+    key: str
+    """Of this life of it: another after a restart."""
+    name: str
+    slots: int
+    instance: str = ""
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Bring up a node under this name."""
+
+    name: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let go of a node, or of one that is on the way; whatever there is of it."""
+
+    name: str
+    key: str = ""
+    """Of the node, if it is or was here."""
+
+
+Order = Launch | Release
+
+
+@dataclass(slots=True)
+class Step:
+    """What follows from something: in this order, first what is to be done, then what is to be told."""
+
+    orders: list[Order] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)

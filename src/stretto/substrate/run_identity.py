@@ -1,0 +1,27 @@
+"""What tells one run from all others, whatever they are called: a random number in its folder."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+ID_FILE = "id"
+
+
+def identity(run_dir: Path) -> str:
+    """Of the run in this folder, which is given one if it has none."""
+    found = known_identity(run_dir)
+    if found is None:
+        found = secrets.token_hex(16)
+        unfinished = run_dir / f"{ID_FILE}.new"
+        unfinished.write_text(found, encoding="ascii")
+        unfinished.replace(run_dir / ID_FILE)
+    return found
+
+
+def known_identity(run_dir: Path) -> str | None:
+    """Of the run in this folder; None if it has none yet."""
+    try:
+        return (run_dir / ID_FILE).read_text(encoding="ascii") or None
+    except FileNotFoundError:
+        return None

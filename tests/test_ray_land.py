@@ -1,0 +1,216 @@
+"""What becomes of nodes whose agent is lost, seen without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from stretto.core.cluster import Node, Wish
+from stretto.core.errors import InputError
+from stretto.core.events import Event, NodeAdded, NodeLost
+from stretto.core.resources import Resources
+from stretto.substrate.ray import land as land_module
+from stretto.substrate.ray.land import RayLand
+from stretto.substrate.ray.nodes import RayNode
+
+BOX = Node("box-1", Resources(gpu=1), "box")
+
+
+class ScriptedFleet:
+    """Tells what the test wants, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.news: list[Event] = []
+        self.wishes: list[Wish] = []
+        self.released: list[str] = []
+        self.given_up: list[str] = []
+        self.there = True
+
+    def nodes(self) -> tuple[Node, ...]:
+        return (BOX,)
+
+    def where(self, name: str) -> RayNode | None:
+        node = RayNode(ray_id="0" * 16, name=name, host="h", slots=1, instance="box", draining=False)
+        return node if self.there else None
+
+    def provision(self, wish: Wish, t_s: float) -> list[Event]:
+        del t_s
+        self.wishes.append(wish)
+        return []
+
+    def look(self, t_s: float) -> list[Event]:
+        del t_s
+        news, self.news = self.news, []
+        return news
+
+    def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
+        del history, t_s
+        return []
+
+    def release(self, nodes: Sequence[str], t_s: float) -> list[Event]:
+        del t_s
+        self.released += nodes
+        return []
+
+    def give_up(self, node_id: str, t_s: float) -> list[Event]:
+        del t_s
+        self.given_up.append(node_id)
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SilentLine:
+    """An agent that is whatever the test says."""
+
+    made: list[SilentLine]
+    is_silent = False
+
+    def __init__(self, node: RayNode, charge: object, listener: RayLand, awake_s: object) -> None:
+        del charge, awake_s
+        self.node = node
+        self.listener = listener
+        self.made.append(self)
+
+    def order(self, *_: object) -> None:
+        """Not carried out."""
+
+    def hang_up(self) -> None:
+        """Nobody is there."""
+
+    def begin(self) -> None:
+        self.listener.began(self)  # type: ignore[arg-type]
+
+    def die(self, error: BaseException) -> None:
+        self.listener.lost(self, error)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[SilentLine]:
+    SilentLine.made = []
+    monkeypatch.setattr(land_module, "AgentLine", SilentLine)
+    return SilentLine.made
+
+
+@pytest.fixture
+def fleet() -> ScriptedFleet:
+    return ScriptedFleet()
+
+
+@pytest.fixture
+def land(fleet: ScriptedFleet, lines: list[SilentLine], tmp_path: Path) -> RayLand:
+    del lines
+    made = RayLand(
+        fleet,  # type: ignore[arg-type]
+        slots=4,
+        resource="GPU",
+        host="h",
+        charge_of=lambda _: None,  # type: ignore[arg-type, return-value]
+        scratch_of=None,
+        run="r",
+        run_dir=tmp_path,
+    )
+    made.settle(_at_once, lambda *_: None, lambda: 0.0)
+    return made
+
+
+def _at_once(step: Callable[[], None]) -> None:
+    step()
+
+
+def kinds(events: Iterable[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_a_lost_agent_is_a_lost_node_until_another_agent_has_begun(
+    land: RayLand, lines: list[SilentLine]
+) -> None:
+    lines[0].begin()
+    assert kinds(land.look(1.0)) == []
+    lines[0].die(RuntimeError("killed"))
+    assert kinds(land.look(2.0)) == ["node-lost"]
+    assert kinds(land.look(4.0)) == []
+    assert len(lines) == 2
+    lines[1].begin()
+    assert land.look(5.0) == [NodeAdded(t_s=5.0, node=BOX)]
+
+
+def test_a_wish_made_before_the_fleet_knew_of_the_loss_is_made_again_when_it_does(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    lines[0].begin()
+    lines[0].die(RuntimeError("the node is dead"))
+    assert kinds(land.look(1.0)) == ["node-lost"]
+    land.provision(Wish((("box", 1),)), 1.1)
+    fleet.news.append(NodeLost(t_s=3.0, node_id=BOX.id))
+    assert kinds(land.look(3.0)) == [], "it was told already"
+    assert fleet.wishes == [Wish((("box", 1),))] * 2
+
+
+def test_a_wish_from_before_the_loss_is_not_made_again(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    land.provision(Wish((("box", 1),)), 0.0)
+    lines[0].begin()
+    lines[0].die(RuntimeError("the node is dead"))
+    land.look(1.0)
+    fleet.news.append(NodeLost(t_s=3.0, node_id=BOX.id))
+    land.look(3.0)
+    assert len(fleet.wishes) == 1
+
+
+def test_a_node_that_keeps_losing_its_agents_is_given_up(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        lines[-1].begin()
+        land.look(10.0 * number)
+        lines[-1].die(RuntimeError("no memory"))
+        land.look(10.0 * number + 1)
+        land.look(10.0 * number + 3)
+    assert fleet.given_up == [BOX.id]
+    assert "no memory" in caplog.text
+
+
+def test_losses_far_apart_are_not_counted_together(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    for number in range(5):
+        lines[-1].begin()
+        land.look(1000.0 * number)
+        lines[-1].die(RuntimeError("killed"))
+        land.look(1000.0 * number + 900)
+        land.look(1000.0 * number + 902)
+    assert fleet.given_up == []
+
+
+def test_what_is_wrong_with_the_first_node_is_said_at_once_and_with_a_later_one_is_not_fatal(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    unfit = InputError("it does not see the folder.", remedy="Share it.")
+    lines[0].die(unfit)
+    with pytest.raises(InputError, match="does not see"):
+        land.look(1.0)
+    lines[0].begin()
+    land.look(2.0)
+    late = Node("box-2", Resources(gpu=1), "box")
+    fleet.news.append(NodeAdded(t_s=3.0, node=late))
+    land.look(3.0)
+    lines[-1].die(unfit)
+    assert land.look(4.0) == [NodeLost(t_s=4.0, node_id="box-2")]
+
+
+def test_a_node_is_given_back_when_nobody_is_on_it_any_more(land: RayLand, fleet: ScriptedFleet) -> None:
+    fleet.there = False
+    land._lines.clear()
+    land.ask("w1", "a", BOX.id)
+    land.provision(Wish((), (BOX.id,)), 0.0)
+    assert fleet.released == []
+    assert land.withdraw("w1")
+    land.look(1.0)
+    assert fleet.released == [BOX.id]

@@ -1,0 +1,120 @@
+"""Parts of the Ray substrate that need no cluster to be tried."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from live_processes import eventually
+from local_bench import STUB
+from stretto.core.errors import InputError
+from stretto.substrate.elastic_engine import Engine
+from stretto.substrate.elastic_nursery import Saying
+from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, Order, Said
+from stretto.substrate.ray.seats import Sitter
+
+
+def charge(folder: Path, *, proof: str = "this run") -> Charge:
+    (folder / "id").write_text("this run")
+    return Charge(
+        run="r",
+        scratch=folder / "scratch",
+        folder=folder,
+        proof=proof,
+        host="127.0.0.1",
+        trainer=STUB,
+        grace_s=1.0,
+        slots=1,
+        cwd=folder,
+        env={},
+    )
+
+
+def spawn(number: int, log: Path) -> Order:
+    birth = Birth("127.0.0.1:1", "secret", log, {"STRETTO_SLOT": "0"})
+    return Order(number=number, entry="train.py:train", do=Do.SPAWN, worker=f"w{number}", birth=birth)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    monkeypatch.chdir(tmp_path)  # an agent goes where its controller is
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return Agent(charge(tmp_path))
+
+
+def said_by(agent: Agent, worker: str) -> list[Saying]:
+    found: list[Said] = []
+
+    def heard() -> bool:
+        found.extend(agent.listen().said)
+        return any(one.saying is not None and one.saying.worker == worker for one in found)
+
+    assert eventually(heard), found
+    return [one.saying for one in found if one.saying is not None and one.saying.worker == worker]
+
+
+def close(agent: Agent, number: int) -> None:
+    agent.order(Order(number=number, entry="train.py:train", do=Do.CLOSE))
+    assert eventually(lambda: not agent._nurseries)
+
+
+def test_an_order_that_cannot_be_carried_out_is_told_and_does_not_stop_the_next(
+    agent: Agent, tmp_path: Path
+) -> None:
+    agent.begin()
+    (tmp_path / "file").write_text("")
+    agent.order(spawn(0, tmp_path / "file" / "stdout.log"))
+    (gone,) = said_by(agent, "w0")
+    assert gone.kind == "gone"
+    assert "file" in gone.error
+    agent.order(spawn(1, tmp_path / "jobs" / "a" / "stdout.log"))
+    assert said_by(agent, "w1")[0].kind == "born"
+    close(agent, 2)
+
+
+def test_orders_are_carried_out_in_the_sequence_of_their_numbers_once_the_agent_has_begun(
+    agent: Agent, tmp_path: Path
+) -> None:
+    agent.order(spawn(1, tmp_path / "jobs" / "a" / "stdout.log"))
+    agent.order(spawn(0, tmp_path / "jobs" / "b" / "stdout.log"))
+    assert not agent._nurseries, "before it has seen whether the node is fit"
+    agent.begin()
+    born: list[str] = []
+
+    def both() -> bool:
+        born.extend(s.saying.worker for s in agent.listen().said if s.saying and s.saying.kind == "born")
+        return len(born) == 2
+
+    assert eventually(both)
+    assert born == ["w0", "w1"]
+    close(agent, 2)
+
+
+def test_a_node_that_does_not_see_the_runs_folder_is_not_fit(tmp_path: Path) -> None:
+    unfit = Agent(charge(tmp_path, proof="another run"))
+    with pytest.raises(InputError, match="--store"):
+        unfit.begin()
+
+
+def test_each_hold_ends_with_its_own_release_in_whatever_order_they_come() -> None:
+    sitter = Sitter()
+    sitter.free("first")
+    sitter.hold("first")
+    ended = threading.Event()
+
+    def hold() -> None:
+        sitter.hold("second")
+        ended.set()
+
+    threading.Thread(target=hold, daemon=True).start()
+    assert not ended.wait(0.1), "what the first job gave back is not the second's"
+    sitter.free("second")
+    assert ended.wait(5)
+
+
+def test_a_seat_that_was_lost_is_no_news_of_a_worker_that_is_gone() -> None:
+    Engine(lambda: 0.0, lambda *_: None).confused("w1", "Ray took its place away")
