@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from live_processes import eventually
 from local_bench import job_of
-from ray_bench import RayBench, SmallCluster, _raylet_of, small_cluster
+from ray_bench import RayBench, SmallCluster, raylet_of, small_cluster
 from ray_fault_inject import Kind, Storm
 from ray_fault_judge import groups, leaks, problems
 from ray_fault_run import RayRun
@@ -39,7 +39,7 @@ def test_a_job_that_waits_for_its_seats_when_their_node_dies_goes_on_elsewhere(
 ) -> None:
     stays, dies = cluster.raylets
     bench = RayBench(tmp_path)
-    os.kill(_raylet_of(cluster.raylets[dies]), signal.SIGSTOP)
+    os.kill(raylet_of(cluster.raylets[dies]), signal.SIGSTOP)
     bench.start("a", on_nodes({dies: 2}))
     assert eventually(lambda: len(groups()) == 2), "nobody can sit down where nobody answers"
     cluster.kill(dies)
