@@ -23,6 +23,7 @@ from stretto.substrate.elastic import Files
 from stretto.substrate.elastic_nursery import Trainer
 from stretto.substrate.gang_effects import TrainingJob
 from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.seats import IDLE_S
 from stretto.substrate.ray.substrate import RaySubstrate
 
 LIGHT = {"object_store_memory": 80 * 1024 * 1024}
@@ -95,6 +96,7 @@ class RayBench:
         entry: str = "",
         trainer: Trainer = STUB,
         files: Files | None = None,
+        idle_s: float = IDLE_S,
     ) -> None:
         began_s = time.monotonic()
         self.folder = folder
@@ -113,6 +115,7 @@ class RayBench:
             rules=QUICK,
             files=files,
             trainer=trainer,
+            idle_s=idle_s,
         )
         self.events: list[Event] = []
         self._number = 0

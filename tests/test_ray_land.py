@@ -114,6 +114,7 @@ def land(fleet: ScriptedFleet, lines: list[SilentLine], tmp_path: Path) -> RayLa
         scratch_of=None,
         run="r",
         run_dir=tmp_path,
+        idle_s=10.0,
     )
     made.settle(_at_once, lambda *_: None, lambda: 0.0)
     return made

@@ -85,10 +85,9 @@ class TestConformance(SubstrateConformance):
 
 
 def test_workers_are_on_the_nodes_that_were_decided_and_seats_are_given_back(
-    tmp_path: Path, nodes: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nodes: list[str]
 ) -> None:
-    monkeypatch.setattr("stretto.substrate.ray.seats._IDLE_S", 0.0)
-    bench = RayBench(tmp_path, epochs=400)
+    bench = RayBench(tmp_path, epochs=400, idle_s=0.0)
     first, second = nodes
     bench.start("a", on_nodes({first: 1, second: 2}))
     bench.wait_for_kind(JobReported, "a")

@@ -55,9 +55,11 @@ class RayLand:
         scratch_of: Callable[[RayNode], Path] | None,
         run: str,
         run_dir: Path,
+        idle_s: float,
     ) -> None:
         """`slots` is how many there may be at most; `host` where workers find the controller.
 
+        A place that nobody took for `idle_s` is given back to Ray.
         `scratch_of` says where jobs have their files on nodes that do not see `run_dir`.
         """
         self.slots = slots
@@ -77,6 +79,7 @@ class RayLand:
             now_s=time.monotonic,
             post=self._do,
             on_lost=lambda worker_id: self._on_lost_seat(worker_id, "Ray took its place away"),
+            idle_s=idle_s,
         )
         self._lines: dict[str, AgentLine] = {}
         self._nurseries: dict[tuple[str, str], RemoteNursery] = {}

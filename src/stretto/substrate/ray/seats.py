@@ -24,7 +24,7 @@ _SURE_S = 5.0
 """If a whole node is gone, that is known by then."""
 _LONG_S = 20.0
 """Ray gives a seat in a moment, unless somebody else has what it takes."""
-_IDLE_S = 10.0
+IDLE_S = 10.0
 """A seat that nobody took for so long is given back: others may want it, and an idle node can go."""
 
 
@@ -79,6 +79,7 @@ class Seats:
         now_s: Callable[[], float],
         post: Post,
         on_lost: Callable[[str], None],
+        idle_s: float = IDLE_S,
     ) -> None:
         """`resource` is what a seat takes one of; `on_lost` is told whose seat Ray took away."""
         self._run = run
@@ -88,6 +89,7 @@ class Seats:
         self._now_s = now_s
         self._post = post
         self._on_lost = on_lost
+        self._idle_s = idle_s
         self._seats: dict[int, _Seat] = {}
         self._made = 0
         self._waiting: dict[str, tuple[str, str]] = {}
@@ -173,7 +175,7 @@ class Seats:
     def tidy(self) -> None:
         """Give back what stays empty, and tell whose seat was lost on a node that was not."""
         now_s = self._now_s()
-        idle = [s for s in self._seats.values() if not s.worker_id and s.since_s < now_s - _IDLE_S]
+        idle = [s for s in self._seats.values() if not s.worker_id and s.since_s < now_s - self._idle_s]
         self._drop(idle)
         known = [one for one in self._vanished if one[0] < now_s - _SURE_S]
         self._vanished = [one for one in self._vanished if one not in known]

@@ -17,6 +17,7 @@ from stretto.substrate.ray.agent import Charge
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.land import RayLand
 from stretto.substrate.ray.nodes import RayNode
+from stretto.substrate.ray.seats import IDLE_S
 from stretto.substrate.run_identity import identity
 
 _CARRIED = ("STRETTO_", "NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
@@ -41,6 +42,7 @@ class RaySubstrate(ElasticSubstrate):
         rules: Rules | None = None,
         files: Files | None = None,
         trainer: Trainer | None = None,
+        idle_s: float = IDLE_S,
     ) -> None:
         """`slots` is how many there may be at most; `clock` gives the seconds since the run's first start."""
         rules, files, run_dir = rules or Rules(), files or Files(), run_dir.absolute()
@@ -76,6 +78,7 @@ class RaySubstrate(ElasticSubstrate):
             scratch_of=scratch_of if files.store else None,
             run=run,
             run_dir=run_dir,
+            idle_s=idle_s,
         )
         super().__init__(
             land, spec_of=spec_of, run_dir=run_dir, lock=lock, clock=clock, rules=rules, files=files
