@@ -1,8 +1,9 @@
 """Figure: RubberBand's plan of a study in three stages, carried out on Ray nodes that come and go.
 
 Nodes are raylets on this machine, brought up by the study's own launch command as the plan wants them and
-ended as it lets go of them; four at most. Steps sleep, as all nodes share two cores. Said before: when the
-study ends and what it costs. Wanted: both within 15 % of what comes, and nodes as planned.
+ended as it lets go of them; four at most. Steps sleep, as all nodes share two cores. A first, small study
+shows how long nodes, starts and epochs take here; with that the other is planned. Said before it runs: when
+it ends and what it costs. Wanted: both within 15 % of what comes, and nodes as planned.
 """
 
 from __future__ import annotations
@@ -11,28 +12,31 @@ import argparse
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import verdict
 
 import stretto
+from stretto.app.real_result import TuneResult
 from stretto.app.run_folder import run_folder
-from stretto.core.events import Decided, NodeAdded, NodeLaunched, NodeReleased
+from stretto.core.events import Decided, Event, JobReported, NodeAdded, NodeLaunched, NodeReleased
 
 WITHIN = 0.15
 OBJECT_STORE = 80 * 1024 * 1024
 STUDY = """
 [study]
-name = "plan"
+name = "{name}"
 metric = "score"
 direction = "max"
-trials = 8
+trials = {trials}
 entry = "{entry}"
 [halving]
 rungs = "geometric"
@@ -46,7 +50,7 @@ deadline = "{deadline_s}s"
 [cluster]
 max_nodes = 4
 queue_s = 0
-init_s = {{ mean = 6, sd = 2 }}
+init_s = {{ mean = {init_s:.3f}, sd = 1 }}
 billing = "instance"
 minimum_s = 0
 [[cluster.instance]]
@@ -57,9 +61,9 @@ usd_per_hour = 3.6
 launch = "{launch}"
 start_timeout = "2m"
 [profile]
-epoch_s = {{ mean = {epoch_s}, sd = 0.2 }}
+epoch_s = {{ mean = {epoch_s:.3f}, sd = 0.1 }}
 speedup = {{ "1" = 1.0, "2" = 1.65 }}
-start_s = 4
+start_s = {start_s:.3f}
 """
 
 
@@ -105,32 +109,72 @@ def wait_for(address: str) -> None:
     raise SystemExit("Ray's head does not answer.")
 
 
-def write_study(folder: Path, deadline_s: float) -> Path:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How long things take here."""
+
+    init_s: float
+    epoch_s: float
+    start_s: float
+
+
+GUESS = Measured(init_s=5.0, epoch_s=4.0, start_s=2.0)
+"""For the study that shows it."""
+
+
+def measured(events: list[Event]) -> Measured:
+    """What a run has shown. A start is late in part because its node has just come and loads the code."""
+    reports = [event for event in events if isinstance(event, JobReported)]
+    epochs = [r.epoch_s for one in reports for r in one.results if r.epoch_s is not None and r.workers == 1]
+    return Measured(
+        init_s=statistics.mean(event.init_s for event in events if isinstance(event, NodeAdded)),
+        epoch_s=statistics.mean(epochs),
+        start_s=statistics.mean(one.resize_s for one in reports if one.resize_s is not None),
+    )
+
+
+def write_study(folder: Path, name: str, *, trials: int, deadline_s: float, belief: Measured) -> Path:
     ray = Path(sys.executable).with_name("ray")
     launch = (
         f"{ray} start --block --address={{address}} --num-cpus=1 --num-gpus={{slots}} "
         f"--object-store-memory={OBJECT_STORE} --temp-dir={folder}/n{{number}} "
         "--labels=stretto-node={name},stretto-instance={instance}"
     )
-    path = folder / "plan.toml"
+    path = folder / f"{name}.toml"
     entry = Path(__file__).with_name("ray_plan_train.py").absolute()
-    path.write_text(STUDY.format(entry=f"{entry}:train", deadline_s=deadline_s, launch=launch, epoch_s=4.2))
+    path.write_text(
+        STUDY.format(
+            name=name,
+            trials=trials,
+            entry=f"{entry}:train",
+            deadline_s=deadline_s,
+            launch=launch,
+            **asdict(belief),
+        )
+    )
     return path
+
+
+def run_study(path: Path, address: str) -> tuple[TuneResult, list[Event]]:
+    runs = path.parent / "runs"
+    result = stretto.tune(path, policy="rubberband", on=f"ray:{address}", folder=runs)
+    return result, list(run_folder(path.stem, runs).events())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--deadline", type=float, default=110.0)
+    parser.add_argument("--deadline", type=float, default=65.0)
     deadline_s = parser.parse_args().deadline
     with tempfile.TemporaryDirectory(prefix="rp") as name, head(Path(name)) as address:
         folder = Path(name)
         wait_for(address)
-        result = stretto.tune(
-            write_study(folder, deadline_s), policy="rubberband", on=f"ray:{address}", folder=folder / "runs"
-        )
-        events = list(run_folder("plan", folder / "runs").events())
+        first = write_study(folder, "first", trials=2, deadline_s=300.0, belief=GUESS)
+        seen = measured(run_study(first, address)[1])
+        print(f"seen first: node {seen.init_s:.1f} s, start {seen.start_s:.1f} s, epoch {seen.epoch_s:.2f} s")
+        path = write_study(folder, "plan", trials=8, deadline_s=deadline_s, belief=seen)
+        result, events = run_study(path, address)
     wished = [event for event in events if isinstance(event, Decided) and event.wish is not None]
     nodes = [event for event in events if isinstance(event, NodeLaunched | NodeAdded | NodeReleased)]
     began_s = events[0].t_s
