@@ -167,6 +167,7 @@ def main() -> None:
     )
     parser.add_argument("--deadline", type=float, default=65.0)
     deadline_s = parser.parse_args().deadline
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # of a cluster that is here for a minute
     with tempfile.TemporaryDirectory(prefix="rp") as name, head(Path(name)) as address:
         folder = Path(name)
         wait_for(address)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -28,8 +26,6 @@ def connected(address: str | None, *, slots: int | None = None) -> Iterator[str]
     Gives the cluster's address. Only a new one is stopped in the end; `slots` is how many it has. Where this
     process is connected already, that is the cluster; InputError if it is not the one at the address.
     """
-    if address is not None:
-        _show_token()
     ray = _ray()
     if ray.is_initialized():
         if address is not None:
@@ -100,16 +96,6 @@ def _check_connected_to(ray: ModuleType, address: str) -> None:
             f"{address}.",
             remedy="Leave the address out to train there; or call ray.shutdown() first.",
         )
-
-
-def _show_token() -> None:
-    """Ray shows the token there is only to a cluster that it finds itself; let it, unless told otherwise.
-
-    It reads that setting once, when it is imported.
-    """
-    kept = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
-    if "ray" not in sys.modules and ("RAY_AUTH_TOKEN" in os.environ or kept.is_file()):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _ray() -> ModuleType:

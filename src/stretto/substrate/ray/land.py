@@ -156,7 +156,7 @@ class RayLand:
         """Nodes are given back when the last worker has left them: it may still be saving, or moving."""
         self._wished = Wish(wish.nodes)
         self._leaving.update((node, t_s + _LEAVE_S) for node in wish.release)
-        return [*self._follow(self._fleet.provision(self._wished, t_s)), *self._release(t_s)]
+        return [*self._follow(self._fleet.provision(wish, t_s)), *self._release(t_s)]
 
     def look(self, t_s: float) -> Sequence[Event]:
         self._seats.tidy()
@@ -241,6 +241,10 @@ class RayLand:
             elif self._absent.pop(name, None) is not None:
                 logging.getLogger(__name__).warning("node %s is given up: %s", name, error)
                 yield from self._fleet.give_up(name, t_s)
+                if not self._nodes and not self._retries:
+                    raise InputError(
+                        f"no node is of use any more: {error}", remedy="Mend one: the run goes on."
+                    )
 
     def _welcome(self, t_s: float) -> Iterator[Event]:
         for name in [name for name, at_s in self._retries.items() if at_s <= t_s]:
