@@ -165,28 +165,33 @@ def test_a_wish_from_before_the_loss_is_not_made_again(
     assert len(fleet.wishes) == 1
 
 
+def lose_agents(land: RayLand, lines: list[SilentLine], times: int, every_s: float) -> None:
+    for number in range(times):
+        lines[-1].begin()
+        land.look(every_s * number)
+        lines[-1].die(RuntimeError("no memory"))
+        land.look(every_s * number + every_s / 2)
+        land.look(every_s * number + every_s / 2 + 2)
+
+
 def test_a_node_that_keeps_losing_its_agents_is_given_up(
     land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(3):
-        lines[-1].begin()
-        land.look(10.0 * number)
-        lines[-1].die(RuntimeError("no memory"))
-        land.look(10.0 * number + 1)
-        land.look(10.0 * number + 3)
+    land._nodes["another"] = BOX
+    lose_agents(land, lines, 3, every_s=10.0)
     assert fleet.given_up == [BOX.id]
     assert "no memory" in caplog.text
+
+
+def test_a_run_without_a_node_of_use_ends_and_says_why(land: RayLand, lines: list[SilentLine]) -> None:
+    with pytest.raises(InputError, match="no memory"):
+        lose_agents(land, lines, 3, every_s=10.0)
 
 
 def test_losses_far_apart_are_not_counted_together(
     land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
 ) -> None:
-    for number in range(5):
-        lines[-1].begin()
-        land.look(1000.0 * number)
-        lines[-1].die(RuntimeError("killed"))
-        land.look(1000.0 * number + 900)
-        land.look(1000.0 * number + 902)
+    lose_agents(land, lines, 5, every_s=1000.0)
     assert fleet.given_up == []
 
 

@@ -242,9 +242,8 @@ class RayLand:
                 logging.getLogger(__name__).warning("node %s is given up: %s", name, error)
                 yield from self._fleet.give_up(name, t_s)
                 if not self._nodes and not self._retries:
-                    raise InputError(
-                        f"no node is of use any more: {error}", remedy="Mend one: the run goes on."
-                    )
+                    remedy = "Mend one, and give the same command: the run goes on."
+                    raise InputError(f"no node is of use any more: {error}.", remedy=remedy)
 
     def _welcome(self, t_s: float) -> Iterator[Event]:
         for name in [name for name, at_s in self._retries.items() if at_s <= t_s]:
