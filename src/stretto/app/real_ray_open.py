@@ -120,6 +120,12 @@ class OpenRay:
             yield f"[machine] slots is about one machine; here are the {slots} slots of {self.words}."
         if request.rented is not None and not request.rents:
             yield "[ray] is for a policy that rents, such as rubberband; this one takes the nodes there are."
+        if self.launches is not None and self.held:
+            there = sum(node.gpus for node in self.held)
+            yield (
+                f"{len(self.held)} nodes with {there} slots are there already: they are used first and cost "
+                "nothing, though the plan takes every node for one that is launched and paid."
+            )
         if request.rents and not self.launches and len({node.gpus for node in self.nodes}) > 1:
             count, each = self._pool
             yield (
