@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from builders import believing, make_cluster, make_job, make_node, make_view, steady_speed
@@ -192,6 +192,16 @@ def test_one_role_is_packed_whenever_it_fits_on_the_fewest_nodes(
 
 
 @given(node_lists.map(lambda nodes: nodes[:3]), demands, demands, st.integers(1, 3), st.integers(1, 2))
+@example(
+    nodes=[
+        Node("n0", Resources(gpu=4, cpu=7.3, memory_gib=1)),
+        Node("n1", Resources(gpu=2, cpu=7.3, memory_gib=7.3)),
+    ],
+    worker=Resources(gpu=2),
+    server=Resources(gpu=1, memory_gib=1),
+    workers=2,
+    servers=2,
+)
 @settings(max_examples=150)
 def test_two_roles_are_packed_if_any_way_works(
     nodes: list[Node], worker: Resources, server: Resources, workers: int, servers: int

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stretto.core.errors import InputError
@@ -344,6 +344,7 @@ configs = st.dictionaries(
 
 
 @given(configs, st.sampled_from(FAMILIES), st.integers(1, 60))
+@example((("b0", 8.98846567431158e307),), ToyFamily(), 2)
 def test_any_configuration_has_a_curve(config: Config, family: ToyFamily, epochs: int) -> None:
     values = family.curve(config, epochs, no_chance())
     again = family.curve(config, epochs, no_chance())

@@ -93,7 +93,8 @@ def place_packed(job: Job, workers: int, servers: int, free: FreeCapacity) -> Al
     """Where that many tasks of the job go, all of them or None; takes nothing yet.
 
     For one role the number of nodes is the least possible. With servers it is a heuristic: if
-    filling node by node fails, servers go where they cost the fewest places for workers.
+    filling node by node fails, servers go where they cost the fewest places for workers; if that
+    fails too, any way will do.
     """
     packer = _Packer(job, free)
     rows = free.rows
@@ -104,6 +105,8 @@ def place_packed(job: Job, workers: int, servers: int, free: FreeCapacity) -> Al
     places = packer.node_by_node(rows, workers, servers)
     if places is None and servers:
         places = packer.servers_aside(rows, workers, servers)
+    if places is None and servers:
+        places = packer.any_way(rows, workers, servers)
     if places is None:
         return None
     return Allocation(
@@ -165,6 +168,30 @@ class _Packer:
             cost[node] = self._cost_of_server(rows[node : node + 1], workers)[0]
         seated = self.node_by_node(rows, workers, 0)
         return None if seated is None else seated + places
+
+    def any_way(self, rows: Floats, workers: int, servers: int) -> Counts | None:
+        """By the most servers that fit beside so many workers on the nodes up to this one."""
+        counts = np.arange(workers + 1)
+        most = np.where(counts == 0, 0, -1)  # -1: so many workers do not fit
+        taken: list[Counts] = []
+        for row in rows:
+            fitting = int(self.room(row[None], self.worker, workers)[0])
+            beside = self.room(row - np.outer(counts[: fitting + 1], self.worker), self.server, servers)
+            # [workers so far, of which on this node]: counts before it, or -1 where there are none
+            before = counts[:, None] - counts[None, : fitting + 1]
+            earlier = np.where(before >= 0, most[np.maximum(before, 0)], -1)
+            held = np.where(earlier >= 0, np.minimum(earlier + beside, servers), -1)
+            taken.append(held.argmax(axis=1))
+            most = held.max(axis=1)
+        if most[workers] < servers:
+            return None
+        places = np.zeros((len(rows), 2), dtype=np.int64)
+        for node in reversed(range(len(rows))):
+            places[node, 0] = taken[node][workers]
+            workers -= int(places[node, 0])
+        room = self.room(rows - np.outer(places[:, 0], self.worker), self.server, servers)
+        places[:, 1] = np.diff(np.minimum(np.cumsum(room), servers), prepend=0)
+        return places
 
     def _holding_all(
         self, rows: Floats, unused: npt.NDArray[np.bool_], emptiness: Floats, workers: int, servers: int
