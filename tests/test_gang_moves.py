@@ -10,7 +10,7 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.events import JobFailed, JobReported, JobRetried
 from stretto.core.instructions import Action
 from stretto.substrate.gang_crew import Phase
-from stretto.wire.messages import Ack, EpochEnd, Form, Leave, Park, Report
+from stretto.wire.messages import Ack, EpochEnd, Form, Leave, Left, Park, Report
 from test_local_gang import ACTS, act
 
 NODES = {"x": 2, "y": 2, "z": 1}
@@ -149,3 +149,16 @@ def test_what_the_leader_reports_while_another_takes_over_counts_and_is_acknowle
     assert [event.epoch for event in theatre.events if isinstance(event, JobReported)] == [1]
     theatre._do(theatre.gang.acknowledge(1))
     assert (old, Ack(1)) in theatre.sent
+
+
+def test_who_has_left_before_the_others_have_formed_is_not_missed() -> None:
+    theatre = travelling()
+    theatre.started({"x": 2})
+    _, goes = theatre.group()
+    theatre.tell(Action.RESIZE, {"x": 1})
+    theatre.say(goes, Left("not needed"))
+    theatre.die(goes, 0)
+    theatre.tell(Action.RESIZE, {"y": 1})
+    theatre.cooperate()
+    assert theatre.nodes() == {"y": 1}
+    assert not [event for event in theatre.events if isinstance(event, JobRetried | JobFailed)]

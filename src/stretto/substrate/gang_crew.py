@@ -143,8 +143,8 @@ class Crew:
         )
 
     def on(self, worker_ids: tuple[str, ...]) -> Counter[str]:
-        """The places these have."""
-        return Counter(self.members[worker_id].node for worker_id in worker_ids)
+        """The places these have, as far as they are not gone: some leave before the others have formed."""
+        return Counter(self.members[one].node for one in worker_ids if one in self.members)
 
     def silent(self, since_s: float) -> list[Member]:
         """Those that ought to have been heard of since then."""
