@@ -56,6 +56,7 @@ class Side:
         began_s = time.monotonic()
         here = str(Path(__file__).parent)
         ray.init(
+            address="local",
             num_cpus=SLOTS,
             include_dashboard=False,
             log_to_driver=False,
