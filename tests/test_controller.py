@@ -277,6 +277,19 @@ class FullJournal(MemoryJournal):
         super().append(events)
 
 
+class Groups(MemoryJournal):
+    """Remembers what was written together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[Sequence[Event]] = []
+
+    def append(self, events: Sequence[Event]) -> None:
+        super().append(events)
+        if events:
+            self.groups.append(events)
+
+
 class TestJournal:
     def test_nothing_is_done_that_was_not_journaled(self) -> None:
         jobs = [toy_job("a", 4), toy_job("b", 4, submit_s=30.0), toy_job("c", 1, submit_s=30.0)]
@@ -288,10 +301,27 @@ class TestJournal:
             with pytest.raises(DiskFullError):
                 drive(Watched(), substrate, *jobs, journal=journal)
             events = list(journal.events())
-            assert events == list(whole.events())[:room]
+            assert events == list(whole.events())[: len(events)]
             assert substrate.admitted == [e.job.id for e in events if isinstance(e, JobSubmitted)]
             decided = [one for e in events if isinstance(e, Decided) for one in e.instructions]
             assert [one for _, one in substrate.told] == decided
+
+    def test_what_was_decided_on_is_written_with_the_decision(self) -> None:
+        journal = Groups()
+        drive(Watched(), Scripted(ends(a=50.0, b=100.0)), toy_job("a", 4), toy_job("b", 4), journal=journal)
+        decided_on = [group for group in journal.groups if isinstance(group[0], JobFinished)]
+        assert [[event.kind for event in group] for group in decided_on] == [
+            [JobFinished.kind, Decided.kind],
+            [JobFinished.kind],
+        ]
+
+    def test_what_happened_is_written_though_the_policy_fails(self) -> None:
+        journal = MemoryJournal()
+        answers = iter([runs(a={"0": 2}, b={"0": 2}), runs(a={"0": 2})])
+        policy = Watched(interval_s=1000.0, answer=lambda _: next(answers))
+        with pytest.raises(PolicyError):
+            drive(policy, Scripted(ends(a=50.0)), toy_job("a", 2), toy_job("b", 2), journal=journal)
+        assert [event.kind for event in journal.events()][-1] == JobFinished.kind
 
     @pytest.mark.parametrize(("rounds", "until_s"), [(False, math.inf), (True, math.inf), (False, 120.0)])
     def test_a_run_cut_anywhere_is_the_same_run_when_resumed(self, rounds: bool, until_s: float) -> None:

@@ -84,6 +84,8 @@ class Controller:
         self._due = False
         self._ticked_s = 0.0
         self._fruitless = 0
+        self._held: list[Event] = []
+        """Folded already, and not yet in the journal."""
         self.state = RunState(share_priors=settings.share_priors)
         self.decision_s: list[float] = []
         """How long each decision of this process took, fits and tables included."""
@@ -133,15 +135,20 @@ class Controller:
     def _turn(self) -> None:
         due_s = self._next_time_s()
         until_s = self._within_a_beat(due_s)
-        while (event := self._substrate.next_event(until_s)) is not None:
-            self._record([event])
-            if event.kind in self._wakes_on:
-                until_s = due_s = event.t_s
-        if until_s < due_s:
-            return
-        self._admit_arrivals(until_s)
-        if self.state.jobs and until_s < self._until_s() and self._is_time(until_s):
-            self._decide(until_s)
+        try:
+            while (event := self._substrate.next_event(until_s)) is not None:
+                if event.kind in self._wakes_on:
+                    self._hold(event)
+                    until_s = due_s = event.t_s
+                else:
+                    self._record([event])
+            if until_s < due_s:
+                return
+            self._admit_arrivals(until_s)
+            if self.state.jobs and until_s < self._until_s() and self._is_time(until_s):
+                self._decide(until_s)
+        finally:  # also if the policy makes a mistake
+            self._record([])
         self._due = False
 
     def _within_a_beat(self, time_s: float) -> float:
@@ -180,8 +187,10 @@ class Controller:
         return self._due or woken or now_s >= self._next_tick_s(now_s) - EPS
 
     def _admit_arrivals(self, now_s: float) -> None:
-        for job in self._arrivals.due(now_s):
-            self._record([JobSubmitted(t_s=job.submit_s, job=job)])
+        jobs = self._arrivals.due(now_s)
+        if jobs:
+            self._record([JobSubmitted(t_s=job.submit_s, job=job) for job in jobs])
+        for job in jobs:
             self._substrate.admit(job)
 
     def _decide(self, now_s: float) -> None:
@@ -221,8 +230,14 @@ class Controller:
         if wish is not None:
             self._substrate.provision(wish)
 
+    def _hold(self, event: Event) -> None:
+        """What is decided on at once is written together with the decision, before anything is done."""
+        self._held.append(event)
+        self._fold(event)
+
     def _record(self, events: Sequence[Event]) -> None:
-        self._journal.append(events)
+        held, self._held = self._held, []
+        self._journal.append([*held, *events])
         for event in events:
             self._fold(event)
 

@@ -23,12 +23,14 @@ SCHEMA = 1
 
 _TYPE_OF_KIND: dict[str, type[Event]] = {event_type.kind: event_type for event_type in EVENT_TYPES}
 
+_write = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
 
 def encode(event: Event) -> str:
     """The event as one JSON object, without its kind."""
     fields = _plain(event)
     try:
-        text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
+        text = _write(fields)
     except ValueError as error:
         odd = "; ".join(_non_finite(fields, "")) or str(error)
         raise JournalError(

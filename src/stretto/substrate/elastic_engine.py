@@ -42,6 +42,7 @@ class Engine:
         self._spawn = spawn
         self._look = look
         self._gangs: deque[Gang] = deque()
+        self._at_work: set[Gang] = set()
         self._gang_of: dict[str, Gang] = {}
         self._effects: deque[tuple[Gang, Effect]] = deque()
         self._carrying_out = False
@@ -193,7 +194,7 @@ class Engine:
             self._tick_at_s = self._awake_s + _TICK_S
         self._workers.place()
         with self._changed:
-            self._busy = not self._inbox.empty() or any(gang.busy for gang in self._gangs)
+            self._busy = bool(self._at_work) or not self._inbox.empty()
             if not self._busy:
                 self._changed.notify_all()
 
@@ -212,6 +213,7 @@ class Engine:
 
     def _do(self, gang: Gang, effects: Sequence[Effect]) -> None:
         """In order; what follows from an effect is done after those that are already wanted."""
+        (self._at_work.add if gang.busy else self._at_work.discard)(gang)
         self._effects.extend((gang, effect) for effect in effects)
         if self._carrying_out:
             return

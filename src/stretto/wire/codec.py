@@ -7,6 +7,7 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from stretto.wire.messages import Message
@@ -22,10 +23,13 @@ class WireError(Exception):
     """What came over the channel is not a message."""
 
 
+Reader = Callable[[Any], Any]
+"""Gives a value back as one of some kind; WireError if it is none."""
+
+
 def encode(message: Message) -> bytes:
     """One line."""
-    fields = {"kind": type(message).__name__, **dataclasses.asdict(message)}
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+    return _write({"kind": type(message).__name__, **_fields(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -37,51 +41,93 @@ def decode(line: bytes) -> Message:
     name = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(name, str) or name not in _KINDS:
         raise WireError(f"no message: {line[:80]!r}")
-    kind = _KINDS[name]
-    message: Message = _read(kind, fields)
+    message: Message = _reader(_KINDS[name])(fields)
     return message
 
 
-def _read(kind: Any, value: Any) -> Any:
-    """`value` as a `kind`, which is a scalar, a union, a dict, a tuple of one kind or a dataclass."""
-    if dataclasses.is_dataclass(kind):
-        return _read_fields(kind, value)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in {typing.Union, types.UnionType}:
-        return _read_any(inner, value)
-    if origin is dict and isinstance(value, dict):
-        return {_read(inner[0], key): _read(inner[1], one) for key, one in value.items()}
-    if origin is tuple and isinstance(value, list):
-        return tuple(_read(inner[0], one) for one in value)
-    if kind is float and type(value) is int and abs(value) < _LARGEST_INT:
-        return float(value)
-    if kind is type(value) or (kind is type(None) and value is None):
-        return value
-    raise WireError(f"{str(value)[:80]!r} is not {kind}")
+def _fields(holder: Any) -> dict[str, Any]:
+    return {field.name: getattr(holder, field.name) for field in dataclasses.fields(holder)}
 
 
-def _read_fields(kind: Any, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise WireError(f"{str(value)[:80]!r} is not {kind.__name__}")
-    hints = _hints(kind)
-    if unknown := value.keys() - hints.keys():
-        raise WireError(f"{kind.__name__} has no {sorted(unknown)}")
-    try:
-        return kind(**{name: _read(hints[name], one) for name, one in value.items()})
-    except TypeError as error:
-        raise WireError(f"{kind.__name__}: {error}") from error
-
-
-def _read_any(kinds: tuple[Any, ...], value: Any) -> Any:
-    exact = [kind for kind in kinds if kind is type(value)]
-    for kind in (*exact, *kinds):
-        try:
-            return _read(kind, value)
-        except WireError:
-            continue
-    raise WireError(f"{str(value)[:80]!r} is none of {kinds}")
+_write = json.JSONEncoder(separators=(",", ":"), default=_fields).encode
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _reader(kind: Any) -> Reader:
+    """Of a scalar, a union, a dict, a tuple of one kind or a dataclass."""
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_reader(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in {typing.Union, types.UnionType}:
+        return _union_reader(inner)
+    if origin is dict:
+        return _dict_reader(_reader(inner[0]), _reader(inner[1]))
+    if origin is tuple:
+        return _tuple_reader(_reader(inner[0]))
+    return _scalar_reader(kind)
+
+
+def _scalar_reader(kind: Any) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int and abs(value) < _LARGEST_INT:
+            return float(value)
+        raise _odd(value, kind)
+
+    return read
+
+
+def _dict_reader(read_key: Reader, read_value: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _odd(value, dict)
+        return {read_key(key): read_value(one) for key, one in value.items()}
+
+    return read
+
+
+def _tuple_reader(read_one: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise _odd(value, list)
+        return tuple(map(read_one, value))
+
+    return read
+
+
+def _union_reader(kinds: tuple[Any, ...]) -> Reader:
+    readers = {kind: _reader(kind) for kind in kinds}
+
+    def read(value: Any) -> Any:
+        exact = readers.get(type(value))
+        if exact is not None:
+            return exact(value)
+        for read_one in readers.values():
+            try:
+                return read_one(value)
+            except WireError:
+                continue
+        raise _odd(value, kinds)
+
+    return read
+
+
+def _dataclass_reader(kind: Any) -> Reader:
+    readers = {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _odd(value, kind)
+        if unknown := value.keys() - readers.keys():
+            raise WireError(f"{kind.__name__} has no {sorted(unknown)}")
+        try:
+            return kind(**{name: readers[name](one) for name, one in value.items()})
+        except TypeError as error:
+            raise WireError(f"{kind.__name__}: {error}") from error
+
+    return read
+
+
+def _odd(value: Any, kind: Any) -> WireError:
+    return WireError(f"{str(value)[:80]!r} is not {getattr(kind, '__name__', kind)}")
