@@ -41,7 +41,8 @@ def decode(line: bytes) -> Message:
     name = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(name, str) or name not in _KINDS:
         raise WireError(f"no message: {line[:80]!r}")
-    message: Message = _reader(_KINDS[name])(fields)
+    kind: Any = _KINDS[name]
+    message: Message = _reader(kind)(fields)
     return message
 
 

@@ -9,6 +9,7 @@ A worker's life, seen from the controller:
                                  Form          become rank r of a group of n; also tells survivors of a resize
     Formed                                     the group trains
     Described, Report, Saved, Note             from rank 0 only
+    Printed                                    likewise, where a command runs instead of training code
     Beat                                       from everybody, all the time
                                  Ack           the results up to an epoch were seen and decided on
                                  SetBatch, Park, FinishEpoch    to rank 0: the group agrees on a step
@@ -22,6 +23,22 @@ from dataclasses import dataclass
 
 from stretto.core.job import Value
 from stretto.core.observations import NoiseSample, SpeedSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOrder:
+    """A command to run instead of training code: one process in each worker, told its rank."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """What it is told beyond the environment of its node and its part in the group."""
+    cwd: str
+    """Empty: the worker's own."""
+    keys: tuple[str, ...]
+    """A line of its output that has one of these is a report."""
+    restarts: int
+    grace_s: float
+    """Between SIGTERM and SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +68,8 @@ class Task:
     """An fsspec URL, such as `s3://bucket/run/jobs/a`: checkpoints are kept there, too, for other nodes."""
     stays: bool = False
     """After a good end, wait for another task: a process that is there costs nothing to start."""
+    command: CommandOrder | None = None
+    """Run this; nothing is imported then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,8 @@ class Form:
     """Somebody is new: rank 0 (a survivor, or whoever loads the checkpoint) gives its state to all."""
     batch: BatchOrder | None
     """None: the batch size is the training code's own affair."""
+    neighbours: tuple[str, ...] = ()
+    """What those on the same node said when they were Ready, this one included, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +184,13 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Printed:
+    """A line of a command's output that may be a report."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something a reader of the run's history should know."""
 
@@ -186,9 +214,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The training function raised."""
+    """The training function raised, or the command failed."""
 
     traceback: str
+    final: bool = False
+    """Trying again would change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +233,5 @@ class Left:
 
 
 ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | Ack
-FromWorker = Ready | Formed | Described | Report | Saved | Note | Beat | Finished | Failed | Left
+FromWorker = Ready | Formed | Described | Report | Saved | Printed | Note | Beat | Finished | Failed | Left
 Message = ToWorker | FromWorker
