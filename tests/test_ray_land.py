@@ -13,8 +13,11 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLost
 from stretto.core.resources import Resources
+from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.ray import land as land_module
+from stretto.substrate.ray.agent import News, Said
 from stretto.substrate.ray.land import RayLand
+from stretto.substrate.ray.loading import LOADING_S
 from stretto.substrate.ray.nodes import RayNode
 
 BOX = Node("box-1", Resources(gpu=1), "box")
@@ -85,6 +88,9 @@ class SilentLine:
 
     def begin(self) -> None:
         self.listener.began(self)  # type: ignore[arg-type]
+
+    def say(self, entry: str, saying: Saying | None) -> None:
+        self.listener.told(self, News((Said(entry, saying),)))  # type: ignore[arg-type]
 
     def die(self, error: BaseException) -> None:
         self.listener.lost(self, error)  # type: ignore[arg-type]
@@ -209,6 +215,60 @@ def test_what_is_wrong_with_the_first_node_is_said_at_once_and_with_a_later_one_
     land.look(3.0)
     lines[-1].die(unfit)
     assert land.look(4.0) == [NodeLost(t_s=4.0, node_id="box-2")]
+
+
+LATE = Node("box-2", Resources(gpu=1), "box")
+READY = Saying("ready", "")
+
+
+@pytest.fixture
+def arriving(land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet) -> SilentLine:
+    """A node that has come after it was launched, and loads the training code."""
+    land.expect("train.py:train")
+    fleet.news.append(NodeAdded(t_s=3.0, node=LATE, queue_s=1.0, init_s=2.0))
+    assert land.look(3.0) == []
+    return lines[-1]
+
+
+def test_a_launched_node_is_told_of_when_it_has_loaded_the_code(land: RayLand, arriving: SilentLine) -> None:
+    arriving.say("another.py:train", READY)
+    assert land.look(4.0) == []
+    arriving.say("train.py:train", READY)
+    assert land.look(5.0) == [NodeAdded(t_s=5.0, node=LATE, queue_s=1.0, init_s=4.0)]
+    assert land.look(6.0) == []
+
+
+def test_code_that_cannot_be_loaded_does_not_keep_a_node_away(land: RayLand, arriving: SilentLine) -> None:
+    arriving.say("train.py:train", None)
+    assert kinds(land.look(4.0)) == ["node-added"]
+
+
+@pytest.mark.usefixtures("arriving")
+def test_a_node_that_takes_too_long_is_told_of(land: RayLand) -> None:
+    assert land.look(2.9 + LOADING_S) == []
+    assert kinds(land.look(3.0 + LOADING_S)) == ["node-added"]
+
+
+@pytest.mark.usefixtures("arriving")
+def test_who_wishes_again_is_told_what_has_come(land: RayLand) -> None:
+    assert kinds(land.provision(Wish(()), 4.0)) == ["node-added"]
+
+
+def test_a_node_that_is_lost_while_it_loads_has_come_first(
+    land: RayLand, arriving: SilentLine, fleet: ScriptedFleet
+) -> None:
+    del arriving
+    fleet.news.append(NodeLost(t_s=4.0, node_id=LATE.id))
+    assert kinds(land.look(4.0)) == ["node-added", "node-lost"]
+
+
+def test_a_node_whose_agent_is_lost_while_it_loads_has_come_first(
+    land: RayLand, lines: list[SilentLine], arriving: SilentLine
+) -> None:
+    lines[0].begin()
+    land.look(3.5)
+    arriving.die(RuntimeError("killed"))
+    assert kinds(land.look(4.0)) == ["node-added", "node-lost"]
 
 
 def test_a_node_is_given_back_when_nobody_is_on_it_any_more(land: RayLand, fleet: ScriptedFleet) -> None:

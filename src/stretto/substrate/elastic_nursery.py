@@ -44,7 +44,7 @@ class Saying:
     """What a nursery tells about a worker."""
 
     kind: str
-    """born, gone, barren."""
+    """born, gone, barren; or ready, of no worker."""
     worker: str
     pid: int = 0
     code: int | None = None

@@ -235,6 +235,8 @@ class Workers:
         return self._nurseries[key]
 
     def _hear_nursery(self, saying: Saying) -> None:
+        if saying.kind == "ready":
+            return
         worker_id = self._player_of.get(saying.worker)
         if saying.kind == "born":
             if worker_id is not None:

@@ -12,6 +12,7 @@ The controller has the other end of the socket and writes JSON lines to it:
 
 and reads
 
+    {"say": "ready", "worker": ""}   everything is imported
     {"say": "born", "worker": .., "pid": ..}
     {"say": "gone", "worker": .., "code": ..}      nothing of its process group is left
     {"say": "gone", "worker": .., "error": ..}     it could not be started; another time it may
@@ -111,6 +112,7 @@ class Nursery:
         poll = select.poll()
         poll.register(wake_fd, select.POLLIN)
         poll.register(self.line, select.POLLIN)
+        self._say(say="ready", worker="")
         while self._workers or not self._closed:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
             with contextlib.suppress(BlockingIOError):

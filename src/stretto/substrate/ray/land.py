@@ -12,13 +12,14 @@ from pathlib import Path
 from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobNoted, NodeAdded, NodeLost, NodeReleased
+from stretto.core.events import Event, JobNoted, NodeAdded, NodeDraining, NodeLost, NodeReleased
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.elastic_workers import Place, Post
 from stretto.substrate.fleet_record import Record
 from stretto.substrate.ray.agent import Charge, Do, News, Said
 from stretto.substrate.ray.agents import AgentLine, RemoteNursery
 from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.loading import Loading
 from stretto.substrate.ray.nodes import RayNode
 from stretto.substrate.ray.seats import Seats
 from stretto.substrate.ray.tail import lay_down
@@ -94,6 +95,7 @@ class RayLand:
         self._leaving: dict[str, float] = {}
         """Nodes that are to be given back, and when at the latest."""
         self._entries: list[str] = []
+        self._loading = Loading()
         self._tries: Counter[str] = Counter()
         self._since_s: dict[str, float] = {}
         """When agents began, those of nodes that are gone included."""
@@ -155,8 +157,9 @@ class RayLand:
     def provision(self, wish: Wish, t_s: float) -> Sequence[Event]:
         """Nodes are given back when the last worker has left them: it may still be saving, or moving."""
         self._wished = Wish(wish.nodes)
+        come = self._loading.cut_all_short(t_s)  # who wishes again must know what has come
         self._leaving.update((node, t_s + _LEAVE_S) for node in wish.release)
-        return [*self._follow(self._fleet.provision(wish, t_s)), *self._release(t_s)]
+        return [*come, *self._follow(self._fleet.provision(wish, t_s)), *self._release(t_s)]
 
     def look(self, t_s: float) -> Sequence[Event]:
         self._seats.tidy()
@@ -166,6 +169,7 @@ class RayLand:
         return [
             *seen,
             *self._mourn(t_s),
+            *self._loading.over(t_s),
             *self._welcome(t_s),
             *self._release(t_s),
             *(JobNoted(t_s=t_s, job_id=job_id, text=_full(node)) for job_id, node in self._seats.overdue()),
@@ -202,7 +206,12 @@ class RayLand:
             if isinstance(event, NodeAdded):
                 self._nodes[event.node.id] = event.node
                 self._staff(event.node.id)
-            elif isinstance(event, NodeLost | NodeReleased):
+                if event.node.instance and event.node.id in self._lines:
+                    self._loading.begin(event, self._entries)
+                    continue
+            elif isinstance(event, NodeLost | NodeReleased | NodeDraining):
+                yield from self._loading.cut_short(event.node_id, event.t_s)
+            if isinstance(event, NodeLost | NodeReleased):
                 absent = self._absent.pop(event.node_id, None) is not None
                 self._nodes.pop(event.node_id, None)
                 self._retries.pop(event.node_id, None)
@@ -232,6 +241,7 @@ class RayLand:
             if t_s - self._since_s.get(name, t_s) > _STEADY_S:
                 self._tries[name] = 0
             if name in self._nodes:
+                yield from self._loading.cut_short(name, t_s)
                 self._absent[name] = self._nodes.pop(name)
                 self._wished = None
                 yield NodeLost(t_s=t_s, node_id=name)
@@ -286,6 +296,8 @@ class RayLand:
 
     def _hear(self, line: AgentLine, news: tuple[Said, ...]) -> None:
         for said in news:
+            if said.saying is None or said.saying.kind == "ready":
+                self._loading.loaded(line.node.name, said.entry)
             nursery = self._nurseries.get((line.node.name, said.entry))
             if nursery is not None and nursery.line is line:
                 nursery.hear(said.saying)
