@@ -10,4 +10,5 @@ import numpy as np
 def child_rng(root: int, purpose: str, key: str = "") -> np.random.Generator:
     """A generator of its own for (purpose, key): adding a job disturbs no other job's stream."""
     digest = hashlib.sha256(f"{root}\x00{purpose}\x00{key}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:16], "little"))
+    words = np.frombuffer(digest[:16], "<u4")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
