@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,15 +26,17 @@ from stretto import tune
 from stretto.app.jobs_file import JobSpec
 from stretto.app.real_drive import Unwatched
 from stretto.app.real_ray import RayCluster
-from stretto.app.real_ray_open import node_prefix
+from stretto.app.real_ray_open import OpenRay, node_prefix
 from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_site import OpenSite, SiteRequest
+from stretto.app.real_site import OpenSite, SiteRequest, node_of
 from stretto.app.real_stop import Stop
 from stretto.app.real_substrate import Hands
 from stretto.app.real_work import Entry
 from stretto.app.run_folder import RunFolder
 from stretto.app.run_jobs import RunRequest, check_run, finished_run, start_run
-from stretto.app.study_cluster import Machine
+from stretto.app.study_cluster import Machine, Offer
+from stretto.app.study_file import Rented
+from stretto.app.study_ray import RayNodes
 from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import (
@@ -45,6 +48,8 @@ from stretto.core.events import (
     NodeLost,
     RunStarted,
 )
+from stretto.planning.profile import Spread
+from stretto.pricing.instances import Instance
 from stretto.substrate.ray.substrate import RaySubstrate
 from stretto.wire.messages import Described
 from tune_world import STUDY, TRAIN
@@ -127,6 +132,8 @@ def test_a_study_is_measured_and_tuned_on_all_nodes(cluster: SmallCluster) -> No
     assert Path(str(result.checkpoint)).is_file()
     assert [path.name for path in Path("runs").iterdir()] == ["tiny"], "the probe left nothing"
     assert [path.name for path in Path("store").iterdir()] == ["tiny"], "nor there"
+    mine = Path("runs/tiny/id").read_text()[:8]
+    assert list(Path("/tmp").glob(f"stretto-tiny-{mine}-*")) == [], "nor on the nodes"  # noqa: S108
     profile = json.loads(Path("runs/tiny/profile.json").read_text())
     assert (profile["slots"], profile["what"].endswith("on Ray")) == (3, True)
 
@@ -209,10 +216,6 @@ def test_ctrl_c_saves_and_another_node_goes_on(cluster: SmallCluster) -> None:
 
 
 class TestRefused:
-    def test_commands(self, here: Path) -> None:
-        with pytest.raises(InputError, match=r"trains functions only\..*--on local"):
-            tune(here / "study.toml", ["python", "train.py", "{lr}"], on="ray")
-
     def test_an_address_where_nobody_answers(self, here: Path) -> None:
         with pytest.raises(InputError, match=r"nobody answers at 127\.0\.0\.1:1"):
             tune(here / "study.toml", "train.py:train", on="ray:127.0.0.1:1")
@@ -231,8 +234,23 @@ def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_pat
     request = SiteRequest(on="ray", runs=tmp_path, machine=Machine(slots=7), rents=True)
     with RayCluster(request, None).opened() as site:
         told = "\n".join(site.notes)
-    assert "[machine] slots is about one machine; here are the 3 slots" in told
+    assert "[machine] slots is about one machine; the run has 3 slots" in told
     assert "1 of 2 slots are used, and 1 of another size are not" in told
+
+
+def test_nodes_that_are_there_already_are_told_where_others_can_be_launched(tmp_path: Path) -> None:
+    offer = Offer(instances=(Instance(name="two", gpus=2, usd_per_hour=1.0),), max_nodes=4)
+    rented = Rented(offer=offer, nodes=RayNodes(launch="up"), queue_s=Spread(0.0), init_s=Spread(0.0))
+    request = SiteRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented)
+    nodes = (node_of("a", 2), node_of("b", 2), node_of("c", 2), node_of("odd", 1))
+    site = OpenRay(
+        request=request, address="h:1", own=False, resource="GPU", nodes=nodes, launched=frozenset({"c"})
+    )
+    (note,) = site.notes
+    assert note.startswith("There already: 2 nodes with 4 slots, used before others are launched.")
+    assert note.endswith("Those of another size than [cluster] has are not used.")
+    (note,) = replace(site, nodes=nodes[2:]).notes
+    assert note == "The nodes that are there are of another size than [cluster] has, and are not used."
 
 
 @pytest.mark.usefixtures("here", "stub")

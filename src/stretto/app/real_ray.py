@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stretto.app.real_site import OpenSite, SiteRequest
-from stretto.app.real_work import Entry, RealWork
+from stretto.app.real_site import OpenSite, SiteRequest, check_storable
+from stretto.app.real_work import RealWork
 from stretto.app.run_folder import Tables
 from stretto.core.errors import InputError
 from stretto.substrate.ray.cluster import connected, is_our_own
@@ -31,11 +31,7 @@ class RayCluster:
         return {"on": "ray", "slots": request.slots, "store": request.store or None}
 
     def check(self, work: RealWork) -> None:
-        if not isinstance(work, Entry):
-            raise InputError(
-                f"{work}: a Ray cluster trains functions only.",
-                remedy="Give FILE:FUNCTION, such as train.py:train; commands run with --on local.",
-            )
+        check_storable(work, self.request.store)
 
     @contextmanager
     def opened(self) -> Iterator[OpenSite]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,20 +13,22 @@ from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_scratch import scratch
 from stretto.app.real_site import SiteRequest, node_of
 from stretto.app.real_store import empty_store, store_of
-from stretto.app.real_substrate import Hands, training_job
+from stretto.app.real_substrate import Hands, check_commands, command_job, training_job
 from stretto.app.run_folder import RunFolder
 from stretto.app.study_cluster import Offer, nodes_offer, slots_offer
 from stretto.app.study_file import Rented
 from stretto.core.cluster import Node
+from stretto.core.units import counted
 from stretto.substrate.elastic import Files
+from stretto.substrate.fleet_commands import Commands
 from stretto.substrate.fleet_nodes import NodeKind, Resource
 from stretto.substrate.gang_effects import Rules
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
-from stretto.substrate.ray.launch_commands import CommandLauncher, Commands
+from stretto.substrate.ray.launch_commands import CommandLauncher
 from stretto.substrate.ray.nodes import RayNode, read_nodes, slot_resource
 from stretto.substrate.ray.pool import Pool
-from stretto.substrate.ray.substrate import RaySubstrate
+from stretto.substrate.ray.substrate import RayCommandSubstrate, RaySubstrate
 
 LABEL_LETTERS = 40
 """Of a run's name in those of its nodes; Ray's labels have 63 at most."""
@@ -77,16 +79,29 @@ class OpenRay:
 
     def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         store = self.request.store and store_of(self.request.store, folder.name)
+        rules = Rules(retries=hands.retries)
+        if hands.runs_commands:
+            check_commands(hands)
         fleet = self._fleet(hands, folder)
         try:
+            if hands.runs_commands:
+                return RayCommandSubstrate(
+                    fleet=fleet,
+                    slots=hands.slots,
+                    spec_of=lambda job: command_job(hands, job),
+                    run_dir=folder.path,
+                    clock=clock,
+                    rules=rules,
+                )
             return RaySubstrate(
                 fleet=fleet,
                 slots=hands.slots,
                 spec_of=lambda job: training_job(hands, job),
                 run_dir=folder.path,
                 clock=clock,
-                rules=Rules(retries=hands.retries),
+                rules=rules,
                 files=Files(tensorboard=hands.tensorboard, store=store),
+                tried=hands.tried,
             )
         except BaseException:
             fleet.close()
@@ -104,6 +119,9 @@ class OpenRay:
                 if store:
                     empty_store(store_of(store, folder.name))
 
+    def fleet(self, folder: RunFolder, purpose: str = "") -> RayFleet | None:
+        return None if self.launches is None else self._launching(self.launches, folder, (), purpose)
+
     @property
     def _pool(self) -> tuple[int, int]:
         """Of the equal nodes that have most slots together: how many, and the slots of each."""
@@ -113,19 +131,15 @@ class OpenRay:
 
     def _notes(self) -> Iterator[str]:
         request = self.request
-        slots = sum(node.gpus for node in self.nodes)
+        slots = counted(sum(node.gpus for node in self.nodes), "slot")
         if self.own:
-            yield f"There is no Ray cluster here: one of {slots} slots is started on this machine meanwhile."
+            yield f"There is no Ray cluster here: one of {slots} is started on this machine meanwhile."
         elif request.machine.slots is not None:
-            yield f"[machine] slots is about one machine; here are the {slots} slots of {self.words}."
+            yield f"[machine] slots is about one machine; the run has {slots}, of {self.words}."
         if request.rented is not None and not request.rents:
             yield "[ray] is for a policy that rents, such as rubberband; this one takes the nodes there are."
         if self.launches is not None and self.held:
-            there = sum(node.gpus for node in self.held)
-            yield (
-                f"{len(self.held)} nodes with {there} slots are there already: they are used first and cost "
-                "nothing, though the plan takes every node for one that is launched and paid."
-            )
+            yield _there_already(self.held, self.launches.offer)
         if request.rents and not self.launches and len({node.gpus for node in self.nodes}) > 1:
             count, each = self._pool
             yield (
@@ -139,12 +153,17 @@ class OpenRay:
         if self.launches is None:
             pool = Pool(NodeKind(self.offer.instances[0].name, self.offer.instances[0].gpus))
             return RayFleet(pool, nodes=hands.nodes, resource=self.resource, read=pool.read)
+        return self._launching(self.launches, folder, hands.nodes)
+
+    def _launching(
+        self, rented: Rented, folder: RunFolder, nodes: Iterable[Node], purpose: str = ""
+    ) -> RayFleet:
         return RayFleet(
-            self._launcher(self.launches, folder),
-            nodes=hands.nodes,
+            self._launcher(rented, folder),
+            nodes=nodes,
             resource=self.resource,
-            start_s=self.launches.nodes.start_s,
-            prefix=node_prefix(folder.name),
+            start_s=rented.nodes.start_s,
+            prefix=node_prefix(folder.name) + (f"{purpose}-" if purpose else ""),
         )
 
     def _launcher(self, rented: Rented, folder: RunFolder) -> Launcher:
@@ -152,7 +171,20 @@ class OpenRay:
         if not rented.nodes.launch:
             return AutoscalerLauncher(kinds, self.resource)
         commands = Commands(launch=rented.nodes.launch, release=rented.nodes.release)
-        return CommandLauncher(commands, kinds, address=self.address, folder=folder.path / "nodes")
+        return CommandLauncher(commands, kinds, address=self.address, folder=folder.nodes)
+
+
+def _there_already(nodes: Sequence[Node], offer: Offer) -> str:
+    """Of nodes that need not be launched: those of a size that is offered can stand for launched ones."""
+    sizes = {instance.gpus for instance in offer.instances}
+    fit = [node for node in nodes if node.gpus in sizes]
+    if not fit:
+        return "The nodes that are there are of another size than [cluster] has, and are not used."
+    slots = counted(sum(node.gpus for node in fit), "slot")
+    others = " Those of another size than [cluster] has are not used." if len(fit) < len(nodes) else ""
+    return (
+        f"There already: {counted(len(fit), 'node')} with {slots}, used before others are launched.{others}"
+    )
 
 
 def look_around(request: SiteRequest, address: str, *, own: bool) -> OpenRay:

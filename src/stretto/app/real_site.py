@@ -20,6 +20,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.substrate.local_nodes import whole_machine
+from stretto.substrate.provision import NodeFleet
 from stretto.wire.store_url import check_store
 
 LOCAL = "local"
@@ -77,6 +78,12 @@ class OpenSite(Protocol):
     def scratch(self, purpose: str) -> AbstractContextManager[RunFolder]:
         """A folder for what is only tried, which is thrown away."""
 
+    def fleet(self, folder: RunFolder, purpose: str = "") -> NodeFleet | None:
+        """Who brings up nodes for the run in a folder; None where nobody does.
+
+        `purpose` tells these nodes from others of the run, by their names.
+        """
+
 
 class Site(Protocol):
     """A site as it was asked for."""
@@ -131,6 +138,14 @@ def check_slots(slots: int | None) -> int:
     return slots
 
 
+def check_storable(work: RealWork, store: str) -> None:
+    """InputError if a store is given for what cannot use it."""
+    if store and not isinstance(work, Entry):
+        raise InputError(
+            "--store is for training functions; a command keeps its own checkpoints.", remedy="Leave it out."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisMachine:
     """Slots of this machine: one node of all of them, or one for each to a policy that rents."""
@@ -149,11 +164,7 @@ class ThisMachine:
         return {"on": LOCAL, "slots": self.slots, "store": self.store or None}
 
     def check(self, work: RealWork) -> None:
-        if self.store and not isinstance(work, Entry):
-            raise InputError(
-                "--store is for training functions; a command keeps its own checkpoints.",
-                remedy="Leave it out.",
-            )
+        check_storable(work, self.store)
 
     @contextmanager
     def opened(self) -> Iterator[OpenSite]:
@@ -178,3 +189,7 @@ class ThisMachine:
 
     def scratch(self, purpose: str) -> AbstractContextManager[RunFolder]:
         return scratch(purpose)
+
+    def fleet(self, folder: RunFolder, purpose: str = "") -> NodeFleet | None:
+        del folder, purpose
+        return None

@@ -18,7 +18,7 @@ from stretto.substrate.elastic import Files
 from stretto.substrate.gang_effects import Rules, TrainingJob
 from stretto.substrate.local import LocalSubstrate
 from stretto.substrate.local_slots import find_slots
-from stretto.substrate.process import Command
+from stretto.substrate.process_command import Command, check_placeholders
 
 LARGEST_SEED = 2**31
 
@@ -41,6 +41,10 @@ class Hands:
     describe_only: bool = False
     """Training code need not go further than to say what it wants."""
 
+    @property
+    def runs_commands(self) -> bool:
+        return not isinstance(self.work(sample_job()), Entry)
+
 
 MakeSubstrate = Callable[[Hands, RunFolder, Callable[[], float]], RealSubstrate]
 """Makes the substrate of a run in a folder, given its clock."""
@@ -59,7 +63,7 @@ def make_substrate(
     `store` is where checkpoints of functions go, too.
     """
     slots = find_slots(hands.slots)
-    if isinstance(hands.work(sample_job()), Entry):
+    if not hands.runs_commands:
         return LocalSubstrate(
             spec_of=lambda job: training_job(hands, job),
             run_dir=folder.path,
@@ -68,13 +72,9 @@ def make_substrate(
             rules=Rules(retries=hands.retries),
             files=Files(tensorboard=hands.tensorboard, store=store),
         )
-    if hands.tensorboard:
-        raise InputError(
-            "--tensorboard is for training functions; a command writes its own files.", remedy="Leave it out."
-        )
-    metric = None if hands.study is None else hands.study.metric
+    check_commands(hands)
     return CommandSubstrate(
-        CommandsFor(lambda job_id: _command(hands.work(sample_job(job_id)), metric)),
+        CommandsFor(lambda job_id: _command(hands, sample_job(job_id))),
         run_dir=folder.path,
         slots=slots,
         clock=clock,
@@ -98,6 +98,28 @@ def training_job(hands: Hands, job: Job) -> TrainingJob:
     )
 
 
-def _command(work: RealWork, metric: str | None) -> Command:
+def command_job(hands: Hands, job: Job) -> TrainingJob:
+    """What an elastic substrate is told of a job that runs a command."""
+    command = _command(hands, job)
+    check_placeholders(command, job)
+    return TrainingJob(
+        entry=command.argv[0],
+        config=dict(job.config),
+        epochs=job.work.epochs,
+        metric=command.metric,
+        command=command,
+    )
+
+
+def check_commands(hands: Hands) -> None:
+    """InputError if something is asked that only training functions can do."""
+    if hands.tensorboard:
+        raise InputError(
+            "--tensorboard is for training functions; a command writes its own files.", remedy="Leave it out."
+        )
+
+
+def _command(hands: Hands, job: Job) -> Command:
+    work = hands.work(job)
     assert isinstance(work, CommandLine)
-    return Command(work.argv, metric=metric)
+    return Command(work.argv, metric=None if hands.study is None else hands.study.metric)

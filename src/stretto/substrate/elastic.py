@@ -24,13 +24,18 @@ from stretto.substrate.elastic_engine import Engine
 from stretto.substrate.elastic_lock import RunLock
 from stretto.substrate.elastic_workers import Ground, Workers
 from stretto.substrate.gang import Gang
+from stretto.substrate.gang_command import CommandGang
 from stretto.substrate.gang_effects import Effect, Moment, Rules, Spawn, TrainingJob
+from stretto.substrate.gang_lines import PrintedAccount, lines_of
 from stretto.substrate.gang_losses import Losses
 from stretto.substrate.gang_reports import Account, untold
+from stretto.substrate.process_command import Command
 from stretto.substrate.process_history import PastJob, fold
 from stretto.substrate.provision import Provisioner
 from stretto.wire.messages import Described, Task
 
+LOG = "stdout.log"
+METRICS = "metrics.jsonl"
 PATIENCE_S = 5.0
 """How much longer than the grace the end of everything may take."""
 
@@ -193,25 +198,42 @@ class ElasticSubstrate:
     def _admit(self, past: PastJob) -> None:
         job = past.job
         _check_job(job, self._land.slots)
-        spec, folder = self._spec_of(job), self._folder_of(job)
-        epoch = past.progress.epoch
-        nodes = max(len(past.allocation.nodes), 1)
-        written = partial(untold, folder / "metrics.jsonl")
-        account = Account(job, spec.metric, epoch, held=written(epoch, nodes), written=written)
-        log = str(folder / "stdout.log")
-        losses = Losses(self._rules.retries, past.failures)
-        gang = Gang(
-            job,
-            spec,
-            self._rules,
-            log,
-            account=account,
-            losses=losses,
-            places_of=self._land.places_of,
+        spec = self._spec_of(job)
+        gang = (
+            self._gang(past, spec) if spec.command is None else self._command_gang(past, spec, spec.command)
         )
         self._gangs[job.id] = gang
         self._engine.add(gang)
         self._engine.post(lambda: self._land.expect(spec.entry))
+
+    def _gang(self, past: PastJob, spec: TrainingJob) -> Gang:
+        folder, epoch = self._folder_of(past.job), past.progress.epoch
+        nodes = max(len(past.allocation.nodes), 1)
+        written = partial(untold, folder / METRICS)
+        return Gang(
+            past.job,
+            spec,
+            self._rules,
+            str(folder / LOG),
+            account=Account(past.job, spec.metric, epoch, held=written(epoch, nodes), written=written),
+            losses=Losses(self._rules.retries, past.failures),
+            places_of=self._land.places_of,
+        )
+
+    def _command_gang(self, past: PastJob, spec: TrainingJob, command: Command) -> CommandGang:
+        folder = self._folder_of(past.job)
+        missed = lines_of(folder / METRICS) if past.starts and spec.metric is not None else ()
+        return CommandGang(
+            past.job,
+            spec,
+            command,
+            self._rules,
+            str(folder / LOG),
+            account=PrintedAccount(past.job, spec.metric, progress=past.progress, missed=missed),
+            losses=Losses(self._rules.retries, past.failures),
+            places_of=self._land.places_of,
+            starts=past.starts,
+        )
 
     def _instruct(self, instruction: Instruction) -> None:
         wanted = instruction.allocation.worker_count
@@ -262,8 +284,9 @@ class ElasticSubstrate:
             describe_only=spec.describe_only,
             tensorboard=files.tensorboard,
             store=f"{files.store}/jobs/{gang.job.id}" if files.store else "",
+            command=gang.command,
         )
-        self._workers.spawn(spawn.worker_id, spawn.node, task, folder / "stdout.log")
+        self._workers.spawn(spawn.worker_id, spawn.node, task, folder / LOG)
 
 
 def _check_job(job: Job, slots: int) -> None:

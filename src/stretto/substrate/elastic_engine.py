@@ -9,11 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stretto.core.events import Event
 from stretto.substrate.elastic_workers import Workers
 from stretto.substrate.gang import Gang
-from stretto.substrate.gang_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn
+from stretto.substrate.gang_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn, Write
 from stretto.wire.messages import FromWorker
 
 _TICK_S = 0.25
@@ -233,5 +234,8 @@ class Engine:
                 self._workers.end(effect.worker_id, at_once=True)
             case Send():
                 self._workers.send(effect.worker_id, effect.message)
+            case Write():
+                with contextlib.suppress(OSError), Path(effect.log).open("a", encoding="utf-8") as log:
+                    log.write(effect.text)
             case Emit():
                 self.emit(effect.event)

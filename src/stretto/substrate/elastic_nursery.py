@@ -30,6 +30,14 @@ class Trainer:
     """Imported before anything else; the first optimizer needs torch._dynamo, which takes seconds."""
 
 
+COMMANDS = Trainer(
+    worker="stretto.substrate.command_worker:main",
+    load="stretto.substrate.command_worker:find_program",
+    preload=(),
+)
+"""For jobs that run a command; their entry is its program."""
+
+
 def training_env(*, threads: int, grace_s: float) -> dict[str, str]:
     """What training code finds in its environment, wherever it runs."""
     return {

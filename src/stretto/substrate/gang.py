@@ -33,6 +33,7 @@ from stretto.substrate.gang_reports import Account, Held
 from stretto.wire.messages import (
     Ack,
     Beat,
+    CommandOrder,
     Described,
     Failed,
     Finished,
@@ -42,6 +43,7 @@ from stretto.wire.messages import (
     Left,
     Note,
     Park,
+    Printed,
     Ready,
     Report,
     Saved,
@@ -87,6 +89,11 @@ class Gang:
     def workers(self) -> tuple[str, ...]:
         """All that are not gone, those that wait for a slot included."""
         return tuple(self._crew.members)
+
+    @property
+    def command(self) -> CommandOrder | None:
+        """What its workers run if that is not training code."""
+        return None
 
     @property
     def busy(self) -> bool:
@@ -175,7 +182,7 @@ class Gang:
                 member.spoke = True
                 member.kill_at_s = now.awake_s + self._rules.grace_s
                 self._take_last_word(member, message, now)
-            elif not member.outgoing or isinstance(message, Report | Saved):  # what it did last counts
+            elif not member.outgoing or isinstance(message, Report | Saved | Printed):  # its last deeds count
                 self._take(member, message, now)
         return self._settle(now)
 
@@ -226,7 +233,7 @@ class Gang:
         self._order.asked_s = None
         self._kill_at_s = min(self._kill_at_s, kill_at_s)
         if before is Goal.EPOCH and goal is Goal.REST and self.phase is Phase.ENDING:
-            self._tell_leader(Park())
+            self._tell_group(Park())
 
     def _settle(self, now: Moment) -> list[Effect]:
         """Take the steps that are possible now, and hand out what is to be done."""
@@ -259,7 +266,7 @@ class Gang:
         elif self._order.batch != self._told_batch:
             self._told_batch = self._order.batch
             if self.spec.follows_batch and self._order.batch is not None:
-                self._tell_leader(SetBatch(as_order(self._order.batch)))
+                self._tell_group(SetBatch(as_order(self._order.batch)))
 
     def _take_in(self, stay: tuple[str, ...], newcomers: list[Member], now: Moment) -> None:
         formed = self._crew.formed
@@ -292,7 +299,7 @@ class Gang:
             self._end_all()
         elif not self._crew.forming:
             self.phase = Phase.ENDING
-            self._tell_leader(FinishEpoch() if self.goal is Goal.EPOCH else Park())
+            self._tell_group(FinishEpoch() if self.goal is Goal.EPOCH else Park())
 
     def _conclude(self, now: Moment) -> None:
         """Nothing of this incarnation is left."""
@@ -303,7 +310,7 @@ class Gang:
         cause = self._losses.take()
         if cause is None or self.goal is Goal.OVER:
             return
-        error = f"{cause.text}\nlog: {self._log}"
+        error = self._words(cause)
         if self.goal is Goal.REST:
             self._note(f"while it left: {error}", now)
             return
@@ -342,7 +349,7 @@ class Gang:
             case Finished() if not member.outgoing:
                 self._finish(member, now)
             case Failed():
-                self._lost(member, Cause(Blame.RAISED, message.traceback), now)
+                self._lost(member, Cause(Blame.RAISED, message.traceback, message.final), now)
             case Left() if self.spec.describe_only and not member.outgoing:
                 self._finish(member, now)
             case Left() if self.phase is Phase.LIVE and not member.leaving:
@@ -354,7 +361,7 @@ class Gang:
         if not self._order.holds_reports:
             self._tell(now)
         elif report.ends:
-            self._tell_leader(Ack(report.epoch))
+            self._tell_group(Ack(report.epoch))
 
     def _hold_no_more(self, now: Moment) -> None:
         """The job or the run ends: there will be no next report to tell of it with."""
@@ -403,7 +410,7 @@ class Gang:
             self._order.places = self._crew.on(self._crew.group)
             size = self._order.size
             self._order.asked_s = self._order.asked_s if self._crew.forming else None
-            why = f"{cause.text}\nlog: {self._log}"
+            why = self._words(cause)
             self._note(f"its workers stay {size} in number, as no more could be started: {why}", now)
 
     def _give_up(self, members: list[Member], why: str, now: Moment) -> None:
@@ -440,7 +447,11 @@ class Gang:
         self.phase = Phase.ENDING
         self._crew.kill(*self._crew.members.values())
 
-    def _tell_leader(self, message: ToWorker) -> None:
+    def _words(self, cause: Cause) -> str:
+        return f"{cause.text}\nlog: {self._log}"
+
+    def _tell_group(self, message: ToWorker) -> None:
+        """Its first, who agrees with the others on when to do it."""
         if self._crew.group:
             self._crew.out.append(Send(self._crew.group[0], message))
 

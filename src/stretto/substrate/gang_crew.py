@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -174,6 +174,9 @@ class Crew:
         self.generation += 1
         self.forming = order
         self.members[order[0]].led = True
+        stores: dict[str, list[str]] = defaultdict(list)
+        for worker_id in order:
+            stores[self.members[worker_id].node].append(self.members[worker_id].store)
         for rank, worker_id in enumerate(order):
             form = Form(
                 generation=self.generation,
@@ -183,6 +186,7 @@ class Crew:
                 store=self.members[order[0]].store,
                 share_state=not set(order) <= set(self.formed),
                 batch=batch,
+                neighbours=tuple(stores[self.members[worker_id].node]),
             )
             self.out.append(Send(worker_id, form))
         for worker_id in self.formed:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stretto.core.events import Event
 from stretto.core.job import Value
+from stretto.substrate.process_command import Command
 from stretto.wire.messages import ToWorker
 
 
@@ -30,6 +31,8 @@ class TrainingJob:
     """The batch size is the scheduler's to choose; otherwise the training code keeps its own."""
     describe_only: bool = False
     """Only find out what would be trained."""
+    command: Command | None = None
+    """Run this instead; `entry` is then its program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class Rules:
 
     grace_s: float = 10.0
     """Between being asked to go at once and being killed."""
+    command_s: float = 10.0
+    """Of the grace, what a command has between SIGTERM and SIGKILL; its worker needs a little more."""
     park_s: float = 60.0
     """For the way to the next step boundary and a checkpoint there, when a gang is parked."""
     retries: int = 2
@@ -117,8 +122,16 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """Add to a log."""
+
+    log: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     event: Event
 
 
-Effect = Spawn | End | Kill | Send | Emit
+Effect = Spawn | End | Kill | Send | Write | Emit

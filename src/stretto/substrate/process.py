@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -36,7 +35,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
-from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start
+from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
 from stretto.substrate.process_command import (
     Command,
     check_placeholders,
@@ -53,8 +52,6 @@ from stretto.substrate.process_trials import Mark, Trial
 
 __all__ = ["Command", "ProcessSubstrate"]
 
-_TAIL_LINES = 10
-_TAIL_BYTES = 4096
 _NO_DEVICES: Mapping[str, Sequence[str]] = {}
 
 
@@ -278,7 +275,10 @@ class ProcessSubstrate:
         )
         if run.command.gang:
             run.port = free_port([other.port for other in self._runs.values()])
-            env |= gang_environment(setup, restarts=restarts, port=run.port)
+            world = setup.allocation.worker_count
+            env |= gang_environment(
+                run.job.id, world=world, local_world=world, restarts=restarts, port=run.port
+            )
         return GuardedCommand(
             filled_in(run.command, run.job, setup),
             env=env,
@@ -341,7 +341,7 @@ class ProcessSubstrate:
                 self._on_failure(run, how)
 
     def _on_failure(self, run: _Run, how: Exit) -> None:
-        error = f"{how.text}; {_tail(run.files.log)}"
+        error = f"{how.text}; {end_of(run.files.log)}"
         run.failures = run.failures.and_one(run.progress)
         if not how.started or run.failures.count > self._retries:
             self._end(run, JobFailed(t_s=self.now_s(), job_id=run.job.id, error=error))
@@ -363,15 +363,3 @@ class ProcessSubstrate:
 def _stopwatch() -> Callable[[], float]:
     zero_s = time.monotonic()
     return lambda: time.monotonic() - zero_s
-
-
-def _tail(log: Path) -> str:
-    """Where the log is, and how it ends."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - _TAIL_BYTES, 0))
-            lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    except OSError:
-        lines = []
-    return f"{log} ends:\n" + "\n".join(lines) if lines else f"nothing was written to {log}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 _GUARD = Path(__file__).with_name("process_guard.py")
 _PATIENCE_S = 5.0
 """How much longer than the grace a guard may take to end everything before it is killed itself."""
+_TAIL_LINES = 10
+_TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,18 @@ class Exit:
 
 def cannot_start(why: object) -> Exit:
     return Exit(None, asked=False, error=f"it cannot be started: {why}", started=False)
+
+
+def end_of(log: Path) -> str:
+    """Where the log is, and how it ends."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - _TAIL_BYTES, 0))
+            lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        lines = []
+    return f"{log} ends:\n" + "\n".join(lines) if lines else f"nothing was written to {log}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,14 @@ def environment(
     command: Command, setup: Setup, *, restarts: int, metrics: Path, devices: Sequence[str] | None
 ) -> dict[str, str]:
     """What all processes of the job have in common; `devices` None: they see whatever there is."""
-    told = {
+    seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+    return {**os.environ, **own_environment(command, setup, restarts=restarts, metrics=metrics), **seen}
+
+
+def own_environment(command: Command, setup: Setup, *, restarts: int, metrics: Path) -> dict[str, str]:
+    """What processes of the job are told, on whatever node they are."""
+    return {
+        **command.env,
         "STRETTO_JOB": setup.job_id,
         "STRETTO_RESTARTS": str(restarts),
         "STRETTO_WORKERS": str(setup.allocation.worker_count),
@@ -80,21 +87,19 @@ def environment(
         "STRETTO_BATCH_ACCUMULATION": str(setup.batch.accumulation),
         "STRETTO_METRICS_FILE": str(metrics),
     }
-    if devices is not None:
-        told["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    return {**os.environ, **command.env, **told}
 
 
-def gang_environment(setup: Setup, *, restarts: int, port: int) -> dict[str, str]:
-    """What torchrun would tell every rank; all nodes are this machine."""
-    world = str(setup.allocation.worker_count)
+def gang_environment(
+    job_id: str, *, world: int, local_world: int, restarts: int, port: int, host: str = _HOST
+) -> dict[str, str]:
+    """What torchrun would tell every rank of a node; `host` is where the first rank is."""
     return {
-        "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": world,
-        "MASTER_ADDR": _HOST,
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "TORCHELASTIC_RUN_ID": setup.job_id,
+        "TORCHELASTIC_RUN_ID": job_id,
     }
 
 
@@ -102,7 +107,11 @@ def rank_environments(command: Command, setup: Setup) -> list[dict[str, str]]:
     """What each process is told beyond that, one entry per process."""
     if not command.gang:
         return [{}]
-    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(setup.allocation.worker_count)]
+    return [rank_environment(rank, local_rank=rank) for rank in range(setup.allocation.worker_count)]
+
+
+def rank_environment(rank: int, *, local_rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
 
 
 def free_port(taken: Container[int | None]) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from stretto.core.errors import InputError
 
+UNCOPIED = "uncopied"
+"""A file of this name beside a job's checkpoints says that the store lacks one of them."""
+
 
 def check_store(url: str) -> None:
     """InputError if nothing could ever be kept there: fsspec is not installed, or does not know it."""

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import queue
+import shutil
 import socket
 import struct
 import threading
@@ -22,6 +23,7 @@ from stretto.core.errors import InputError
 from stretto.substrate.elastic_lock import RunLock
 from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
 from stretto.substrate.ray.tail import Piece, Tail
+from stretto.wire.store_url import UNCOPIED
 
 _SIOCGIFADDR = 0x8915
 LISTEN_S = 0.5
@@ -51,6 +53,8 @@ class Charge:
     cwd: Path
     """The controller's: relative paths in training code mean the same here, if it exists."""
     env: Mapping[str, str]
+    runs_commands: bool = False
+    """Then the node must see that folder, too, and all that commands keep is in the run's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,7 @@ class Agent:
             raise InputError(
                 f"{charge.scratch} on node {charge.host} is somebody else's.", remedy="Remove it."
             )
-        with contextlib.suppress(OSError):
-            os.chdir(charge.cwd)
+        _enter(charge)
         self._tail = None if charge.folder is not None else Tail(charge.scratch)
         self._env = {
             **os.environ,
@@ -169,6 +172,12 @@ class Agent:
     def rest(self) -> tuple[Piece, ...]:
         """The next that is left to carry; what was given before counts as carried."""
         return () if self._tail is None else self._tail.pieces()
+
+    def depart(self) -> None:
+        """Leave nothing on the node but checkpoints that could not be copied and so are nowhere else."""
+        ours = self._lock is not None
+        if ours and not any(self._charge.scratch.glob(f"jobs/*/*/{UNCOPIED}")):
+            shutil.rmtree(self._charge.scratch, ignore_errors=True)
 
     def _carry_out(self, order: Order) -> None:
         nursery = self._nurseries.get(order.entry)
@@ -219,11 +228,26 @@ def _check_folder(folder: Path, charge: Charge) -> None:
     with contextlib.suppress(OSError):
         if (folder / "id").read_text(encoding="ascii") == charge.proof:
             return
+    store = (
+        ", or give --store with a place for checkpoints that all of them can reach, such as s3://bucket/run"
+    )
     raise InputError(
         f"node {charge.host} does not see the run's folder {folder}.",
-        remedy="Run in a folder that all nodes share, or give --store with a place for checkpoints that "
-        "all of them can reach, such as s3://bucket/run.",
+        remedy=f"Run in a folder that all nodes share{'' if charge.runs_commands else store}.",
     )
+
+
+def _enter(charge: Charge) -> None:
+    """Training code is found by its path, and may do without the folder."""
+    try:
+        os.chdir(charge.cwd)
+    except OSError as error:
+        if charge.runs_commands:
+            raise InputError(
+                f"node {charge.host} does not see {charge.cwd}, where the command is to run "
+                f"({error.strerror}).",
+                remedy="Start it in a folder that all nodes share.",
+            ) from error
 
 
 def _network(host: str) -> dict[str, str]:

@@ -79,6 +79,11 @@ class AgentLine:
             while pieces := ray.get(self._actor.rest.remote(), timeout=patience_s):
                 yield pieces
 
+    def depart(self, patience_s: float) -> None:
+        """Have the node left as it was found; nobody trains there any more."""
+        with contextlib.suppress(RayError):
+            ray.get(self._actor.depart.remote(), timeout=patience_s)
+
     def hang_up(self) -> None:
         """Nothing more is heard; whatever the agent has started ends."""
         self._over = True

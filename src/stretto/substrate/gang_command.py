@@ -1,0 +1,184 @@
+"""The processes of one job that runs a command: whatever is to change, all of them are stopped and started.
+
+Every incarnation of such a gang is one start. It ends with all its processes, each asked to stop by SIGTERM,
+before the next one begins: nothing new meets something old, and what was saved is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from stretto.core.allocation import Allocation
+from stretto.core.events import JobFinished
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
+from stretto.substrate.gang import Gang
+from stretto.substrate.gang_crew import Goal, Member, Phase
+from stretto.substrate.gang_effects import Effect, Moment, Rules, Send, TrainingJob, Write
+from stretto.substrate.gang_lines import PrintedAccount
+from stretto.substrate.gang_losses import Cause, Losses
+from stretto.substrate.process_command import Command, filled_in, own_environment
+from stretto.substrate.process_reports import Setup
+from stretto.substrate.process_trials import Trial
+from stretto.wire.messages import CommandOrder, FinishEpoch, FromWorker, Printed, ToWorker
+
+
+class CommandGang(Gang):
+    """One job's processes, of which the first one's lines are read.
+
+    A trial that has shown its last epoch may end by itself for as long as it would have to leave; then it
+    is asked to. It has finished when nothing of it is left, however it ended.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        spec: TrainingJob,
+        command: Command,
+        rules: Rules,
+        log: str,
+        *,
+        account: PrintedAccount,
+        losses: Losses,
+        places_of: Callable[[Allocation], Counter[str]],
+        starts: int,
+    ) -> None:
+        """`starts` is how many there were."""
+        assert command.gang, "a command that starts its workers itself cannot do so on other nodes"
+        super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
+        self._command = command
+        self._lines = account
+        self._starts = starts
+        self._setup: Setup | None = None
+        """What the present incarnation runs with."""
+        self._starting_s: float | None = None
+        """When the present start was asked for; None once its first report has come."""
+        self._done = False
+        """All is shown; the job has finished when nothing of it is left."""
+
+    @property
+    def command(self) -> CommandOrder:
+        assert self._setup is not None, "a worker is started in an incarnation"
+        setup, restarts = self._setup, self._starts - 1
+        metrics = Path(self._log).with_name("metrics.jsonl")
+        return CommandOrder(
+            argv=tuple(filled_in(self._command, self.job, setup)),
+            env=own_environment(self._command, setup, restarts=restarts, metrics=metrics),
+            cwd="" if self._command.cwd is None else str(self._command.cwd),
+            keys=tuple(sorted(setup.keys)),
+            restarts=restarts,
+            grace_s=self._rules.command_s,
+        )
+
+    # What is asked
+
+    def instruct(self, instruction: Instruction, now: Moment) -> list[Effect]:
+        if self._done and instruction.action in {Action.PARK, Action.STOP}:
+            self._end_all()
+            return self._settle(now)
+        return super().instruct(instruction, now)
+
+    def close(self, now: Moment) -> list[Effect]:
+        if self._done:
+            self._end_all()
+        return super().close(now)
+
+    # How it goes on
+
+    def _reach_size(self, now: Moment) -> None:
+        if not self._crew.members:
+            self._begin(now)
+        elif not self._is_as_ordered():
+            self._order.asked_s = now.t_s if self._order.asked_s is None else self._order.asked_s
+            self._kill_at_s = now.awake_s + self._rules.park_s
+            self._wind_down()
+            return
+        if self.goal is Goal.RUN:
+            super()._reach_size(now)
+
+    def _begin(self, now: Moment) -> None:
+        order = self._order
+        assert order.batch is not None
+        trial = None if self.spec.metric is None else Trial(self.spec.metric, self.job.work.epochs)
+        self._setup = Setup(self.job.id, order.allocation, order.batch, trial)
+        self._starts += 1
+        # The first report ends a start here, not the first sign of a group.
+        self._starting_s, order.asked_s = now.t_s if order.asked_s is None else order.asked_s, None
+        self._lines.begin(self._setup, t_s=now.t_s)
+        self._tell(now)
+        if self._lines.complete:
+            self.goal, self.phase = Goal.OVER, Phase.IDLE
+            self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
+
+    def _is_as_ordered(self) -> bool:
+        setup, order = self._setup, self._order
+        assert setup is not None
+        return self._places_of(setup.allocation) == order.places and setup.batch == order.batch
+
+    def _form(self, order: tuple[str, ...], now: Moment) -> None:
+        """Ranks of one node follow each other, as torchrun gives them."""
+        nodes, members = list(self._order.places), self._crew.members
+        super()._form(tuple(sorted(order, key=lambda one: nodes.index(members[one].node))), now)
+
+    def _wind_down(self) -> None:
+        if self.goal is Goal.EPOCH and self._crew.formed:
+            return  # the next result is the end of an epoch
+        super()._wind_down()
+
+    def _conclude(self, now: Moment) -> None:
+        super()._conclude(now)
+        if self._done:
+            self._done = False
+            self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
+
+    def _lost(self, member: Member, cause: Cause, now: Moment) -> None:
+        """The others need not notice by themselves."""
+        super()._lost(member, cause, now)
+        if self.phase is Phase.ENDING:
+            self._crew.dismiss(*self._crew.members.values())
+
+    # What is heard
+
+    def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
+        if not isinstance(message, Printed):
+            super()._take(member, message, now)
+        elif member.led and (self.goal is not Goal.OVER or self._done):
+            self._read(message, now)
+
+    def _finish(self, member: Member, now: Moment) -> None:
+        if not self._done:
+            super()._finish(member, now)
+
+    def _read(self, printed: Printed, now: Moment) -> None:
+        assert self._setup is not None
+        seen = self._lines.read(printed.text.encode(), self._setup, t_s=now.t_s)
+        if seen.problems:
+            notes = "".join(f"stretto: left out of a report: {problem}\n" for problem in seen.problems)
+            self._crew.out.append(Write(self._log, notes))
+        if seen.report and self._starting_s is not None:
+            self._resize_s, self._starting_s = now.t_s - self._starting_s, None
+        if not self._order.holds_reports:
+            self._tell(now)
+        if self._lines.complete and not self._done:
+            self._complete(now)
+        elif seen.result and self.goal is Goal.EPOCH:
+            self._rest(Goal.REST, now.awake_s + self._rules.park_s)
+
+    def _complete(self, now: Moment) -> None:
+        ends_anyway = self.phase is Phase.ENDING
+        self.goal, self.phase, self._done = Goal.OVER, Phase.ENDING, True
+        self._hold_no_more(now)
+        if not ends_anyway:
+            self._kill_at_s = now.awake_s + self._rules.command_s + self._rules.grace_s
+            self._tell_group(FinishEpoch())
+
+    # Small things
+
+    def _words(self, cause: Cause) -> str:
+        return cause.text if self._log in cause.text else super()._words(cause)
+
+    def _tell_group(self, message: ToWorker) -> None:
+        """All of it, as processes of a command agree on nothing."""
+        self._crew.out.extend(Send(worker_id, message) for worker_id in self._crew.group)
