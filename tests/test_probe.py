@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -354,6 +355,18 @@ def test_real_training_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert measured.warm_up_s is not None
     assert {one.workers * one.atomic for one in measured.speeds} == {8}
     assert not list(tmp_path.glob("stretto-probe-*")), "nothing is left behind"
+
+
+def test_a_command_may_be_told_how_many_epochs_there_are() -> None:
+    script = """
+import json, sys, time
+for epoch in range(int(sys.argv[1])):
+    time.sleep(0.05)
+    print(json.dumps(dict(epoch=epoch + 1)), flush=True)
+"""
+    command = check_command((sys.executable, "-c", script, "{epochs}"), ())
+    measured = probe(command, [()], slots=1, time_s=3.0)
+    assert fmean(measured.epoch_times_s(1)) >= 0.05
 
 
 def test_the_log_of_training_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

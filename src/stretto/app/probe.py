@@ -64,6 +64,7 @@ def probe(
         what=probed_as(work, site),
         configs=tuple(configs),
         tier=Tier.ELASTIC if isinstance(work, Entry) else Tier.RIGID,
+        epochs=None if isinstance(work, Entry) else study.max_epochs,  # a command may have to be told
     )
     hands = Hands(
         work=lambda _: work,
