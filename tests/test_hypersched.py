@@ -127,7 +127,7 @@ class TestAdmission:
         decision, memory = ask(policy, *jobs, now_s=10_000.0 - left_s, memory=begun(policy, 2))
         assert counts(decision) == ({"trial-000": 1, "trial-002": 1} if starts else {"trial-000": 1})
         assert decision.stops == (frozenset() if starts else {"trial-001", "trial-002"})
-        assert memory["admitting"] is starts
+        assert (memory["closed_for_s"] is None) is starts
         if not starts:
             assert "In the 1119 s left" in decision.reasons["trial-002"].text
             later = ask(policy, jobs[0], shown(STUDY, 3), now_s=9_999.0, memory=memory)[0]
@@ -140,14 +140,26 @@ class TestAdmission:
         for overhead in (True, False):
             policy = HyperSched(tuning=STUDY, published=True, overhead=overhead)
             _, memory = ask(policy, job, now_s=10_000.0 - 1150.0, memory=begun(policy, 1))
-            assert memory["admitting"] is overhead
+            assert (memory["closed_for_s"] is None) is overhead
 
     def test_a_newcomer_that_can_be_fully_trained_is_let_in(self) -> None:
         policy = HyperSched(tuning=STUDY)
         job = shown(STUDY, 0, [0.5] * 50, gpus=1, held_s=5_000.0)
         for left_s, admitting in ((7001.0, True), (6999.0, False)):
             _, memory = ask(policy, job, now_s=10_000.0 - left_s, memory=begun(policy, 1))
-            assert memory["admitting"] is admitting
+            assert (memory["closed_for_s"] is None) is admitting
+
+    def test_a_later_deadline_opens_the_door_again(self) -> None:
+        policy = HyperSched(tuning=STUDY, published=True)
+        job = shown(STUDY, 0, [0.5] * 8, gpus=1, held_s=300.0)
+        _, closed = ask(policy, job, now_s=9_000.0, memory=begun(policy, 1))
+        assert closed["closed_for_s"] == 10_000.0
+        for deadline_s in (20_000.0, None):
+            longer = replace(STUDY, limits=replace(STUDY.limits, deadline_s=deadline_s))
+            extended = HyperSched(tuning=longer, published=True)
+            decision, memory = ask(extended, job, shown(STUDY, 1), now_s=9_001.0, memory=closed)
+            assert memory["closed_for_s"] is None
+            assert counts(decision)["trial-001"] == 1
 
     def test_without_admission_or_deadline_trials_start_to_the_end(self) -> None:
         jobs = [shown(STUDY, 0, [0.5] * 8, gpus=1, held_s=300.0), shown(STUDY, 1)]

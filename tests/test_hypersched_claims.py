@@ -20,7 +20,7 @@ class TestClaims:
         closed_s = min(
             event.t_s
             for event in outcome.events
-            if isinstance(event, Decided) and not event.memory["admitting"]
+            if isinstance(event, Decided) and event.memory["closed_for_s"] is not None
         )
         sizes = [len(held) for t_s, held in outcome.gpus() if t_s > closed_s]
         assert sizes == sorted(sizes, reverse=True)

@@ -89,7 +89,7 @@ class TestContract:
         policy = HyperSched(tuning=STUDY, published=True)
         job = shown(STUDY, 0, [0.5] * 8, gpus=1, held_s=300.0)
         _, memory = ask(policy, job, now_s=9_000.0, memory=begun(policy, 1))
-        assert not memory["admitting"]
+        assert memory["closed_for_s"] is not None
         decision, _ = ask(policy, shown(STUDY, 0, [0.5] * 8, held_s=300.0), now_s=9_001.0, memory=memory)
         assert counts(decision) == {"trial-000": 1}
 

@@ -24,6 +24,11 @@ def parse_duration_s(text: str, *, where: str = "") -> float:
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of a thing, in words that agree: 1 slot, 2 slots."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_duration(seconds: float) -> str:
     """Compact and readable: 45s, 12m 05s, 3h 20m."""
     whole = round(seconds)

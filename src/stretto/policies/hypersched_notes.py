@@ -42,15 +42,15 @@ class Notes:
     """
     longest_s: float
     """The longest time any trial has held GPUs."""
-    admitting: bool
-    """Whether a newcomer still has enough time."""
+    closed_for_s: float | None
+    """The deadline before which a newcomer would have too little time; None: the door is open."""
 
     @classmethod
     def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> Notes:
         """A copy of what was remembered; the memory itself stays as it is."""
         if memory is None:
             rungs = Rungs.load(study, retrospective=retrospective, memory=None)
-            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, admitting=True)
+            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, closed_for_s=None)
         return cls(
             rungs=Rungs.load(study, retrospective=retrospective, memory=memory["rungs"]),
             heard=dict(memory["heard"]),
@@ -60,8 +60,12 @@ class Notes:
             own_s=dict(memory["own_s"]),
             speedups=dict(memory["speedups"]),
             longest_s=memory["longest_s"],
-            admitting=memory["admitting"],
+            closed_for_s=memory["closed_for_s"],
         )
+
+    @property
+    def admitting(self) -> bool:
+        return self.closed_for_s is None
 
     def dump(self) -> dict[str, Any]:
         return {
@@ -73,7 +77,7 @@ class Notes:
             "own_s": self.own_s,
             "speedups": self.speedups,
             "longest_s": self.longest_s,
-            "admitting": self.admitting,
+            "closed_for_s": self.closed_for_s,
         }
 
     def has_news(self, job: JobView) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from stretto.core.decision import Decision, Reason, ReasonCode
+from stretto.core.units import counted
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
@@ -71,13 +72,15 @@ class Turn:
         return news
 
     def _close(self) -> None:
-        """Close the door once a newcomer would have too little time."""
-        notes = self._notes
+        """Close the door once a newcomer would have too little time; a later deadline opens it again."""
+        notes, deadline_s = self._notes, self._tuning.limits.deadline_s
+        if deadline_s is None or deadline_s > (notes.closed_for_s or 0.0):
+            notes.closed_for_s = None
         if self._rules.admission and notes.admitting:
             epoch_s = notes.single_epoch_s(self._tuning.profile.latency.epoch_s)
             full_s = self._study.max_epochs * epoch_s
             needed_s = time_needed_s(self._study.eta, notes.longest_s, self._startup_s, full_s)
-            notes.admitting = self._left_s >= needed_s
+            notes.closed_for_s = None if self._left_s >= needed_s else deadline_s
 
     def _cut(self, news: Sequence[JobView]) -> None:
         """Pause trials that fall below a cut-off."""
@@ -202,7 +205,7 @@ class Turn:
                 f"{share} GPUs instead of {held} make {gain:.2f} times the progress {self._in_time}."
             )
         else:
-            self._why[trial] = f"{share} GPUs instead of {held}: the others go to better trials."
+            self._why[trial] = f"{counted(share, 'GPU')} instead of {held}: the others go to better trials."
         self._counts[trial] = share
         self._notes.live[trial] = self._rules.results_between
 
@@ -211,7 +214,8 @@ class Turn:
         proposal = self._proposal()
         for trial, held in self._counts.items():
             if proposal.get(trial) != held:
-                self._why[trial] = f"Only {self._total} GPUs are left."
+                left = "1 GPU is" if self._total == 1 else f"{self._total} GPUs are"
+                self._why[trial] = f"Only {left} left."
         self._counts = {trial: count for trial, count in proposal.items() if trial in self._counts}
 
     def _proposal(self) -> dict[str, int]:
