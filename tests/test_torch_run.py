@@ -121,6 +121,12 @@ def test_names_that_every_line_has_are_refused() -> None:
         Run().report(epoch=1, accuracy=0.5)
 
 
+@pytest.mark.parametrize("value", ["high", None, torch.zeros(2)])
+def test_what_is_no_number_is_refused_by_its_name(value: Any) -> None:
+    with pytest.raises(InputError, match=r"accuracy=.* is not a number"):
+        Run().report(accuracy=value)
+
+
 def test_what_cannot_be_prepared_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be prepared"):
         Run().prepare("a model")

@@ -222,7 +222,7 @@ class Run:
                 f"run.report was given {', '.join(taken)}, which Stretto writes itself.",
                 remedy="Leave it out or call it something else.",
             )
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = {name: _number(name, value) for name, value in values.items()}
         self._engine.add_values(numbers)
         if self._session.task is None and self.is_main:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
@@ -241,6 +241,16 @@ class Run:
     def finish_saving(self) -> None:
         """Wait until everything that was to be saved is on the disk."""
         self._engine.finish_saving()
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]  # whatever can be a number, such as a tensor of one
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"run.report was given {name}={str(value)[:80]!r}, which is not a number ({error}).",
+            remedy="Report numbers only; print whatever else there is.",
+        ) from error
 
 
 Train = Callable[[dict[str, Any], Run], Any]
