@@ -9,7 +9,8 @@ from stretto.app.probe_drive import PROBE, Probe
 from stretto.app.probe_layout import Layout
 from stretto.app.probe_seen import Describe, OnProgress, ProbeSpec, Progress
 from stretto.app.profile_file import MeasuredProfile
-from stretto.app.real_drive import wall_clock
+from stretto.app.real_drive import Unwatched, Watcher, wall_clock
+from stretto.app.real_guard import MetricGuard
 from stretto.app.real_site import OpenSite, ThisMachine
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry, RealWork
@@ -87,6 +88,7 @@ def probe(
                 time_s=time_s,
                 describe=describe,
                 on_progress=on_progress,
+                watcher=Unwatched() if study is ANY_STUDY else MetricGuard(folder, study, Unwatched()),
                 more_time=more_time,
             )
         finally:
@@ -112,6 +114,7 @@ def measure(
     nodes: Sequence[Node] = (),
     describe: Describe = lambda _: None,
     on_progress: OnProgress = lambda _: None,
+    watcher: Watcher | None = None,
     more_time: str = MORE_TIME,
 ) -> MeasuredProfile:
     """Probe on nodes that have so many slots together, else on one node "local"; all that it starts it stops.
@@ -131,6 +134,7 @@ def measure(
         time_s=time_s,
         describe=describe,
         on_progress=on_progress,
+        watcher=watcher or Unwatched(),
     )
     try:
         probe.run()

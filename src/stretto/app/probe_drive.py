@@ -9,6 +9,7 @@ from itertools import count
 from stretto.app.probe_layout import Layout
 from stretto.app.probe_seen import Copy, Describe, OnProgress, ProbeSpec, Progress, Seen, worker_counts
 from stretto.app.profile_file import MeasuredProfile
+from stretto.app.real_drive import Watcher
 from stretto.core.allocation import NOTHING, BatchChoice
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried, NodeLost
@@ -59,6 +60,7 @@ class Probe:
         time_s: float,
         describe: Describe,
         on_progress: OnProgress,
+        watcher: Watcher,
     ) -> None:
         self._spec = spec
         self._substrate = substrate
@@ -69,12 +71,14 @@ class Probe:
         self._time_s = time_s
         self._end_s = self._begun_s + time_s
         self._on_progress = on_progress
+        self._watcher = watcher
         self._numbers = count(1)
         self._names = count()
         self._copies: dict[str, Copy] = {}
         self._seen = Seen(spec, min(slots, spec.max_workers or slots), describe)
 
     def run(self) -> None:
+        self._watcher.tick(self._now_s())
         self._say("starting one worker")
         self._start(0, 1, "warm-up")
         self._until(lambda: all(copy.heard for copy in self._copies.values()), self._begun_s + LOADING_S)
@@ -279,8 +283,10 @@ class Probe:
             while event is not None:
                 self._take(event)
                 event = self._substrate.next_event(self._now_s())
+            self._watcher.tick(self._now_s())
 
     def _take(self, event: Event) -> None:
+        self._watcher.observe(event)
         if isinstance(event, NodeLost):
             raise InputError(
                 f"node {event.node_id} was lost while speeds were measured.",
@@ -303,7 +309,7 @@ class Probe:
                     raise InputError(
                         "the training ended without reporting an epoch.",
                         where=self._spec.what,
-                        remedy="Call run.report(...) once per epoch.",
+                        remedy="Call run.report(...) once per epoch; a command prints a line of JSON.",
                     )
                 self._forget(copy)
             case _:

@@ -79,7 +79,7 @@ class Account:
 
     def _missing(self, report: Report, t_s: float) -> list[JobNoted]:
         """The first epoch without the metric: it has no result, which is another thing than a bad one."""
-        without = [end for end in report.ends if self.metric is not None and self.metric not in end.values]
+        without = [end for end in report.ends if self.metric is not None and self._value(end) is None]
         if not without or self.misses_metric:
             return []
         self.misses_metric = True
@@ -90,6 +90,10 @@ class Account:
         )
         return [JobNoted(t_s=t_s, job_id=self.job.id, text=text)]
 
+    def _value(self, end: EpochEnd) -> float | None:
+        """The metric of an epoch; "epoch", which no code reports, is its number."""
+        return {**end.values, "epoch": float(end.epoch)}.get(self.metric or "")
+
     def _event(self, held: Held, t_s: float) -> JobReported:
         report = held.report
         new = [end for end in report.ends if end.epoch > self.epoch]
@@ -97,9 +101,9 @@ class Account:
         results: list[Result] = []
         if self.metric is not None:
             results = [
-                Result(end.epoch, _finite(end.values[self.metric]), end.epoch_s, held.workers, held.nodes)
+                Result(end.epoch, _finite(value), end.epoch_s, held.workers, held.nodes)
                 for end in new
-                if self.metric in end.values
+                if (value := self._value(end)) is not None
             ]
         self.epoch = max(self.epoch, report.epoch)
         return JobReported(
