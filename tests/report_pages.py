@@ -6,12 +6,12 @@ import json
 import re
 from typing import Any
 
-from stretto.report.plotting import plotly_script
+from stretto.report.plotting import packed_plotly
 
 
 def without_plotly(page: str) -> str:
-    assert page.count(plotly_script()) == 1, "plotly.js is in the page once"
-    return page.replace(plotly_script(), "")
+    assert page.count(packed_plotly()) == 1, "plotly.js is in the page once"
+    return page.replace(packed_plotly(), "")
 
 
 def figures(page: str) -> list[dict[str, Any]]:

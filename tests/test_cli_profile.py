@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import stretto.cli.profile
+from stretto.app.probe_seen import Progress
 from stretto.app.profile_file import MeasuredProfile, TimedEpoch, fit_speed, read_profile
 from stretto.app.real_work import CommandLine, RealWork
 from stretto.cli.profile import profile_text
+from stretto.cli.progress import measuring
 from stretto.core.observations import SpeedSample
 from stretto.search.space import Config
 from study_command import StudyCommand, write
@@ -184,3 +187,18 @@ def test_what_went_wrong_with_which_file_is_told(
     code, _, err = stretto_command("profile", "train.py:train")
     assert code == 1
     assert err == "error: /data/digits.npy: No such file or directory.\n"
+
+
+def test_ctrl_c_while_measuring_says_that_nothing_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
+    def measure() -> None:
+        with measuring(" on ray") as show:
+            show(Progress(1.0, 90.0, "timing a start"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        measure()
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring on ray, 90 s at most: timing a start",
+        "stopped while measuring; nothing was begun.",
+    ]

@@ -201,7 +201,7 @@ epochs = 8
             ("epochs = 8\nconfig", "epochs = 8\nweight = 2\nconfig", "'weight' is not known here"),
             ("epochs = 8\nconfig", "epochs = 8\nsubmit_at = 'soon'\nconfig", "not a duration"),
             ("epochs = 8\nconfig", "epochs = 8\ngpus = { min = 3, max = 2 }\nconfig", "from 3"),
-            ("epochs = 8\nconfig", "epochs = 8\ngpus = { min = 9 }\nconfig", "it needs 9 GPUs"),
+            ("epochs = 8\nconfig", "epochs = 8\ngpus = { min = 9 }\nconfig", "it needs at least 9 slots"),
             (
                 "epochs = 8\nconfig",
                 "epochs = 8\nbatch = { per_gpu = [9, 1] }\nconfig",
@@ -264,3 +264,13 @@ def test_help_fits_a_screen_and_has_an_example(stretto: StudyCommand, study: Pat
     assert code == 0
     assert len(out.splitlines()) <= 45
     assert f"Example: stretto {command} " in out
+
+
+def test_help_is_broken_where_the_terminal_ends(
+    stretto: StudyCommand, study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del study
+    monkeypatch.setenv("COLUMNS", "80")
+    out = stretto("tune", "--help")[1]
+    assert "checkpoint. Everything lies under runs/NAME. The same command resumes a run" in out
+    assert "Example: stretto tune study.toml train.py:train --deadline 10m  " in out

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import gzip
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs
 
+from report_pages import figures, without_plotly
 from stretto.app.simulate import Run, Setup, simulate
 from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError
 from stretto.report.html import _label, report_html, write_report
 from stretto.report.palette import Palette
-from stretto.report.plotting import plotly_script
 from stretto.worlds.applications import Configuration
 from stretto.worlds.catalogue import builtin_catalogue
 from stretto.worlds.truth import Workload, make_workload
@@ -45,18 +48,6 @@ def runs() -> list[Run]:
 @pytest.fixture(scope="module")
 def page(runs: list[Run]) -> str:
     return report_html(runs)
-
-
-def without_plotly(page: str) -> str:
-    assert page.count(plotly_script()) == 1, "plotly.js is in the page once"
-    return page.replace(plotly_script(), "")
-
-
-def figures(page: str) -> list[dict[str, object]]:
-    found = re.findall(
-        r'<script type="application/json" id="figure-\d+-data">(.*?)</script>', page, re.DOTALL
-    )
-    return [json.loads(text) for text in found]
 
 
 def test_every_section_is_there(page: str) -> None:
@@ -91,15 +82,18 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
     assert "@import" not in frame
     assert "default-src 'none'" in frame
     assert "sendChartToCloud" not in frame
-    assert len(page) < 8_000_000
+    assert len(page) < 3_000_000
+
+
+def test_plotly_is_packed_whole(page: str) -> None:
+    (packed,) = re.findall(r'<script type="text/plain" id="plotly">(.*?)</script>', page)
+    assert gzip.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
+    assert 'DecompressionStream("gzip")' in page
 
 
 def test_a_rectangle_tells_job_gpus_batch_time_and_reason(page: str) -> None:
     (hover,) = [
-        row
-        for trace in figures(page)[2]["data"]  # type: ignore[attr-defined]
-        for row in trace.get("customdata", [])
-        if row[0] == "bert-2"
+        row for trace in figures(page)[2]["data"] for row in trace.get("customdata", []) if row[0] == "bert-2"
     ]
     assert hover[1] == "8 GPUs, batch 384"
     assert " to " in hover[2]

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from stretto.app.explain import explain
 from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_stop import Stop
 from stretto.app.tune import Prepared, prepare, start
 from stretto.cli.live import Display, Outlook, PlainLines, last_line
-from stretto.core.events import Event, JobFailed, JobReported, JobRetried
+from stretto.core.events import Event, JobFailed, JobReported, JobRetried, JobSubmitted
+from stretto.core.observations import Result
 from stretto.report.run_jobs_text import story_text
 from stretto.report.run_page import write_run_page
 from study_command import without_libraries
@@ -35,8 +38,8 @@ def events(prepared: Prepared) -> list[Event]:
     return list(prepared.checked.folder.events())
 
 
-def terminal(height: int = 40) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=160, height=height, color_system=None)
+def terminal(height: int = 40, width: int = 160) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
 
 
 def drawn(display: Display, console: Console) -> str:
@@ -45,14 +48,14 @@ def drawn(display: Display, console: Console) -> str:
     return capture.get()
 
 
-def shown(prepared: Prepared, events: list[Event], until_s: float, height: int = 40) -> str:
-    console = terminal(height)
+def shown(prepared: Prepared, events: list[Event], until_s: float, height: int = 40, width: int = 160) -> str:
+    console = terminal(height, width)
     outlook = Outlook(
         tuning=prepared.tuning,
         finish_s=prepared.expectation.finish_s,
         usd_per_slot_hour=prepared.checked.outline.machine.usd_per_slot_hour,
     )
-    display = Display(console, "a run", prepared.tuning.study, outlook)
+    display = Display(console, "a run", prepared.tuning.study, outlook, Stop())
     for event in events:
         if event.t_s <= until_s:
             display.observe(event)
@@ -70,14 +73,53 @@ def test_the_display_tells_where_the_run_stands(prepared: Prepared, events: list
     assert "No GPU is free for a new trial." in text
 
 
+def test_where_there_is_little_room_reasons_are_cut_and_nothing_else(
+    prepared: Prepared, events: list[Event]
+) -> None:
+    text = shown(prepared, events, 60.0, width=90)
+    assert "trial-000" in text
+    assert "waiting" in text
+    assert "done after" in text
+    assert "No GPU is free" in text
+    assert "No GPU is free for a new trial." not in text
+    assert all(len(line) <= 90 for line in text.splitlines())
+
+
+def test_it_says_that_it_stops() -> None:
+    out, stop = io.StringIO(), Stop()
+    lines = PlainLines(Console(file=out, width=200), None, stop)
+    display = Display(terminal(), "jobs", None, None, stop)
+    lines.tick(1.0)
+    assert "stopping" not in drawn(display, terminal())
+    stop.ask()
+    for _ in range(2):
+        lines.tick(2.0)
+    assert out.getvalue().count("stopping: what runs is asked to save") == 1
+    assert "stopping: what runs is asked to save" in drawn(display, terminal())
+
+
 def test_every_moment_can_be_drawn(prepared: Prepared, events: list[Event]) -> None:
     for now_s in range(0, 160, 10):
         assert len(shown(prepared, events, float(now_s), height=12).splitlines()) <= 12
 
 
+def test_troubles_are_told_above_the_display(events: list[Event]) -> None:
+    console, out = terminal(), io.StringIO()
+    console.file = out
+    display = Display(console, "a run", None, None, Stop())
+    trial = next(event.job_id for event in events if isinstance(event, JobReported))
+    with Live(console=console, auto_refresh=False, get_renderable=display.render) as live:
+        display.live = live
+        display.observe(JobFailed(t_s=1.0, job_id=trial, error="OSError: long ago"))
+        display.tick(2.0)
+        display.observe(JobFailed(t_s=3.0, job_id=trial, error="Traceback\nValueError: oh\n\nlog: x"))
+    assert "3s  trial-000 failed: ValueError: oh" in out.getvalue()
+    assert "long ago" not in out.getvalue()
+
+
 def test_jobs_without_a_study_are_drawn_too(events: list[Event]) -> None:
     console = terminal()
-    display = Display(console, "jobs", None, None)
+    display = Display(console, "jobs", None, None, Stop())
     for event in events:
         display.observe(event)
     assert "finished" in drawn(display, console)
@@ -85,7 +127,7 @@ def test_jobs_without_a_study_are_drawn_too(events: list[Event]) -> None:
 
 def test_plain_lines_leave_out_what_had_happened_before(prepared: Prepared, events: list[Event]) -> None:
     out = io.StringIO()
-    lines = PlainLines(Console(file=out, width=80), prepared.tuning.study)
+    lines = PlainLines(Console(file=out, width=80), prepared.tuning.study, Stop())
     half = len(events) // 2
     for event in events[:half]:
         lines.observe(event)
@@ -102,6 +144,29 @@ def test_plain_lines_leave_out_what_had_happened_before(prepared: Prepared, even
     assert len(text.splitlines()) < len(events)
 
 
+def test_improvements_are_told_every_few_seconds_and_the_last_always(
+    prepared: Prepared, events: list[Event]
+) -> None:
+    job = next(event.job for event in events if isinstance(event, JobSubmitted))
+    out = io.StringIO()
+    lines = PlainLines(Console(file=out, width=80), prepared.tuning.study, Stop())
+    lines.observe(JobSubmitted(t_s=0.0, job=job))
+    lines.tick(0.0)
+    for epoch in range(1, 101):  # one improvement in a tenth of a second
+        result = Result(epoch, epoch / 1000.0, None, 1, 1)
+        lines.observe(
+            JobReported(t_s=epoch / 10, job_id=job.id, work_done=epoch, epoch=epoch, results=(result,))
+        )
+    told = [line for line in out.getvalue().splitlines() if "has the best" in line]
+    assert len(told) == 2, "one at once, one after five seconds"
+    lines.tick(13.0)
+    lines.close()
+    assert "has the best accuracy: 0.1 after epoch 100" in out.getvalue()
+    assert out.getvalue().count("has the best") == 3
+    lines.tick(30.0)
+    assert out.getvalue().count("has the best") == 3
+
+
 def test_the_last_line_of_a_traceback() -> None:
     assert last_line("Traceback:\n  File x\nValueError: no\n\nlog: /a/b\n") == "ValueError: no"
     assert last_line("") == ""
@@ -112,7 +177,8 @@ def test_the_page_and_the_story(prepared: Prepared, tmp_path: Path) -> None:
     folder = prepared.checked.folder
     write_run_page(tmp_path / "run.html", folder)
     page = without_libraries(tmp_path / "run.html")
-    assert "measured, not simulated" in page
+    assert "A real run on one machine by Stretto" in page
+    assert "time (minutes)" in page
     assert "trial-005" in page
     told = story_text(explain(folder, "trial-000"))
     assert "submitted: lr = " in told

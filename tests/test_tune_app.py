@@ -24,7 +24,7 @@ from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import elsewhere, finished, prepare, start
 from stretto.core.errors import InputError
-from stretto.core.events import Decided, Event, JobReported, RunResumed, RunStarted
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
 from stretto.planning.forecast import Estimate
 from stretto.search.study import Direction, Study
@@ -142,6 +142,12 @@ class TestCommandWithoutCheckpoints:
 
     def test_it_is_said_beforehand(self, here: Path) -> None:
         assert "--checkpoints" in next(asked(here, work=self.COMMAND).notes(ThisMachine(slots=2)))
+
+    def test_a_hyperparameter_that_the_command_is_not_told(self, here: Path) -> None:
+        text = STUDY.replace("[space]", "[space]\nwidth = { int = [1, 9] }\ndepth = { int = [1, 9] }")
+        work = (sys.executable, "train.py", "{lr}", "{{width}}")
+        told = next(asked(here, text, work=work).notes(ThisMachine(slots=2)))
+        assert "does not have {width}, {depth}: trials do not differ in that" in told
 
     def test_a_function_always_has_them(self, here: Path) -> None:
         with pytest.raises(InputError, match="always has them"):
@@ -317,32 +323,49 @@ class TestMetricGuard:
         name="s", metric="accuracy", direction=Direction.MAX, trials=4, rungs=(2, 4), eta=2, max_epochs=8
     )
 
-    def guard(self, folder: Path, lines: str = "") -> MetricGuard:
+    def guard(self, folder: Path, lines: str = "", *, begun: bool = True) -> MetricGuard:
         (folder / "jobs" / "t").mkdir(parents=True)
         (folder / "jobs" / "t" / "metrics.jsonl").write_text(lines)
-        return MetricGuard(RunFolder(folder), self.STUDY, Unwatched())
+        guard = MetricGuard(RunFolder(folder), self.STUDY, Unwatched())
+        if begun:
+            guard.tick(0.0)
+        return guard
 
     def report(self, epoch: int, *values: float | None) -> JobReported:
         results = tuple(Result(epoch, value, None, 1, 1) for value in values)
         return JobReported(t_s=1.0, job_id="t", work_done=epoch, epoch=epoch, results=results)
 
-    @pytest.mark.parametrize("values", [(), (None,)])
-    def test_a_metric_that_is_never_reported_ends_the_run(
-        self, tmp_path: Path, values: tuple[float | None, ...]
-    ) -> None:
+    def ended(self, guard: MetricGuard, event: Event) -> str:
+        guard.observe(event)
+        with pytest.raises(InputError) as ended:
+            guard.tick(2.0)
+        return str(ended.value)
+
+    def test_a_metric_of_another_name_ends_the_run_at_the_first_report(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path, '{"epoch": 1, "acc": 0.5, "loss": 2.5}\n')
+        told = self.ended(guard, self.report(1))
+        assert "'accuracy' is never reported; what is reported is acc, loss." in told
+        assert "run.report(accuracy=...)" in told
+
+    def test_code_that_reports_nothing_has_until_the_first_comparison(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path)
+        guard.observe(self.report(1))
+        guard.tick(1.0)
+        assert "never reported; nothing is" in self.ended(guard, self.report(2))
+
+    def test_a_command_has_until_its_next_epoch(self, tmp_path: Path) -> None:
         guard = self.guard(tmp_path, '{"epoch": 1, "acc": 0.5}\n')
-        guard.observe(self.report(1, *values))
-        with pytest.raises(InputError, match="'accuracy' is never reported; what is reported is acc"):
-            guard.observe(self.report(2, *values))
+        guard.observe(self.report(0))
+        guard.tick(1.0)
+        with (tmp_path / "jobs" / "t" / "metrics.jsonl").open("a") as file:
+            file.write('{"epoch": 2, "acc": 0.5}\n')
+        assert "what is reported is acc" in self.ended(guard, self.report(0))
 
-    def test_so_does_code_that_reports_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="never reported; nothing is"):
-            self.guard(tmp_path).observe(self.report(3))
-
-    def test_a_command_s_epochs_are_read_off_its_lines(self, tmp_path: Path) -> None:
-        guard = self.guard(tmp_path, '{"epoch": 3, "acc": 0.5}\n')
-        with pytest.raises(InputError, match="never reported"):
-            guard.observe(self.report(0))
+    def test_a_trial_that_came_to_its_end_without_ends_the_run(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path)
+        (tmp_path / "jobs" / "t" / "stdout.log").write_text('hello\n{"acc": 0.5}\n')
+        told = self.ended(guard, JobFinished(t_s=1.0, job_id="t"))
+        assert "what is reported is acc" in told
 
     @pytest.mark.parametrize(
         "lines",
@@ -356,11 +379,48 @@ class TestMetricGuard:
         guard = self.guard(tmp_path, lines)
         for epoch in range(1, 9):
             guard.observe(self.report(epoch))
+        guard.observe(JobFinished(t_s=1.0, job_id="t"))
+        guard.tick(1.0)
 
-    def test_a_result_is_enough(self, tmp_path: Path) -> None:
+    def failed(self, job_id: str, error: str) -> JobFailed:
+        return JobFailed(t_s=1.0, job_id=job_id, error=f"Traceback\n{error}\n\nlog: jobs/{job_id}/stdout.log")
+
+    def test_code_that_fails_alike_in_every_trial_is_not_tried_for_ever(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path)
+        for job_id in "ab":
+            guard.observe(self.failed(job_id, "KeyError: 'lr'"))
+            guard.tick(1.0)
+        told = self.ended(guard, self.failed("c", "KeyError: 'lr'"))
+        assert "the first 3 trials failed, all in the same way" in told
+        assert "KeyError: 'lr'" in told
+        assert "jobs/c/stdout.log" in told
+
+    def test_what_was_wrong_before_a_run_is_resumed_may_have_been_mended(self, tmp_path: Path) -> None:
+        guard = self.guard(tmp_path, '{"epoch": 1, "acc": 0.5}\n', begun=False)
+        guard.observe(self.report(1))
+        for job_id in "abc":
+            guard.observe(self.failed(job_id, "KeyError: 'lr'"))
+        guard.tick(1.0)
+        guard.observe(self.report(2, 0.5))
+        guard.tick(2.0)
+
+    @pytest.mark.parametrize("shown", [True, False])
+    def test_trials_that_fail_each_in_its_way_or_after_others_go_on(
+        self, tmp_path: Path, shown: bool
+    ) -> None:
+        guard = self.guard(tmp_path)
+        if shown:
+            guard.observe(self.report(1, 0.5))
+        for number in range(5):
+            guard.observe(self.failed(str(number), "KeyError" if shown else f"KeyError: {number}"))
+        guard.tick(1.0)
+
+    @pytest.mark.parametrize("value", [0.5, None])
+    def test_a_result_is_enough(self, tmp_path: Path, value: float | None) -> None:
         guard = self.guard(tmp_path, '{"epoch": 1, "loss": 2.5}\n')
-        guard.observe(self.report(1, 0.5))
+        guard.observe(self.report(1, value))
         guard.observe(self.report(8))
+        guard.tick(1.0)
 
 
 def test_a_second_signal_ends_everything_at_once(here: Path) -> None:

@@ -19,6 +19,7 @@ from stretto.core.events import (
     JobReported,
     JobRetried,
     JobSubmitted,
+    RunPaused,
     RunResumed,
     WorkerLost,
 )
@@ -108,8 +109,8 @@ class Board:
         self.now_s = max(self.now_s, event.t_s)
         if isinstance(event, JobSubmitted):
             self.jobs[event.job.id] = JobLine(event.job)
-        elif isinstance(event, RunResumed):
-            self._resumed(event)
+        elif isinstance(event, RunPaused | RunResumed):
+            self._stands_still(event)
         elif isinstance(event, Decided):
             for instruction in event.instructions:
                 self._instructed(self.jobs[instruction.job_id], instruction, event.t_s)
@@ -154,10 +155,14 @@ class Board:
                 line.phase = Phase.STARTING if instruction.action is Action.START else line.phase
         line.pace.clear()
 
-    def _resumed(self, event: RunResumed) -> None:
-        self.down_s += event.down_s
+    def _stands_still(self, event: RunPaused | RunResumed) -> None:
+        """Who holds slots is saved and leaves them, and is started there again when the run is resumed."""
+        resumed = isinstance(event, RunResumed)
+        self.down_s += event.down_s if isinstance(event, RunResumed) else 0.0
         for line in self.jobs.values():
             line.pace.clear()
+            if line.allocation:
+                line.phase = Phase.STARTING if resumed else Phase.PAUSED
 
     def _heard(self, line: JobLine, event: Event) -> None:
         match event:
@@ -185,7 +190,7 @@ class Board:
         line.epoch, line.work_done = event.epoch, event.work_done
         line.values.extend(result.value for result in event.results)
         self._epochs.extend((one.epoch_s, one.workers) for one in event.results if one.epoch_s is not None)
-        if line.phase is Phase.STARTING:
+        if line.phase in {Phase.STARTING, Phase.PAUSED} and line.allocation:
             line.phase = Phase.RUNNING
         if line.phase not in ENDED:
             line.pace.append((event.t_s, event.work_done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +11,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop, listening
 from stretto.app.run_folder import RunFolder
 from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Limit, Settings
 from stretto.core.cluster import Node
-from stretto.core.events import Event
+from stretto.core.events import Event, RunStarted
 from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
 from stretto.journal.sqlite import SqliteJournal
+from stretto.planning.tuning import Tuning
 from stretto.policies.base import Policy
 
 BEAT_S = 0.2
@@ -113,6 +116,7 @@ def _boot_clock_s() -> float:
 
 def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
     """Run, or go on where the journal ends, until the run is over or somebody asks it to stop."""
+    check_free(score.folder)
     # The journal first: it says at once that the run is going on, where the substrate waits for leftovers.
     with (
         one_blas_thread(),
@@ -120,7 +124,7 @@ def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
         listening(stop),
         _running(score.make(), stop) as substrate,
     ):
-        return _drive(score, substrate, _WatchedJournal(journal, watcher), stop, watcher)
+        return _drive(score, substrate, _WatchedJournal(journal, watcher, score.policy), stop, watcher)
 
 
 def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop, watcher: Watcher) -> EndedBy:
@@ -140,6 +144,7 @@ def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop,
         stop=stop,
     )
     controller.run()
+    watcher.tick(substrate.now_s())
     ended_by = _ending(controller, substrate.now_s(), until_s, score.limit, asked=stop())
     if ended_by is EndedBy.DEADLINE and score.at_deadline is AtDeadline.FINISH_EPOCH:
         stop.impatient = True
@@ -182,11 +187,12 @@ def _running(substrate: RealSubstrate, stop: Stop) -> Iterator[RealSubstrate]:
 
 
 class _WatchedJournal:
-    """A journal whose new events a watcher sees too."""
+    """A journal whose new events a watcher sees too, of a run under a policy with the limits of now."""
 
-    def __init__(self, inner: Journal, watcher: Watcher) -> None:
+    def __init__(self, inner: Journal, watcher: Watcher, policy: Policy) -> None:
         self._inner = inner
         self._watcher = watcher
+        self._policy = policy
 
     def append(self, events: Sequence[Event]) -> None:
         self._inner.append(events)
@@ -194,7 +200,21 @@ class _WatchedJournal:
             self._watcher.observe(event)
 
     def events(self) -> Iterator[Event]:
-        return self._inner.events()
+        return (_with_limits_of(self._policy, event) for event in self._inner.events())
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _with_limits_of(policy: Policy, event: Event) -> Event:
+    """Of what the policy was told, limits may have been moved since; the run's specification says so."""
+    tuning = getattr(policy, "tuning", None)
+    if not isinstance(event, RunStarted) or not isinstance(tuning, Tuning):
+        return event
+    place = f"{policy.name}.tuning.limits"
+    now = {
+        f"{place}.deadline_s": str(tuning.limits.deadline_s),
+        f"{place}.budget_usd": str(tuning.limits.budget_usd),
+    }
+    moved = {name: now.get(name, begun) for name, begun in event.identity.items()}
+    return dataclasses.replace(event, identity=moved)

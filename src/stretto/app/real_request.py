@@ -10,11 +10,12 @@ from pathlib import Path
 
 from stretto.app.real_drive import AtDeadline
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
-from stretto.app.real_work import Entry, RealWork, check_command, find_entry
+from stretto.app.real_work import CommandLine, Entry, RealWork, check_command, find_entry
 from stretto.app.run_folder import RUNS, RunFolder, Tables, run_folder
 from stretto.app.study_cluster import Offer, slots_offer
 from stretto.app.study_file import StudyOutline, read_outline
 from stretto.core.errors import InputError
+from stretto.core.units import counted
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.registry import make_policy, rents_nodes
@@ -100,14 +101,26 @@ class Checked:
         yield from site.notes
         rented = self.outline.rented
         if self.outline.has_cluster and (rented is None or site.offer != rented.offer):
-            slots = site.offer.slots
-            yield f"[cluster] is for plans and simulations; here are the {slots} slots of {site.words}."
+            slots = counted(site.offer.slots, "slot")
+            yield f"[cluster] is for plans and simulations; the run has {slots}, of {site.words}."
+        if not isinstance(self.work, Entry):
+            yield from _unused(self.work, self.outline)
         if not self.elastic:
             yield (
                 "Nothing says that the command keeps checkpoints: each trial has one slot, and one that is "
                 "paused begins anew. If it saves on SIGTERM and goes on from there, add --checkpoints. "
                 "Policies random and asha with --set asha.variant=stop never pause a trial."
             )
+
+
+def _unused(command: CommandLine, outline: StudyOutline) -> Iterator[str]:
+    """A command is told of hyperparameters by its words alone."""
+    written = " ".join(command.argv).replace("{{", "").replace("}}", "")
+    names = [dimension.name for dimension in outline.space.dimensions]
+    unused = [name for name in names if f"{{{name}}}" not in written]
+    if unused:
+        missing = ", ".join(f"{{{name}}}" for name in unused)
+        yield f"The command does not have {missing}: trials do not differ in that."
 
 
 def check_request(request: TuneRequest) -> Checked:

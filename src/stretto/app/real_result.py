@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from stretto.app.history import history_of
 from stretto.app.profile_file import read_profile
 from stretto.app.real_belief import belief_of
 from stretto.app.real_board import ENDED, Board, JobLine, Phase
-from stretto.app.real_cost import RunMeter
+from stretto.app.real_cost import RunMeter, measuring_usd
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation
 from stretto.app.real_request import UNKNOWN, tuning_on
-from stretto.app.run_folder import RunFolder, RunSpec, Tables
+from stretto.app.real_standing import is_going_on, standing_of, state_of
+from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
 from stretto.core.events import Event
@@ -30,6 +33,8 @@ from stretto.pricing.meter import CostMeter
 
 NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
 """What `metrics.jsonl` has beside what the training code reports."""
+MOST_PRINTED = 100
+"""Lines of a log that are looked at for the names of metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,8 @@ class TuneResult:
     policy: str
     metric: str
     ended_by: str
-    """jobs, deadline, budget, stalled or request; "unfinished" of a run that is going on or was killed."""
+    """jobs, deadline, budget, stalled or request. Of a run that is not over: "unfinished" while it goes on,
+    "stopped" if it was asked to, "interrupted" if it was killed."""
     best_trial: str | None
     best_config: dict[str, Value] | None
     best_metric: float | None
@@ -71,14 +77,20 @@ class TuneResult:
     predicted_finish_s: Estimate | None
     predicted_cost_usd: Estimate | None
     trials: tuple[TrialResult, ...]
+    past_limits: tuple[PastLimits, ...] = ()
+    """Limits that were raised on the way; what was predicted with them is not compared."""
     problem: str = ""
     """Why there is no best trial, where that can be said."""
 
     @property
     def succeeded(self) -> bool:
         """It is over, and there is a model."""
-        over = {str(ending) for ending in EndedBy if ending.for_good}
-        return self.best_metric is not None and self.ended_by in over
+        return self.best_metric is not None and self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """There is nothing to resume."""
+        return self.ended_by in {str(ending) for ending in EndedBy if ending.for_good}
 
     @property
     def trials_by_state(self) -> dict[str, int]:
@@ -111,7 +123,18 @@ def run_tuning(outline: StudyOutline, spec: RunSpec) -> Tuning:
 def read_ending(folder: RunFolder) -> EndedBy | None:
     """What ended the run; None if it is not over."""
     result = folder.read("result")
-    return None if result is None else EndedBy(result["ended_by"])
+    try:
+        return None if result is None else EndedBy(result["ended_by"])
+    except (KeyError, ValueError) as error:
+        raise _damaged(folder, "result") from error
+
+
+def ending_of(folder: RunFolder) -> EndedBy | None:
+    """What ended the run, be it a deadline that passed while nobody drove it; None if it is not over."""
+    ended_by, spec = read_ending(folder), folder.begun_spec()
+    if ended_by is not None or spec.deadline_s is None or is_going_on(folder):
+        return ended_by
+    return EndedBy.DEADLINE if time.time() - spec.started_at_s >= spec.deadline_s else None
 
 
 def plan_tables(expectation: Expectation) -> Tables:
@@ -121,15 +144,34 @@ def plan_tables(expectation: Expectation) -> Tables:
     return {"finish_s": finish_s, "cost_usd": cost_usd, "epochs": epochs}
 
 
+def forget_plan(folder: RunFolder) -> None:
+    """The forecast was made for other limits; it is kept, and nothing is compared with it any more."""
+    plan = folder.read("plan")
+    if plan is not None:
+        nothing = plan_tables(Expectation(finish_s=None, cost_usd=None, epochs=None))
+        folder.write("plan", {**nothing, "for_past_limits": plan})
+
+
 def kept_expectation(folder: RunFolder) -> Expectation | None:
     """The forecast that was made before a run began; None if it has not begun."""
     plan = folder.read("plan")
     if plan is None:
         return None
-    return Expectation(
-        finish_s=_estimate(plan["finish_s"]),
-        cost_usd=_estimate(plan["cost_usd"]),
-        epochs=_estimate(plan["epochs"]),
+    try:
+        return Expectation(
+            finish_s=_estimate(plan["finish_s"]),
+            cost_usd=_estimate(plan["cost_usd"]),
+            epochs=_estimate(plan["epochs"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise _damaged(folder, "plan") from error
+
+
+def _damaged(folder: RunFolder, name: str) -> InputError:
+    return InputError(
+        "is not as it was written.",
+        where=str(folder.path / f"{name}.json"),
+        remedy="Put it back, or start the run anew under another name.",
     )
 
 
@@ -143,7 +185,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     for event in events:
         board.observe(event)
     best = board.best()
-    over = ended_by is not None and ended_by.for_good
+    standing = standing_of(folder, events) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
     finished_s = max(board.now_s, deadline_s or 0.0)
     plan = kept_expectation(folder)
@@ -151,17 +193,19 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         run=folder.path,
         policy=spec.policy,
         metric=tuning.study.metric,
-        ended_by="unfinished" if ended_by is None else str(ended_by),
+        ended_by=str(standing),
         best_trial=None if best is None else best.job.id,
         best_config=None if best is None else dict(best.job.config),
         best_metric=None if best is None else board.best_value(best),
         checkpoint=None if best is None else _checkpoint(best),
-        cost_usd=cost_usd(RunMeter(tuning, outline.machine.usd_per_slot_hour), events, finished_s),
+        cost_usd=cost_usd(RunMeter(tuning, outline.machine.usd_per_slot_hour), events, finished_s)
+        + measuring_usd(folder, spec.asked["study"]),
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history_of(events).jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
         predicted_cost_usd=None if plan is None else plan.cost_usd,
-        trials=tuple(_trial(folder, board, line, over=over) for line in board.jobs.values()),
+        trials=tuple(_trial(folder, board, line, standing) for line in board.jobs.values()),
+        past_limits=spec.past_limits,
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
 
@@ -173,11 +217,11 @@ def cost_usd(meter: CostMeter, events: Iterable[Event], until_s: float) -> float
     return meter.cost_usd(until_s)
 
 
-def _trial(folder: RunFolder, board: Board, line: JobLine, *, over: bool) -> TrialResult:
+def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> TrialResult:
     return TrialResult(
         id=line.job.id,
         config=dict(line.job.config),
-        state=_state(line, over=over),
+        state=state_of(line.phase, standing),
         epochs=line.epoch,
         best_metric=board.best_value(line),
         retries=line.retries,
@@ -185,11 +229,6 @@ def _trial(folder: RunFolder, board: Board, line: JobLine, *, over: bool) -> Tri
         log=folder.log(line.job.id),
         checkpoint=_checkpoint(line),
     )
-
-
-def _state(line: JobLine, *, over: bool) -> str:
-    """Where a trial stands, or stood when the run was over."""
-    return "cut off" if over and line.phase in {Phase.RUNNING, Phase.STARTING} else str(line.phase)
 
 
 def _checkpoint(line: JobLine) -> Path | str | None:
@@ -215,22 +254,26 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
         return "no trial came to the end of an epoch."
     shown = _shown(folder)
     if metric not in shown.names:
-        return f"{_not_reported(metric, shown.names)} {_name_it(metric)}"
+        return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
     if any(line.phase in ENDED for line in reported):
         return f"no trial showed a number as {metric!r}: all diverged."
     return f"no trial has shown {metric!r} yet."
 
 
 def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:
-    """Whether the code of a study has reported its metric; refused if it has not by `patience` epochs.
+    """Whether the code of a study has reported its metric; refused if it reports others instead.
 
-    `epochs` is how far some trial is known to have come; its metrics may show more.
+    `epochs` is how far some trial is known to have come; its metrics may show more. Code that reports
+    nothing at all is refused after `patience` epochs. A command may print its metrics in several lines, so
+    it has until its next epoch.
     """
     shown = _shown(folder)
     if metric in shown.names:
         return True
-    if max(epochs, shown.epochs) >= patience:
-        raise InputError(_not_reported(metric, shown.names), where="study.metric", remedy=_name_it(metric))
+    ended = max(epochs, shown.epochs - 1)
+    if (ended and shown.names) or max(epochs, shown.epochs) >= patience:
+        problem, remedy = _not_reported(metric, shown.names), _name_it(folder, metric)
+        raise InputError(problem, where="study.metric", remedy=remedy)
     return False
 
 
@@ -239,8 +282,11 @@ def _not_reported(metric: str, names: Sequence[str]) -> str:
     return f"{metric!r} is never reported; {reported}."
 
 
-def _name_it(metric: str) -> str:
-    return f"Call run.report({metric}=...) once per epoch, or name another metric in [study]."
+def _name_it(folder: RunFolder, metric: str) -> str:
+    spec = folder.spec()
+    is_command = spec is not None and spec.asked.get("command") is not None
+    how = f'Print {{"epoch": 1, "{metric}": ...}}' if is_command else f"Call run.report({metric}=...)"
+    return f"{how} once per epoch, or name another metric in [study]."
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +302,20 @@ class _Shown:
 def _shown(folder: RunFolder) -> _Shown:
     names: dict[str, None] = {}
     epochs = 0
-    for path in sorted(folder.path.glob("jobs/*/metrics.jsonl")):
-        for line in _lines(path):
+    for line in (line for path in sorted(folder.path.glob("jobs/*/metrics.jsonl")) for line in _lines(path)):
+        names.update((name, None) for name in line if name not in NOT_METRICS)
+        epoch = line.get("epoch")
+        epochs = max(epochs, epoch) if isinstance(epoch, int) else epochs
+    return _Shown(list(names) or _printed(folder), epochs)
+
+
+def _printed(folder: RunFolder) -> list[str]:
+    """What commands print in lines that are like reports, and have neither an epoch nor the metric."""
+    names: dict[str, None] = {}
+    for path in sorted(folder.path.glob("jobs/*/stdout.log")):
+        for line in islice(_lines(path), MOST_PRINTED):
             names.update((name, None) for name in line if name not in NOT_METRICS)
-            epoch = line.get("epoch")
-            epochs = max(epochs, epoch) if isinstance(epoch, int) else epochs
-    return _Shown(list(names), epochs)
+    return list(names)
 
 
 def _lines(path: Path) -> Iterator[Tables]:
@@ -269,7 +323,7 @@ def _lines(path: Path) -> Iterator[Tables]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             try:
-                line = json.loads(text)
+                line = json.loads(text) if text.startswith("{") else None
             except ValueError:
                 continue
             if isinstance(line, dict):

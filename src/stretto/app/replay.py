@@ -19,7 +19,7 @@ import numpy as np
 
 from stretto.app.history import JobHistory, history_of
 from stretto.app.real_expect import machine_instance
-from stretto.app.real_result import TuneResult, read_ending, run_outline, run_tuning, tune_result
+from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
 from stretto.app.run_folder import RunFolder
 from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, simulate_study
@@ -82,12 +82,13 @@ def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | Non
             "is not the run of a study.", where=str(folder.path), remedy="Name one that was tuned."
         )
     file, events = study_of_run(folder), list(folder.events())
+    moved = ("Its limits were raised on the way; others know the last ones from the start.",)
     seed = spec.seed
     return StudyReplay(
         study=file.tuning.study,
-        actual=tune_result(folder, read_ending(folder)),
+        actual=tune_result(folder, ending_of(folder)),
         replayed=replay_study(file, events, policies, seed=seed, options=options),
-        notes=record_of(file, events, seed).curves.notes,
+        notes=record_of(file, events, seed).curves.notes + (moved if spec.past_limits else ()),
     )
 
 

@@ -6,6 +6,7 @@ plan.json        what was expected before anything started
 journal.sqlite   everything that happened
 result.json      what it came to, once it is over
 id               what tells it from others of its name, where some of it lies elsewhere
+nodes/           what was launched for it: a file for each node that is up, logs of launches that failed
 jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
 """
 
@@ -37,6 +38,16 @@ Tables = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PastLimits:
+    """What a run was told to take, until somebody gave it more."""
+
+    until_s: float
+    """Seconds from the first start."""
+    deadline_s: float | None
+    budget_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """What a run was begun with."""
 
@@ -53,6 +64,8 @@ class RunSpec:
     deadline_s: float | None = None
     """Of a study; from the first start."""
     budget_usd: float | None = None
+    past_limits: tuple[PastLimits, ...] = ()
+    """Those it had before, the first ones first."""
     file: str = ""
     """Of a study: where it was read."""
     usd_per_slot_hour: float = 0.0
@@ -101,6 +114,11 @@ class RunFolder:
     @property
     def profile(self) -> Path:
         return self.path / "profile.json"
+
+    @property
+    def nodes(self) -> Path:
+        """What commands have brought up for it, and is not let go of."""
+        return self.path / "nodes"
 
     def log(self, job_id: str) -> Path:
         return self.path / "jobs" / job_id / "stdout.log"
@@ -235,7 +253,8 @@ def check_same(folder: RunFolder, begun: RunSpec, asked: Tables) -> None:
     if changed:
         raise InputError(
             f"{folder.path} was begun otherwise: {'; '.join(changed)}.",
-            remedy="Use what it was begun with to resume it, or another --name to begin anew.",
+            remedy="Use what it was begun with to resume it, or another --name to begin anew; a study may be "
+            "given a later deadline or a larger budget.",
         )
 
 

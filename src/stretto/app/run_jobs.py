@@ -19,6 +19,7 @@ from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
 from stretto.app.real_result import checkpoint_at, cost_usd, read_ending
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
+from stretto.app.real_standing import standing_of, state_of
 from stretto.app.real_stop import Stop
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry
@@ -117,7 +118,8 @@ class RunResult:
     run: Path
     policy: str
     ended_by: str
-    """jobs, stalled or request; "unfinished" of a run that is going on or was killed."""
+    """jobs, stalled or request. Of a run that is not over: "unfinished" while it goes on, "stopped" if it
+    was asked to, "interrupted" if it was killed."""
     finished_s: float
     mean_jct_s: float | None
     gpu_hours: float
@@ -284,12 +286,13 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     for event in events:
         board.observe(event)
     history = history_of(events)
-    jobs = tuple(_job_result(folder, history, line) for line in board.jobs.values())
+    standing = standing_of(folder, events) if ended_by is None else str(ended_by)
+    jobs = tuple(_job_result(folder, history, line, standing) for line in board.jobs.values())
     jcts = [job.jct_s for job in jobs if job.jct_s is not None]
     return RunResult(
         run=folder.path,
         policy=spec.policy,
-        ended_by="unfinished" if ended_by is None else str(ended_by),
+        ended_by=str(standing),
         finished_s=board.now_s,
         mean_jct_s=fmean(jcts) if jcts else None,
         gpu_hours=sum(job.gpu_hours for job in jobs),
@@ -298,11 +301,11 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     )
 
 
-def _job_result(folder: RunFolder, history: History, line: JobLine) -> JobResult:
+def _job_result(folder: RunFolder, history: History, line: JobLine, standing: str) -> JobResult:
     past = history.jobs[line.job.id]
     return JobResult(
         id=line.job.id,
-        state=str(line.phase),
+        state=state_of(line.phase, standing),
         epochs=line.epoch,
         jct_s=past.jct_s,
         restarts=past.restarts,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Annotated
 
 import typer
 
+from stretto.app.explain import Line, Story
 from stretto.app.explain import explain as explain_run
-from stretto.app.run_folder import find_run
+from stretto.app.real_board import Phase
+from stretto.app.real_result import ending_of
+from stretto.app.real_standing import Standing, standing_of, state_of
+from stretto.app.run_folder import RunFolder, find_run
 from stretto.cli.flags import AsJson
 from stretto.report.run_jobs_text import story_text
 
@@ -22,8 +27,20 @@ def explain(
 
     Example: [bold]stretto explain resnet-cifar trial-003[/bold]
     """
-    story = explain_run(find_run(run), job)
+    folder = find_run(run)
+    story = _as_it_stands(explain_run(folder, job), folder)
     if as_json:
         print(json.dumps(story.as_dict(), indent=2, allow_nan=False))
     else:
         print(story_text(story), end="")
+
+
+def _as_it_stands(story: Story, folder: RunFolder) -> Story:
+    """What ran when a run ended or was killed does not run any more."""
+    events = list(folder.events())
+    standing = ending_of(folder) or standing_of(folder, events)
+    jobs = tuple(dataclasses.replace(job, state=state_of(Phase(job.state), standing)) for job in story.jobs)
+    lines = story.lines
+    if standing is Standing.INTERRUPTED and events:
+        lines += (Line(events[-1].t_s, "run", "interrupted", "nothing is known of it after this"),)
+    return dataclasses.replace(story, jobs=jobs, lines=lines)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -17,6 +19,7 @@ from stretto.app.real_board import ENDED, Board, JobLine, Phase
 from stretto.app.real_cost import RunMeter
 from stretto.app.real_drive import Watcher
 from stretto.app.real_expect import corrected
+from stretto.app.real_stop import Stop
 from stretto.core.decision import ReasonCode
 from stretto.core.events import (
     Decided,
@@ -32,15 +35,18 @@ from stretto.core.events import (
     NodeLost,
     NodeRefused,
 )
-from stretto.core.units import format_duration
+from stretto.core.units import counted, format_duration
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.names import one_line
 from stretto.search.study import Study
 from stretto.substrate.local_nodes import SLOT
 
+STOPPING = "stopping: what runs is asked to save and leave; Ctrl-C once more stops at once"
 REDRAW_S = 0.5
-ROWS_BESIDES = 9
+BEST_EVERY_S = 5.0
+"""Lines about the best trial are no closer together: of many improvements in between, the last is told."""
+ROWS_BESIDES = 10
 """Lines of the display that are not rows of its table."""
 ORDER = (Phase.RUNNING, Phase.STARTING, Phase.PAUSED, Phase.WAITING)
 NEWS = frozenset({ReasonCode.STARTED, ReasonCode.GREW, ReasonCode.SHRANK, ReasonCode.STOPPED})
@@ -57,13 +63,19 @@ class Outlook:
 
 
 @contextmanager
-def watching(title: str, *, study: Study | None = None, outlook: Outlook | None = None) -> Iterator[Watcher]:
-    """Shows a run on standard error while the block runs."""
+def watching(
+    title: str, *, stop: Stop, study: Study | None = None, outlook: Outlook | None = None
+) -> Iterator[Watcher]:
+    """Shows a run on standard error while the block runs, and whether somebody has asked it to stop."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield PlainLines(console, study)
+        lines = PlainLines(console, study, stop)
+        try:
+            yield lines
+        finally:
+            lines.close()
         return
-    display = Display(console, title, study, outlook)
+    display = Display(console, title, study, outlook, stop)
     with Live(console=console, auto_refresh=False, transient=True, get_renderable=display.render) as live:
         display.live = live
         yield display
@@ -72,28 +84,52 @@ def watching(title: str, *, study: Study | None = None, outlook: Outlook | None 
 class PlainLines:
     """One line for every change worth a note."""
 
-    def __init__(self, console: Console, study: Study | None) -> None:
+    def __init__(
+        self, console: Console, study: Study | None, stop: Callable[[], bool] = lambda: False
+    ) -> None:
         self._console = console
+        self._stop = stop
+        self._stopping = False
         self._board = Board(study)
         self._study = study
         self._begun = False
         self._best: float | None = None
+        self._untold: str | None = None
+        """The last improvement, until it is told."""
+        self._told_s = -math.inf
 
     def observe(self, event: Event) -> None:
         """Print what is news."""
         self._board.observe(event)
         if not self._begun:  # what had happened before a resumed run went on
             return
+        if isinstance(event, JobReported) and event.results and self._study is not None:
+            self._note_best(self._study, event)
         for text in self._news(event):
-            line = f"{format_duration(event.t_s):>8}  {one_line(text)}"
-            self._console.print(line, soft_wrap=True, markup=False)
+            self._say(event.t_s, text)
+        self._tell_best(event.t_s, BEST_EVERY_S)
 
     def tick(self, now_s: float) -> None:
         """From the first moment on, events are news."""
-        del now_s
         if not self._begun and self._study is not None and (best := self._board.best()) is not None:
             self._best = self._board.best_value(best)
         self._begun = True
+        self._tell_best(now_s, BEST_EVERY_S)
+        if self._stop() and not self._stopping:
+            self._stopping = True
+            self._say(now_s, STOPPING)
+
+    def close(self) -> None:
+        """Tell what was kept back."""
+        self._tell_best(self._board.now_s, 0.0)
+
+    def _say(self, t_s: float, text: str) -> None:
+        _print(self._console, t_s, text)
+
+    def _tell_best(self, now_s: float, every_s: float) -> None:
+        if self._untold is not None and now_s - self._told_s >= every_s:
+            self._say(now_s, self._untold)
+            self._told_s, self._untold = now_s, None
 
     def _news(self, event: Event) -> Iterator[str]:
         match event:
@@ -102,30 +138,35 @@ class PlainLines:
                 for job_id, reason in event.reasons.items():
                     if job_id in changed and reason.code in NEWS:
                         yield f"{job_id} {reason.code}: {reason.text}"
-            case JobReported() if event.results and self._study is not None:
-                yield from self._best_so_far(event)
             case JobFinished():
                 yield f"{event.job_id} finished"
-            case JobRetried():
-                yield f"{event.job_id} is retried ({event.attempt}): {last_line(event.error)}"
-            case JobFailed():
-                yield f"{event.job_id} failed: {last_line(event.error)}"
-            case JobNoted():
-                yield f"{event.job_id}: {event.text}"
             case _:
+                yield from _trouble(event)
                 yield from _of_nodes(event)
 
-    def _best_so_far(self, event: JobReported) -> Iterator[str]:
-        assert self._study is not None
+    def _note_best(self, study: Study, event: JobReported) -> None:
         best = self._board.best()
         value = None if best is None else self._board.best_value(best)
-        if (
-            best is not None
-            and value is not None
-            and self._study.score(value) > self._study.score(self._best)
-        ):
+        if best is not None and value is not None and study.score(value) > study.score(self._best):
             self._best = value
-            yield f"{best.job.id} has the best {self._study.metric}: {value:.6g} after epoch {event.epoch}"
+            self._untold = f"{best.job.id} has the best {study.metric}: {value:.6g} after epoch {event.epoch}"
+
+
+def _print(console: Console, t_s: float, text: str) -> None:
+    console.print(f"{format_duration(t_s):>8}  {one_line(text)}", soft_wrap=True, markup=False)
+
+
+def _trouble(event: Event) -> Iterator[str]:
+    """What went wrong in a job, or it says of itself."""
+    match event:
+        case JobRetried():
+            yield f"{event.job_id} is retried ({event.attempt}): {last_line(event.error)}"
+        case JobFailed():
+            yield f"{event.job_id} failed: {last_line(event.error)}"
+        case JobNoted():
+            yield f"{event.job_id}: {event.text}"
+        case _:
+            pass
 
 
 def _of_nodes(event: Event) -> Iterator[str]:
@@ -137,7 +178,7 @@ def _of_nodes(event: Event) -> Iterator[str]:
             yield f"node {event.node.id} is launched"
         case NodeAdded() if event.node.instance != SLOT:
             took = f" after {format_duration(event.init_s)}" if event.init_s else ""
-            yield f"node {event.node.id} is here{took}: {event.node.gpus} slots"
+            yield f"node {event.node.id} is here{took}: {counted(event.node.gpus, 'slot')}"
         case NodeLost():
             yield f"node {event.node_id} is lost; what ran there goes on elsewhere"
         case NodeDraining():
@@ -147,10 +188,13 @@ def _of_nodes(event: Event) -> Iterator[str]:
 
 
 class Display:
-    """A bar to the deadline, what is spent, and a row for every job that is not over."""
+    """A bar to the deadline, what is spent, and a row for every job that is not over; above it, troubles."""
 
-    def __init__(self, console: Console, title: str, study: Study | None, outlook: Outlook | None) -> None:
+    def __init__(
+        self, console: Console, title: str, study: Study | None, outlook: Outlook | None, stop: Stop
+    ) -> None:
         self._console = console
+        self._stop = stop
         self._title = title
         self._study = study
         self._outlook = outlook
@@ -160,18 +204,22 @@ class Display:
             self._meter = RunMeter(outlook.tuning, outlook.usd_per_slot_hour)
         self._now_s = 0.0
         self._drawn = 0.0
+        self._begun = False
         self.live: Live | None = None
 
     def observe(self, event: Event) -> None:
-        """Take note."""
+        """Take note; what no row shows goes above the display."""
         self._board.observe(event)
+        if self._begun and self.live is not None:
+            for text in (*_trouble(event), *_of_nodes(event)):
+                _print(self.live.console, event.t_s, text)
         if self._meter is not None:
             self._meter.observe(event)
 
     def tick(self, now_s: float) -> None:
-        """Draw again, a few times a second at most."""
-        self._now_s = now_s
-        if self.live is not None and time.monotonic() - self._drawn >= REDRAW_S:
+        """Draw again: a few times a second at most, but a last time when it is asked to stop."""
+        self._now_s, self._begun = now_s, True
+        if self.live is not None and (self._stop() or time.monotonic() - self._drawn >= REDRAW_S):
             self._drawn = time.monotonic()
             self.live.refresh()
 
@@ -181,6 +229,7 @@ class Display:
         parts += (
             [Text(format_duration(self._now_s))] if self._outlook is None else self._progress(self._outlook)
         )
+        parts += [Text(STOPPING, style="bold")] if self._stop() else []
         parts += [Text(self._counts()), self._table()]
         return Group(*parts)
 
@@ -210,14 +259,18 @@ class Display:
 
     def _table(self) -> Table:
         metric = "epochs" if self._study is None else self._study.metric
-        table = Table(box=None, pad_edge=False, expand=False)
-        for heading in ("job", "state", "workers", "batch", "epoch", metric, "done after", "why"):
-            table.add_column(heading, no_wrap=True, overflow="ellipsis")
+        headings = ("job", "state", "workers", "batch", "epoch", metric, "done after", "why")
         alive = [line for line in self._board.jobs.values() if line.phase not in ENDED]
         alive.sort(key=lambda line: ORDER.index(line.phase))
         room = max(self._console.height - ROWS_BESIDES, 3)
-        for line in alive[:room]:
-            table.add_row(*self._row(line))
+        rows = [self._row(line) for line in alive[:room]]
+        table = Table(box=None, pad_edge=False, expand=False)
+        for heading, cells in zip(headings, zip(headings, *rows, strict=True), strict=True):
+            # Where there is too little room, it is taken from the reasons alone.
+            width = None if heading == "why" else max(cell_len(cell) for cell in cells)
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=width)
+        for row in rows:
+            table.add_row(*row)
         if len(alive) > room:
             table.add_row(f"and {len(alive) - room} more")
         return table
@@ -230,7 +283,7 @@ class Display:
             shown = "-" if line.value is None else f"{line.value:.6g}"
         return [
             one_line(line.job.id),
-            str(line.phase) + (f", {line.retries} retries" if line.retries else ""),
+            str(line.phase) + (f", {line.retries}x retried" if line.retries else ""),
             str(workers or "-"),
             "-" if line.batch is None or line.job.study is not None else str(line.batch.total(workers)),
             str(line.epoch),

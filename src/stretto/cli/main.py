@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Annotated
 
@@ -28,15 +29,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(simulate)
-app.command()(decide)
-app.command()(plan)
-app.command()(profile)
-app.command()(tune)
-app.command()(run)
-app.command()(explain)
-app.command()(report)
-app.command()(init)
+
+
+def _flowing(docstring: str) -> str:
+    """Help whose sentences are broken where the terminal ends; a line with an example stays one."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(one if one.startswith("Example") else one.replace("\n", " ") for one in paragraphs)
+
+
+for _command in (simulate, decide, plan, profile, tune, run, explain, report, init):
+    app.command(help=_flowing(_command.__doc__ or ""))(_command)
 
 
 def _version(asked: bool) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,6 @@ import typer
 
 from stretto.app.plan import plan as plan_file
 from stretto.app.plan import plan_json
-from stretto.app.probe_seen import Progress
 from stretto.app.probe_study import study_to_plan
 from stretto.app.real_request import TuneRequest
 from stretto.app.real_site import LOCAL
@@ -22,6 +20,7 @@ from stretto.app.study_run import with_limits
 from stretto.cli.flags import AsJson, On, ReportFile, Seed, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.output import check_report
+from stretto.cli.progress import measuring
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.policies.registry import make_policy, parse_options
@@ -74,20 +73,21 @@ def plan(
     options = _planning_options(option or [])
     check_report(report)
     budget_usd = parse_budget_usd(budget)
-    found = study_to_plan(
-        TuneRequest(
-            study=study,
-            work=work_of(work or []),
-            policy=RubberBand.name,
-            options=options,
-            deadline_s=_deadline_s(deadline),
-            budget_usd=budget_usd,
-            on=on,
-            store=store,
-            seed=seed,
-        ),
-        on_progress=partial(_say_progress, "this machine" if on == LOCAL else on),
-    )
+    with measuring(f" on {'this machine' if on == LOCAL else on}") as show:
+        found = study_to_plan(
+            TuneRequest(
+                study=study,
+                work=work_of(work or []),
+                policy=RubberBand.name,
+                options=options,
+                deadline_s=_deadline_s(deadline),
+                budget_usd=budget_usd,
+                on=on,
+                store=store,
+                seed=seed,
+            ),
+            on_progress=show,
+        )
     for note in found.notes:
         print(note, file=sys.stderr)
     # Measuring takes none of the study's time, but brings a time of day nearer.
@@ -108,14 +108,6 @@ def plan(
 
 def _deadline_s(text: str | None) -> float | None:
     return parse_deadline_s(text, datetime.now().astimezone())
-
-
-def _say_progress(where: str, progress: Progress) -> None:
-    print(
-        f"measuring on {where}, {progress.time_s:.0f} s at most: {progress.doing}",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def _planning_options(texts: Sequence[str]) -> Mapping[str, str]:

@@ -6,15 +6,12 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.status import Status
 
-from stretto.app.probe import ANY_STUDY, Progress, probe, slots_of
+from stretto.app.probe import ANY_STUDY, probe, slots_of
 from stretto.app.profile_file import (
     FitError,
     MeasuredProfile,
@@ -30,11 +27,12 @@ from stretto.app.study_cluster import Machine
 from stretto.app.study_file import StudyOutline, read_outline
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.output import check_place
+from stretto.cli.progress import measuring
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.seeds import child_rng
-from stretto.core.units import format_duration, parse_duration_s
+from stretto.core.units import counted, format_duration, parse_duration_s
 from stretto.report.text_table import markdown_table
 from stretto.search.space import Config
 
@@ -83,13 +81,7 @@ def profile(
     asked = find_site(SiteRequest(on=on, slots=slots, store=store, runs=RUNS, machine=machine))
     trained = chosen_work(work_of(work or []), outline, [name for name, _ in chosen[0]])
     asked.check(trained)
-    with asked.opened() as site, _status() as status:
-
-        def show(progress: Progress) -> None:
-            if isinstance(status, Status):
-                gone, of = format_duration(progress.now_s), format_duration(progress.time_s)
-                status.update(f"{progress.doing} ({gone} of at most {of})")
-
+    with measuring() as show, asked.opened() as site:
         measured = probe(
             trained,
             chosen,
@@ -110,10 +102,8 @@ def profile(
 
 def profile_text(measured: MeasuredProfile) -> str:
     """What was measured, how well the model fits it, and what was not measured."""
-    lines = [
-        f"{measured.what}: {measured.slots} slots, probed for {format_duration(measured.measured_s)}",
-        "",
-    ]
+    slots = counted(measured.slots, "slot")
+    lines = [f"{measured.what}: {slots}, probed for {format_duration(measured.measured_s)}", ""]
     lines += [_epochs_table(measured), ""]
     if measured.speeds:
         lines += [_steps_table(fit_errors(measured.speeds)), ""]
@@ -206,8 +196,3 @@ def _assigned(text: str) -> tuple[str, Value]:
     if isinstance(parsed, float) and not math.isfinite(parsed):
         raise InputError(f"--config {text!r} is not finite.", remedy="Give a number such as 0.1.")
     return name.strip(), parsed if isinstance(parsed, bool | int | float | str) else value
-
-
-def _status() -> AbstractContextManager[Status | None]:
-    console = Console(stderr=True)
-    return console.status("starting") if console.is_terminal else nullcontext()

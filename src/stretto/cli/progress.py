@@ -1,15 +1,51 @@
-"""A progress bar on a terminal, and nothing elsewhere."""
+"""What a command is at, on standard error: bars on a terminal; elsewhere nothing, or lines of a probe."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
+from stretto.app.probe_seen import Progress as ProbeProgress
 from stretto.app.simulate import Tick
 from stretto.core.units import format_duration
+
+
+@contextmanager
+def measuring(where: str = "") -> Iterator[Callable[[ProbeProgress], None]]:
+    """Shows what a probe does on standard error while the block runs: on a terminal, or in plain lines.
+
+    Ctrl-C ends the command with a word: there is nothing to resume yet.
+    """
+    console = Console(stderr=True, highlight=False)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+
+            def show(progress: ProbeProgress) -> None:
+                text = f"measuring{where}, {progress.time_s:.0f} s at most: {progress.doing}"
+                if not console.is_terminal:
+                    print(text, file=sys.stderr, flush=True)
+                elif shown.tasks:
+                    shown.update(shown.tasks[0].id, description=text)
+                else:
+                    shown.add_task(text, total=None)
+
+            yield show
+    except KeyboardInterrupt:
+        print("stopped while measuring; nothing was begun.", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -8,15 +8,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.app.real_result import TuneResult
+from stretto.app.real_drive import EndedBy
+from stretto.app.real_result import TuneResult, ending_of
 from stretto.app.replay import Replayed, StudyReplay, is_study, replay
 from stretto.app.replay_jobs import recorded_workload, replay_jobs
 from stretto.app.run_folder import RunFolder
+from stretto.app.run_jobs import RunResult, run_result
 from stretto.app.study_run import StudyResult
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration
 from stretto.policies.registry import Options
-from stretto.report.study_table import HEADING, policy_row
+from stretto.report.study_table import HEADING, hours_text, policy_row
 from stretto.report.table import metrics_text
 from stretto.report.text_table import markdown_table
 from stretto.search.study import Study
@@ -42,10 +44,12 @@ def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options,
     for note in workload.notes:
         print(f"{folder.name}: {note}", file=sys.stderr)
     metrics = [run.metrics for run in replay_jobs(events, policies, options=options)]
+    actual = run_result(folder, ending_of(folder))
     if as_json:
-        print(json.dumps({"runs": [dataclasses.asdict(one) for one in metrics]}, indent=2))
+        runs = [dataclasses.asdict(one) for one in metrics]
+        print(json.dumps({"actual": actual.as_dict(), "runs": runs}, indent=2))
     else:
-        print(metrics_text(metrics))
+        print(f"{_jobs_really(actual)}\n\n{metrics_text(metrics)}")
 
 
 def _study(found: StudyReplay, folder: RunFolder, *, as_json: bool) -> None:
@@ -78,11 +82,20 @@ def _really(actual: TuneResult) -> list[str]:
         f"{actual.policy}, really",
         best,
         str(sum(trial.epochs > 0 for trial in actual.trials)),
-        f"{actual.gpu_hours:.1f}",
+        hours_text(actual.gpu_hours),
         f"${actual.cost_usd:,.2f}",
         format_duration(actual.finished_s),
-        actual.ended_by,
+        "trials" if actual.ended_by == EndedBy.JOBS else actual.ended_by,
     ]
+
+
+def _jobs_really(actual: RunResult) -> str:
+    done = [job for job in actual.jobs if job.jct_s is not None]
+    mean = "" if actual.mean_jct_s is None else f", mean JCT {format_duration(actual.mean_jct_s)}"
+    return (
+        f"{actual.policy}, really: {len(done)}/{len(actual.jobs)} jobs done{mean}, "
+        f"{format_duration(actual.finished_s)} in all, {hours_text(actual.gpu_hours)} GPU hours"
+    )
 
 
 def _shares(one: Replayed) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.app.real_result import read_ending, run_outline, tune_result
+from stretto.app.real_result import ending_of, run_outline, tune_result
 from stretto.app.run_folder import RunFolder, find_run
 from stretto.app.run_jobs import run_result
 from stretto.cli.flags import AsJson, ReportFile
@@ -38,7 +38,7 @@ def report(
 
 def _summary(folder: RunFolder) -> tuple[str, dict[str, Any]]:
     """In words, and for machines."""
-    spec, ended_by = folder.begun_spec(), read_ending(folder)
+    spec, ended_by = folder.begun_spec(), ending_of(folder)
     if spec.is_study:
         result = tune_result(folder, ended_by)
         return tune_text(result, run_outline(folder, spec).study), result.as_dict()

@@ -12,6 +12,7 @@ import typer
 
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_site import LOCAL
+from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
 from stretto.app.run_jobs import CheckedRun, RunRequest, RunResult, check_run, finished_run, start_run
 from stretto.app.study_cluster import slots_offer
@@ -19,7 +20,7 @@ from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.live import watching
 from stretto.core.errors import InputError
-from stretto.core.units import parse_duration_s
+from stretto.core.units import counted, parse_duration_s
 from stretto.policies.registry import check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_jobs_text import jobs_text
@@ -88,6 +89,7 @@ def run(
 
 
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
+    check_free(checked.folder)
     with checked.site.opened() as site:
         for note in site.notes:
             print(note, file=sys.stderr)
@@ -101,12 +103,14 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
         agree(slot, yes=yes)
     else:
         _say_begun(checked, "resumed")
-    title = f"{len(checked.file.jobs)} jobs under {checked.request.policy} on {slots} slots"
+    jobs = counted(len(checked.file.jobs), "job")
+    title = f"{jobs} under {checked.request.policy} on {counted(slots, 'slot')}"
+    stop = Stop()
     try:
-        with watching(f"{title}: {checked.folder.path}") as watcher:
+        with watching(f"{title}: {checked.folder.path}", stop=stop) as watcher:
             return start_run(
                 checked,
-                stop=Stop(),
+                stop=stop,
                 watcher=watcher,
                 on_begun=lambda: None if resumes else _say_begun(checked, "begun"),
             )

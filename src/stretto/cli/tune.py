@@ -10,21 +10,25 @@ from typing import Annotated, TextIO
 
 import typer
 
-from stretto.app.probe import Progress
 from stretto.app.real_drive import AtDeadline, EndedBy
+from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import TuneResult
 from stretto.app.real_site import LOCAL
+from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
-from stretto.app.tune import elsewhere, finished, prepare, start
+from stretto.app.tune import elsewhere, finished, node_to_launch, prepare, start
 from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
+from stretto.cli.progress import measuring
 from stretto.cli.run import agree, how_to_resume
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
+from stretto.core.units import counted
 from stretto.policies.registry import check_targets, parse_options
+from stretto.pricing.instances import Instance
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
 
 
@@ -53,7 +57,7 @@ def tune(
         AtDeadline, typer.Option(help="What trials do when the deadline comes.")
     ] = AtDeadline.STOP,
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as hypersched.eta=4.")
+        list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as hypersched.share=top.")
     ] = None,
     retries: Annotated[int, typer.Option(help="Starts after a failure without progress.")] = 2,
     seed: Seed = 0,
@@ -68,7 +72,8 @@ def tune(
     """Tune a study: the best model by a deadline, or the cheapest way to be on time.
 
     The plan comes first, then the run, then the best configuration and its checkpoint. Everything
-    lies under runs/NAME. The same command resumes a run that was stopped or killed; Ctrl-C saves
+    lies under runs/NAME. The same command resumes a run that was stopped or killed, and a later
+    deadline (from its first start) or a larger budget lets it go on for longer; Ctrl-C saves
     checkpoints and stops, a second one stops at once. What is not known of the training's speed is
     measured first. The exit code is 1 if the run is not over or has no model.
 
@@ -101,6 +106,8 @@ def tune(
             checkpoints=checkpoints,
         )
     )
+    if moved := extend(checked):
+        print(f"{checked.folder.path}: {moved}.", file=sys.stderr)
     result = finished(checked) or _run(checked, yes=yes, as_json=as_json)
     _show(checked, result, as_json=as_json)
     if not result.succeeded:
@@ -108,14 +115,28 @@ def tune(
 
 
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
+    check_free(checked.folder)
     with checked.site.opened() as site:
         for note in checked.notes(site):
             print(note, file=sys.stderr)
+        _agree_to_measure(node_to_launch(checked, site), yes=yes)
         return _train(checked, yes=yes, say=sys.stderr if as_json else sys.stdout)
 
 
+def _agree_to_measure(node: Instance | None, *, yes: bool) -> None:
+    if node is None:
+        return
+    print(
+        "Nothing says how fast the training is, and there is no node to measure on: "
+        f"a {node.name} is launched for it, at ${node.usd_per_hour:g} an hour.",
+        file=sys.stderr,
+    )
+    agree(node, yes=yes)
+
+
 def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
-    prepared = prepare(checked, on_progress=_say_progress)
+    with measuring() as show:
+        prepared = prepare(checked, on_progress=show)
     tuning, request = prepared.tuning, checked.request
     if prepared.resumes:
         print(f"{checked.folder.path} is resumed.", file=sys.stderr)
@@ -123,7 +144,7 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
         print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
         agree(tuning.instances[0], yes=yes)
     slots = prepared.offer.slots
-    title = f"{tuning.study.name} under {request.policy} on {slots} slots: {checked.folder.path}"
+    title = f"{tuning.study.name} under {request.policy} on {counted(slots, 'slot')}: {checked.folder.path}"
     outlook = Outlook(
         tuning=tuning,
         finish_s=prepared.expectation.finish_s,
@@ -131,15 +152,11 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
     )
     stop = Stop()
     try:
-        with watching(title, study=tuning.study, outlook=outlook) as watcher:
+        with watching(title, stop=stop, study=tuning.study, outlook=outlook) as watcher:
             return start(prepared, stop=stop, watcher=watcher)
     except KeyboardInterrupt:
         print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
         raise typer.Exit(1) from None
-
-
-def _say_progress(progress: Progress) -> None:
-    print(f"measuring, {progress.time_s:.0f} s at most: {progress.doing}", file=sys.stderr, flush=True)
 
 
 def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:

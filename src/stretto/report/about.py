@@ -9,7 +9,7 @@ from itertools import groupby
 
 from stretto.app.simulate import Run, Setup
 from stretto.core.cluster import Node
-from stretto.core.units import format_duration
+from stretto.core.units import counted, format_duration
 from stretto.report.summary import COLUMNS
 
 Facts = list[tuple[str, str]]
@@ -64,7 +64,7 @@ def definitions() -> Facts:
 def cluster_text(nodes: Sequence[Node]) -> str:
     """`16 nodes of 4 GPUs`, equal nodes counted together."""
     kinds = [
-        f"{len(list(same))} nodes of {_capacity_text(node)}"
+        f"{counted(len(list(same)), 'node')} of {_capacity_text(node)}"
         for node, same in (
             (next(group), [None, *group]) for _, group in groupby(nodes, key=lambda one: one.capacity)
         )
@@ -74,8 +74,8 @@ def cluster_text(nodes: Sequence[Node]) -> str:
 
 def _capacity_text(node: Node) -> str:
     amounts = (
-        (node.capacity.gpu, "GPUs"),
-        (node.capacity.cpu, "CPUs"),
+        (node.capacity.gpu, "GPU" if node.capacity.gpu == 1 else "GPUs"),
+        (node.capacity.cpu, "CPU" if node.capacity.cpu == 1 else "CPUs"),
         (node.capacity.memory_gib, "GiB"),
         (node.capacity.bandwidth_gbps, "Gbit/s"),
     )

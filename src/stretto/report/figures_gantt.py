@@ -10,9 +10,9 @@ from typing import Any
 from stretto.app.history import History
 from stretto.core.cluster import Node
 from stretto.core.job import Job
-from stretto.core.units import HOUR_S, format_duration
+from stretto.core.units import format_duration
 from stretto.report.palette import Palette
-from stretto.report.plotting import graph_objects, safe, styled, wrapped
+from stretto.report.plotting import TimeUnit, graph_objects, safe, styled, time_unit, wrapped
 from stretto.report.slots import Rows, Stay, rows_of, stays_of
 
 SHADES = 3
@@ -45,7 +45,7 @@ def gpus_over_time(history: History, nodes: Sequence[Node], groups: Groups, end_
 
     One trace of bars per group keeps a page with thousands of rectangles quick.
     """
-    go = graph_objects()
+    go, unit = graph_objects(), time_unit(end_s)
     rows = rows_of(nodes, history)
     reasons = _reasons(history)
     shades = {job_id: index % SHADES for index, job_id in enumerate(history.jobs)}
@@ -56,7 +56,9 @@ def gpus_over_time(history: History, nodes: Sequence[Node], groups: Groups, end_
     for group in groups.names:
         if grouped[group]:
             figure.add_trace(_legend_entry(go, group, groups))
-            figure.add_trace(_bars(go, group, grouped[group], groups=groups, shades=shades, reasons=reasons))
+            figure.add_trace(
+                _bars(go, group, grouped[group], groups=groups, shades=shades, reasons=reasons, unit=unit)
+            )
     for first in rows.first[1:]:
         figure.add_shape(
             type="line",
@@ -68,7 +70,7 @@ def gpus_over_time(history: History, nodes: Sequence[Node], groups: Groups, end_
             y1=first,
             line={"color": "#d5d9de", "width": 0.6},
         )
-    figure.update_xaxes(title_text="time (hours)", range=[0, end_s / HOUR_S])
+    figure.update_xaxes(**unit.axis(end_s))
     figure.update_yaxes(range=[rows.count, 0], showgrid=False, **_labels(rows))
     height = min(max(6 * rows.count, 240), 900) + 130
     return styled(figure, height, barmode="overlay", hovermode="closest")
@@ -90,11 +92,12 @@ def _bars(
     groups: Groups,
     shades: dict[str, int],
     reasons: dict[tuple[str, float], str],
+    unit: TimeUnit,
 ) -> Any:
     return go.Bar(
         orientation="h",
-        base=[round(stay.start_s / HOUR_S, 5) for stay in stays],
-        x=[round((stay.end_s - stay.start_s) / HOUR_S, 5) for stay in stays],
+        base=[round(stay.start_s / unit.seconds, 5) for stay in stays],
+        x=[round((stay.end_s - stay.start_s) / unit.seconds, 5) for stay in stays],
         y=[stay.first_row + stay.rows / 2 for stay in stays],
         width=[stay.rows for stay in stays],
         marker={

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.core.errors import InputError
-from stretto.report.plotting import FONT, INK, plotly_script, safe
+from stretto.report.plotting import FONT, INK, packed_plotly, safe
 from stretto.report.summary import Block, Summary
 
 STYLE = f"""
@@ -46,7 +46,8 @@ summary {{ cursor: pointer; font-weight: 600; margin: 14px 0; }}
 @media print {{ body {{ background: #fff; }} nav {{ display: none; }} .card {{ break-inside: avoid; }} }}
 """
 
-# Figures are drawn when they come near the window: a page with many of them opens at once.
+# Plotly is unpacked once the text can be read. Figures are drawn when they come near the window: a page with
+# many of them opens at once.
 SCRIPT = """
 const OPTIONS = {
   responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
@@ -58,13 +59,25 @@ function draw(place) {
   Plotly.newPlot(place, spec.data, spec.layout, OPTIONS);
 }
 const places = [...document.querySelectorAll(".figure")];
-const watcher = new IntersectionObserver(
-  entries => entries.filter(entry => entry.isIntersecting).forEach(entry => draw(entry.target)),
-  {rootMargin: "800px"});
-places.forEach(place => watcher.observe(place));
-window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("details").forEach(one => { one.open = true; });
-  places.forEach(draw);
+async function unpack(packed) {
+  const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt(0));
+  const script = document.createElement("script");
+  script.textContent = await new Response(
+    new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+}
+function begin() {
+  const watcher = new IntersectionObserver(
+    entries => entries.filter(entry => entry.isIntersecting).forEach(entry => draw(entry.target)),
+    {rootMargin: "800px"});
+  places.forEach(place => watcher.observe(place));
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach(one => { one.open = true; });
+    places.forEach(draw);
+  });
+}
+unpack(document.getElementById("plotly").textContent).then(begin, error => {
+  places.forEach(place => { place.textContent = "This browser cannot draw the figure: " + error; });
 });
 """
 
@@ -117,7 +130,8 @@ class Page:
                 f'<nav aria-label="Contents">{self._table_of_contents()}</nav>',
                 "<noscript><p>The figures of this page are drawn by JavaScript, which is off.</p></noscript>",
                 *self._body,
-                f"</main><script>{plotly_script()}</script><script>{SCRIPT}</script></body></html>\n",
+                f'</main><script type="text/plain" id="plotly">{packed_plotly()}</script>',
+                f"<script>{SCRIPT}</script></body></html>\n",
             ]
         )
 

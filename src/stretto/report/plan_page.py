@@ -10,6 +10,7 @@ import stretto
 from stretto.app.plan import Planned
 from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Forecast, Outcome
+from stretto.planning.plan import Plan
 from stretto.planning.planner import kept_how
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.page import Page, facts_html, table_html, write_page
@@ -24,6 +25,7 @@ from stretto.report.plan_text import (
     side_by_side,
     stage_rows,
     steps,
+    units,
     verdict,
 )
 from stretto.report.plotting import graph_objects, safe, styled
@@ -96,7 +98,7 @@ def _points(go: Any, name: str, plans: Sequence[Forecast], *, colour: str, mode:
         marker={"color": colour, "size": size},
         customdata=[
             [
-                f"{safe(name)}: {steps([stage.gpus_per_trial for stage in plan.plan.stages])} GPUs per trial",
+                f"{safe(name)}: {_per_trial(plan.plan)}",
                 f"{steps([stage.nodes for stage in plan.plan.stages])} nodes",
                 f"finish {duration_interval(plan.finish_s)}",
                 f"cost {money_interval(plan.cost_usd)}",
@@ -105,6 +107,10 @@ def _points(go: Any, name: str, plans: Sequence[Forecast], *, colour: str, mode:
         ],
         hovertemplate=HOVER,
     )
+
+
+def _per_trial(plan: Plan) -> str:
+    return f"{steps([stage.gpus_per_trial for stage in plan.stages])} {units(plan)} per trial"
 
 
 def nodes_figure(outcome: Outcome) -> Any:
@@ -123,8 +129,8 @@ def nodes_figure(outcome: Outcome) -> Any:
                 name=safe(name),
                 marker={"color": line_style(index).colour},
                 customdata=[
-                    f"{stage.nodes} x {safe(stage.instance)}, {stage.gpus_per_trial} GPUs per trial, "
-                    f"{stage.at_once} at once"
+                    f"{stage.nodes} x {safe(stage.instance)}, {units(forecast.plan)} per trial: "
+                    f"{stage.gpus_per_trial}, {stage.at_once} at once"
                     for stage in stages
                 ],
                 hovertemplate="%{customdata}",

@@ -11,6 +11,7 @@ from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.text_table import markdown_table
 from stretto.report.tiny_plot import Mark, tiny_plot
+from stretto.substrate.local_nodes import SLOT
 
 SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
 """How plans are drawn in a plot of characters."""
@@ -22,9 +23,15 @@ def plan_text(tuning: Tuning, outcome: Outcome) -> str:
     shown = outcome.chosen or outcome.earliest
     what = "the chosen plan" if outcome.chosen else "the earliest plan"
     parts.append(f"Stages of {what}:\n\n{stage_table(shown.plan)}")
-    parts.append(f"Mean cost against mean finish:\n\n{frontier_plot(outcome)}")
+    if is_priced(tuning):
+        parts.append(f"Mean cost against mean finish:\n\n{frontier_plot(outcome)}")
     parts.append("\n".join(closing(tuning, outcome)))
     return "\n\n".join(parts) + "\n"
+
+
+def is_priced(tuning: Tuning) -> bool:
+    """Whether time costs anything; if not there is no trade-off to show."""
+    return any(instance.usd_per_hour for instance in tuning.instances)
 
 
 def verdict(tuning: Tuning, outcome: Outcome) -> str:
@@ -63,6 +70,9 @@ def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
     """What an hour more would save, what a fixed cluster would cost, what is least known."""
     sentences = []
     chosen, deadline_s = outcome.chosen, tuning.limits.deadline_s
+    if not is_priced(tuning):
+        sentences.append("Slots have no price here, so that plans differ in time only.")
+        chosen = None
     if chosen is not None and deadline_s is not None:
         later = outcome.cheapest_by(deadline_s + HOUR_S)
         saved = chosen.cost_usd.mean - later.cost_usd.mean if later is not None else 0.0
@@ -93,13 +103,18 @@ def _against_static(chosen: Forecast, static: Forecast | None) -> str:
     return f"The best fixed cluster costs {money(extra_usd)} more{times}."
 
 
+def units(plan: Plan) -> str:
+    """What trials get of nodes: GPUs of those that are rented, slots of one's own, which may be cores."""
+    return "slots" if all(stage.instance.startswith(SLOT) for stage in plan.stages) else "GPUs"
+
+
 def stage_table(plan: Plan) -> str:
     return markdown_table(*stage_rows(plan))
 
 
 def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """Heading and rows of a plan's stages."""
-    heading = ["stage", "epochs", "trials", "at once", "GPUs each", "nodes", "instance"]
+    heading = ["stage", "epochs", "trials", "at once", f"{units(plan)} each", "nodes", "instance"]
     rows = [
         [
             str(index),
@@ -128,7 +143,8 @@ def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
 
 def comparison_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     """Heading and rows of the comparison of plans."""
-    heading = ["plan", "GPUs per trial", "nodes", "finish (P10-P90)", "cost (P10-P90)", "on time"]
+    per_trial = f"{units(outcome.cheapest.plan)} per trial"
+    heading = ["plan", per_trial, "nodes", "finish (P10-P90)", "cost (P10-P90)", "on time"]
     rows = [
         [
             name,

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from stretto.app.explain import Line, Story, time_text
 from stretto.app.run_jobs import JobResult, RunResult
 from stretto.core.units import format_duration
+from stretto.report.failures import failure_lines
 from stretto.report.names import one_line
 from stretto.report.text_table import markdown_table
 
-JOB_HEADING = ["job", "state", "epochs", "completion", "restarts", "retries", "GPU hours", "checkpoint"]
+JOB_HEADING = ["job", "state", "epochs", "completion", "restarts", "retries", "slot hours", "checkpoint"]
 
 _ENDINGS = {
     "jobs": "every job came to its end",
     "stalled": "the policy started nothing more",
     "request": "it was asked to stop",
     "unfinished": "it is not over",
+    "stopped": "it was stopped, and can be resumed,",
+    "interrupted": "it was interrupted, and can be resumed,",
 }
 
 
@@ -30,13 +33,10 @@ def _summary(result: RunResult) -> Iterator[str]:
     yield f"{result.run.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
     mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
     cost = f", ${result.cost_usd:.2f}" if result.cost_usd else ""
-    yield f"{result.gpu_hours:.3f} GPU hours{mean}{cost}"
+    yield f"{result.gpu_hours:.3f} slot hours{mean}{cost}"
     yield ""
     yield markdown_table(JOB_HEADING, [job_row(job) for job in result.jobs])
-    for job in result.jobs:
-        if job.error:
-            yield ""
-            yield f"{job.id} failed: {job.error.strip()}"
+    yield from failure_lines((job.id, job.error) for job in result.jobs if job.error)
 
 
 def job_row(job: JobResult) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import stretto
 from stretto.app.history import History, history_of
-from stretto.app.real_result import TuneResult, read_ending, run_outline, run_tuning, tune_result
+from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
 from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.app.run_jobs import run_result
 from stretto.app.study_file import StudyFile, WorldSpec
@@ -20,10 +20,10 @@ from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import Palette
 from stretto.report.plotting import graph_objects
 from stretto.report.run_jobs_text import JOB_HEADING, job_row
-from stretto.report.run_text import config_text, ranked, trial_heading, trial_row
+from stretto.report.run_text import config_text, past_text, ranked, trial_heading, trial_row
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
 
-LEAD = f"A real run on one machine by Stretto {stretto.__version__}: measured, not simulated."
+PLACES = {"ray": "a Ray cluster"}
 
 
 def write_run_page(path: Path | str, folder: RunFolder) -> None:
@@ -36,10 +36,10 @@ def write_run_page(path: Path | str, folder: RunFolder) -> None:
 def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
     tuning = run_tuning(run_outline(folder, spec), spec)
     study = tuning.study
-    result = tune_result(folder, read_ending(folder))
+    result = tune_result(folder, ending_of(folder))
     history = history_of(folder.events())
     end_s = max(result.finished_s, 1.0)
-    page = Page(title=f"{study.name}: {result.policy}", lead=LEAD)
+    page = Page(title=f"{study.name}: {result.policy}", lead=_lead(spec))
     page.heading(2, "Summary")
     page.html(facts_html(_facts(result, tuning)))
     page.html(table_html(trial_heading(study), [trial_row(trial) for trial in ranked(result, study)]))
@@ -58,10 +58,10 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
 
 
 def _jobs_html(folder: RunFolder) -> str:
-    result = run_result(folder, read_ending(folder))
+    result = run_result(folder, ending_of(folder))
     history = history_of(folder.events())
     palette = Palette.of([result.policy], {job.job.application for job in history.jobs.values()})
-    page = Page(title=f"{folder.name}: {result.policy}", lead=LEAD)
+    page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(folder.begun_spec()))
     page.heading(2, "Summary")
     page.html(table_html(JOB_HEADING, [job_row(job) for job in result.jobs]))
     page.heading(2, "Slots")
@@ -70,6 +70,11 @@ def _jobs_html(folder: RunFolder) -> str:
     figure = gpus_over_time(history, _nodes(folder), by_application(history, palette), end_s)
     page.figure(figure, "slots held by jobs over time")
     return page.render()
+
+
+def _lead(spec: RunSpec) -> str:
+    place = PLACES.get(str(spec.asked.get("on")), "one machine")
+    return f"A real run on {place} by Stretto {stretto.__version__}: measured, not simulated."
 
 
 def _nodes(folder: RunFolder) -> tuple[Node, ...]:
@@ -88,6 +93,7 @@ def _facts(result: TuneResult, tuning: Tuning) -> list[tuple[str, str]]:
         ("ended by", result.ended_by),
         ("finish", format_duration(result.finished_s)),
         ("deadline", "none" if deadline_s is None else format_duration(deadline_s)),
+        *([("limits", past_text(result))] if result.past_limits else []),
         ("cost", f"${result.cost_usd:.2f}"),
         ("slots", str(tuning.max_nodes)),
     ]

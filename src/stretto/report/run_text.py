@@ -8,10 +8,12 @@ from typing import Any
 from stretto.app.real_expect import Expectation
 from stretto.app.real_result import TrialResult, TuneResult
 from stretto.app.replay import Replayed
+from stretto.app.run_folder import PastLimits
 from stretto.core.job import Value
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
+from stretto.report.failures import failure_lines
 from stretto.report.names import one_line
 from stretto.report.plan_text import plan_text, stage_table, verdict
 from stretto.report.text_table import markdown_table
@@ -28,6 +30,8 @@ _ENDINGS = {
     "stalled": "the policy started nothing more",
     "request": "it was asked to stop",
     "unfinished": "it is not over",
+    "stopped": "it was stopped, and can be resumed,",
+    "interrupted": "it was interrupted, and can be resumed,",
 }
 
 
@@ -95,21 +99,35 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         yield f"checkpoint      {result.checkpoint or 'none was kept'}"
     states = ", ".join(f"{count} {state}" for state, count in sorted(result.trials_by_state.items()))
     yield f"trials          {states or 'none'}"
-    yield f"GPU hours       {result.gpu_hours:.3f}"
-    yield f"finish          {format_duration(result.finished_s)}{_predicted(result.predicted_finish_s)}"
+    yield f"slot hours      {result.gpu_hours:.3f}"
+    so_far = "" if result.is_over else " so far"
+    finish = f"{format_duration(result.finished_s)}{so_far}{_predicted(result.predicted_finish_s)}"
+    yield f"finish          {finish}"
     if result.cost_usd or (result.predicted_cost_usd and result.predicted_cost_usd.mean):
         expected = result.predicted_cost_usd
         yield f"cost            ${result.cost_usd:.2f}" + (
             f" (expected {_between(expected, lambda usd: f'${usd:.2f}')})" if expected else ""
         )
+    if result.past_limits:
+        yield f"limits          {past_text(result)}"
     if other is not None:
         yield f"elsewhere       {_elsewhere(other)}"
     yield ""
     yield trial_table(result, study)
-    for trial in result.trials:
-        if trial.error:
-            yield ""
-            yield f"{trial.id} failed: {trial.error.strip()}"
+    yield from failure_lines((trial.id, trial.error) for trial in result.trials if trial.error)
+
+
+def past_text(result: TuneResult) -> str:
+    """Limits that were raised on the way, and when."""
+    return "; ".join(
+        f"raised after {format_duration(one.until_s)}, {_were(one)}" for one in result.past_limits
+    )
+
+
+def _were(limits: PastLimits) -> str:
+    deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
+    time = "no deadline" if deadline_s is None else f"a deadline of {format_duration(deadline_s)}"
+    return f"from {time}" + ("" if budget_usd is None else f" and ${budget_usd:g}")
 
 
 def trial_table(result: TuneResult, study: Study) -> str:

@@ -13,11 +13,11 @@ import stretto
 from stretto.app.history import History
 from stretto.app.study_run import StudyRun, fixed_cluster
 from stretto.core.job import Job
-from stretto.core.units import HOUR_S, format_duration
+from stretto.core.units import format_duration
 from stretto.report.figures_gantt import Groups, gpus_over_time
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import Palette, lighter, ramp
-from stretto.report.plotting import graph_objects, safe, styled
+from stretto.report.plotting import graph_objects, safe, styled, time_unit
 from stretto.report.study_table import HEADING, policy_row
 from stretto.search.study import Study
 
@@ -67,7 +67,7 @@ def study_html(runs: Sequence[StudyRun]) -> str:
 
 def best_over_time(by_policy: dict[str, list[StudyRun]], study: Study, end_s: float) -> Any:
     """The mean best value so far; a policy's line begins when all its simulations have shown one."""
-    go = graph_objects()
+    go, unit = graph_objects(), time_unit(end_s)
     figure = go.Figure()
     palette = Palette.of(by_policy, ())
     moments = np.linspace(0.0, end_s, MOMENTS)
@@ -75,13 +75,13 @@ def best_over_time(by_policy: dict[str, list[StudyRun]], study: Study, end_s: fl
         best = np.mean([_best_at(run.history, study, moments) for run in runs], axis=0)
         style = palette.policy(name)
         figure.add_scatter(
-            x=moments / HOUR_S,
+            x=moments / unit.seconds,
             y=[float(value) if np.isfinite(value) else None for value in best],
             name=safe(name),
             mode="lines",
             line={"color": style.colour, "dash": style.dash, "width": 2.2, "shape": "hv"},
         )
-    figure.update_xaxes(title_text="time (hours)", range=[0, end_s / HOUR_S])
+    figure.update_xaxes(**unit.axis(end_s))
     figure.update_yaxes(title_text=safe(f"best {study.metric} so far"))
     return styled(figure, 400)
 
@@ -104,14 +104,14 @@ def _best_at(history: History, study: Study, moments: npt.NDArray[np.float64]) -
 
 def curves_figure(run: StudyRun, study: Study, end_s: float) -> Any:
     """Values of trials over time; of many, those that came furthest."""
-    go = graph_objects()
+    go, unit = graph_objects(), time_unit(end_s)
     figure = go.Figure()
     trials = sorted(run.history.jobs.values(), key=lambda job: len(job.results))[-MOST_LINES:]
     colours = ramp(len(study.rungs) + 1)
     for job in trials:
         points = [(t_s, value) for t_s, value in job.result_times() if value is not None]
         figure.add_scatter(
-            x=[t_s / HOUR_S for t_s, _ in points],
+            x=[t_s / unit.seconds for t_s, _ in points],
             y=[value for _, value in points],
             mode="lines+markers",
             marker={"size": 3},
@@ -120,7 +120,7 @@ def curves_figure(run: StudyRun, study: Study, end_s: float) -> Any:
             hovertemplate=f"{safe(job.job.id)}: %{{y:.4g}}<extra>{_config_text(job.job)}</extra>",
             showlegend=False,
         )
-    figure.update_xaxes(title_text="time (hours)", range=[0, end_s / HOUR_S])
+    figure.update_xaxes(**unit.axis(end_s))
     figure.update_yaxes(title_text=safe(study.metric))
     return styled(figure, 320, hovermode="closest")
 

@@ -39,11 +39,16 @@ def policy_row(study: Study, policy: str, results: Sequence[StudyResult]) -> lis
         best + (f" ({silent} without)" if silent and values else ""),
         f"{worst(values):.4f}" if values else "none",
         f"{np.mean([result.trials_started for result in results]):.4g}",
-        f"{np.mean([result.gpu_hours for result in results]):.1f}",
+        hours_text(float(np.mean([result.gpu_hours for result in results]))),
         f"${np.mean([result.cost_usd for result in results]):,.2f}",
         format_duration(float(np.mean([result.finished_s for result in results]))),
         _endings(results),
     ]
+
+
+def hours_text(hours: float) -> str:
+    """With as many digits as tell one run from another, also of a short one."""
+    return f"{hours:.1f}" if hours >= 1.0 else f"{hours:.3f}"
 
 
 def _endings(results: Sequence[StudyResult]) -> str:

@@ -1,0 +1,152 @@
+"""More time or money for a study that was begun: its limits may be raised, and nothing else changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+from stretto.app.real_drive import EndedBy
+from stretto.app.real_request import Checked
+from stretto.app.real_result import forget_plan, read_ending
+from stretto.app.real_standing import check_free
+from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
+from stretto.core.errors import InputError
+from stretto.core.events import RunPaused
+from stretto.core.units import format_duration, parse_duration_s
+from stretto.journal.sqlite import SqliteJournal
+from stretto.planning.tuning import Limits
+
+SAME_S = 1.0
+"""Deadlines that are no further apart are the same in other words."""
+_RAISED = ("deadline", "budget_usd")
+
+
+def extend(checked: Checked) -> str:
+    """Give a run that was begun the later deadline or the larger budget that is asked for now.
+
+    Says what was done; nothing if there is nothing to do, or if more than that differs or a limit is just
+    left out, which is refused elsewhere. A duration counts from the first start, as ever. InputError if the
+    run cannot use it.
+    """
+    folder, spec = checked.folder, checked.folder.spec()
+    if spec is None or spec.asked == checked.asked or _besides(spec.asked) != _besides(checked.asked):
+        return ""
+    if any(checked.asked[name] is None and spec.asked[name] is not None for name in _RAISED):
+        return ""
+    now_s = time.time() - spec.started_at_s
+    limits = Limits(deadline_s=_deadline_s(checked, spec, now_s), budget_usd=checked.limits.budget_usd)
+    if _is_less(limits.deadline_s, spec.deadline_s) or _is_less(limits.budget_usd, spec.budget_usd):
+        return ""
+    told = "; ".join(_told(spec, limits, now_s))
+    if told:
+        _check_of_use(folder, spec, limits, now_s)
+        _move(folder, dataclasses.replace(spec, asked=checked.asked), limits, now_s)
+    else:  # the same in other words
+        folder.write("spec", dataclasses.asdict(dataclasses.replace(spec, asked=checked.asked)))
+    return told
+
+
+def _move(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> None:
+    """In an order in which a kill in between leaves the run as it was, or over, to be extended again."""
+    ending = read_ending(folder)
+    past = PastLimits(until_s=now_s, deadline_s=spec.deadline_s, budget_usd=spec.budget_usd)
+    moved = dataclasses.replace(
+        spec,
+        deadline_s=limits.deadline_s,
+        budget_usd=limits.budget_usd,
+        past_limits=(*spec.past_limits, past),
+    )
+    check_free(folder)
+    with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
+        if ending is not None:
+            journal.append(list(_rest(journal, spec, ending)))
+            (folder.path / "result.json").unlink(missing_ok=True)
+        forget_plan(folder)
+        folder.write("spec", dataclasses.asdict(moved))
+
+
+def _rest(journal: SqliteJournal, spec: RunSpec, ending: EndedBy) -> Iterator[RunPaused]:
+    """Nothing ran from its end to now, and nothing was rented."""
+    events = list(journal.events())
+    end_s = max(event.t_s for event in events)
+    if not isinstance(events[-1], RunPaused):
+        yield RunPaused(t_s=max(end_s, spec.deadline_s or 0.0) if ending is EndedBy.DEADLINE else end_s)
+
+
+def _besides(asked: Tables) -> Tables:
+    """What was asked, without the limits that may be raised."""
+    study = asked.get("study")
+    if not isinstance(study, dict):
+        return asked
+    kept = {name: value for name, value in study.get("limits", {}).items() if name not in _RAISED}
+    return {**asked, "study": {**study, "limits": kept}, **dict.fromkeys(_RAISED)}
+
+
+def _deadline_s(checked: Checked, spec: RunSpec, now_s: float) -> float | None:
+    """From the first start."""
+    deadline_s = checked.limits.deadline_s
+    if deadline_s is None:
+        return None
+    if _given_s(checked.asked) is None:
+        deadline_s += now_s  # a time of day
+    else:
+        given_s = _given_s(spec.asked)
+        if given_s is not None and spec.deadline_s is not None:
+            deadline_s -= given_s - spec.deadline_s  # what was measured before the first start took time, too
+    same = spec.deadline_s is not None and abs(deadline_s - spec.deadline_s) <= SAME_S
+    return spec.deadline_s if same else deadline_s
+
+
+def _given_s(asked: Tables) -> float | None:
+    """A deadline that is a duration; None of a time of day, or if there is none."""
+    words = asked["deadline"] or asked["study"].get("limits", {}).get("deadline")
+    if words is None or ":" in str(words) or str(words).strip().lower() == "none":
+        return None
+    return parse_duration_s(str(words))
+
+
+def _is_less(limit: float | None, than: float | None) -> bool:
+    """None is no limit."""
+    return (math.inf if limit is None else limit) < (math.inf if than is None else than)
+
+
+def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> None:
+    where, ending = str(folder.path), read_ending(folder)
+    if limits.deadline_s is not None and limits.deadline_s <= now_s:
+        raise InputError(
+            f"a deadline {format_duration(limits.deadline_s)} after the first start was "
+            f"{format_duration(now_s - limits.deadline_s)} ago.",
+            where=where,
+            remedy=f"Give more than {format_duration(now_s)}, or a time of day such as 18:00.",
+        )
+    if ending is EndedBy.JOBS:
+        raise InputError(
+            "every trial came to its end, so that more time or money changes nothing.",
+            where=where,
+            remedy=f"`stretto report {folder.name}` shows what came of it; another --name begins anew.",
+        )
+    if ending is EndedBy.BUDGET and not _is_less(spec.budget_usd, limits.budget_usd):
+        raise InputError(
+            f"the budget of ${spec.budget_usd or 0.0:g} is spent, so that more time changes nothing.",
+            where=where,
+            remedy="Give a larger --budget.",
+        )
+
+
+def _told(spec: RunSpec, limits: Limits, now_s: float) -> Iterator[str]:
+    if _is_less(spec.deadline_s, limits.deadline_s):
+        before = format_duration(spec.deadline_s or 0.0)
+        if limits.deadline_s is None:
+            yield f"the deadline of {before} is lifted"
+        else:
+            left = format_duration(limits.deadline_s - now_s)
+            yield (
+                f"the deadline was {before} after the first start and is "
+                f"{format_duration(limits.deadline_s)}, {left} from now"
+            )
+    if _is_less(spec.budget_usd, limits.budget_usd):
+        after = "lifted" if limits.budget_usd is None else f"${limits.budget_usd:g}"
+        yield f"the budget was ${spec.budget_usd or 0.0:g} and is {after}"

@@ -1,0 +1,229 @@
+"""More time or money for a run that was begun."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stretto.app.real_drive import EndedBy
+from stretto.app.real_extend import extend
+from stretto.app.real_request import Checked, TuneRequest, check_request
+from stretto.app.real_result import TuneResult
+from stretto.app.replay import replay
+from stretto.app.run_folder import RunFolder
+from stretto.app.tune import finished, prepare, start
+from stretto.core.errors import InputError
+from stretto.core.events import RunPaused, RunStarted
+from stretto.report.run_text import tune_text
+from study_command import StudyCommand
+from tune_world import STUDY, simulated, write_study
+
+PRICED = STUDY.replace("slots = 2", "slots = 2\nusd_per_slot_hour = 36")
+"""A cent a second for each."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(
+    here: Path,
+    deadline: str | None = None,
+    *,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    policy: str = "asha",
+    text: str = STUDY,
+) -> Checked:
+    given_s = float(deadline.removesuffix("s")) if deadline and deadline_s is None else deadline_s
+    return check_request(
+        TuneRequest(
+            study=write_study(here, text),
+            work="train.py:train",
+            policy=policy,
+            deadline_s=given_s,
+            deadline_as=deadline,
+            budget_usd=budget_usd,
+        )
+    )
+
+
+def tuned(checked: Checked) -> TuneResult:
+    return start(prepare(checked, make=simulated), make=simulated)
+
+
+def epochs(result: TuneResult) -> int:
+    return sum(trial.epochs for trial in result.trials)
+
+
+@pytest.mark.parametrize("policy", ["asha", "hypersched", "rubberband"])
+def test_a_run_that_a_deadline_ended_goes_on_with_a_later_one(here: Path, policy: str) -> None:
+    short = tuned(asked(here, "39s", policy=policy))
+    assert short.ended_by == EndedBy.DEADLINE
+    later = asked(here, "900s", policy=policy)
+    told = extend(later)
+    assert told.startswith("the deadline was 39s after the first start and is 15m 00s")
+    assert finished(later) is None
+    result = tuned(later)
+    assert result.ended_by == EndedBy.JOBS
+    assert epochs(result) > epochs(short)
+    assert finished(later) == result
+    assert not extend(later), "the same command once more"
+
+
+def test_what_was_expected_for_other_limits_is_not_compared(here: Path) -> None:
+    tuned(asked(here, "39s"))
+    later = asked(here, "900s")
+    extend(later)
+    result = tuned(later)
+    assert result.predicted_finish_s is None
+    (past,) = result.past_limits
+    assert past.deadline_s == pytest.approx(39.0, abs=1.0)
+    assert "from a deadline of 39s" in tune_text(result, later.outline.study)
+    assert any("limits were raised" in note for note in replay(later.folder, ["sha"]).notes)
+
+
+def test_nothing_is_paid_between_its_end_and_its_resumption(here: Path) -> None:
+    tuned(asked(here, "39s", text=PRICED))
+    later = asked(here, "900s", text=PRICED)
+    extend(later)
+    *_, last = later.folder.events()
+    assert isinstance(last, RunPaused)
+    assert last.t_s == pytest.approx(39.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"deadline": "30s"}, 'deadline was "39s" and is "30s"'),
+        ({}, 'deadline was "39s" and is not given'),
+        ({"deadline": "900s", "text": STUDY.replace("trials = 6", "trials = 7")}, "trials was 6 and is 7"),
+        ({"deadline": "900s", "policy": "sha"}, 'policy was "asha" and is "sha"'),
+        ({"deadline": "900s", "budget_usd": 1.0}, "budget_usd was not given and is 1.0"),
+    ],
+)
+def test_anything_else_is_refused_as_ever(here: Path, change: dict[str, Any], told: str) -> None:
+    tuned(asked(here, "39s"))
+    other = asked(here, **change)
+    assert not extend(other)
+    with pytest.raises(InputError, match="begun otherwise") as refused:
+        finished(other)
+    assert told in str(refused.value)
+
+
+def test_a_deadline_that_is_over_already(here: Path) -> None:
+    checked = asked(here, "39s")
+    tuned(checked)
+    spec = checked.folder.read("spec")
+    assert spec is not None
+    checked.folder.write("spec", {**spec, "started_at_s": time.time() - 3600.0})
+    with pytest.raises(InputError, match=r"was 45m \d\ds ago\. Give more than 1h 00m, or a time of day"):
+        extend(asked(here, "900s"))
+    extend(asked(here, "23:59", deadline_s=600.0))
+    moved = checked.folder.spec()
+    assert moved is not None
+    assert moved.deadline_s == pytest.approx(4200.0, abs=60.0)
+
+
+def test_the_same_deadline_in_other_words(here: Path) -> None:
+    result = tuned(asked(here, "39s"))
+    other = asked(here, "39.0s")
+    assert not extend(other)
+    assert finished(other) == result
+    assert not result.past_limits
+
+
+def test_a_limit_of_the_file_may_be_raised_there(here: Path) -> None:
+    def limited(deadline: str) -> Checked:
+        return asked(here, text=STUDY + f'\n[limits]\ndeadline = "{deadline}"\n')
+
+    assert tuned(limited("39s")).ended_by == EndedBy.DEADLINE
+    assert extend(limited("15m")).startswith("the deadline was 39s after the first start and is 15m")
+    assert tuned(limited("15m")).ended_by == EndedBy.JOBS
+    assert not extend(limited("20s"))
+
+
+def test_a_deadline_may_be_lifted(here: Path) -> None:
+    tuned(asked(here, "39s"))
+    lifted = asked(here, "none", deadline_s=float("inf"))
+    assert extend(lifted) == "the deadline of 39s is lifted"
+    assert tuned(lifted).ended_by == EndedBy.JOBS
+
+
+def test_more_time_is_of_no_use_once_every_trial_ended(here: Path) -> None:
+    tuned(asked(here, "900s"))
+    with pytest.raises(InputError, match="every trial came to its end"):
+        extend(asked(here, "1900s"))
+
+
+class TestBudget:
+    def test_a_larger_one_goes_on(self, here: Path) -> None:
+        short = tuned(asked(here, budget_usd=1.0, text=PRICED))
+        assert short.ended_by == EndedBy.BUDGET
+        more = asked(here, budget_usd=100.0, text=PRICED)
+        assert extend(more) == "the budget was $1 and is $100"
+        result = tuned(more)
+        assert result.ended_by == EndedBy.JOBS
+        assert result.cost_usd > short.cost_usd
+
+    def test_more_time_for_one_that_is_spent(self, here: Path) -> None:
+        tuned(asked(here, "900s", budget_usd=1.0, text=PRICED))
+        with pytest.raises(InputError, match=r"budget of \$1 is spent"):
+            extend(asked(here, "1900s", budget_usd=1.0, text=PRICED))
+
+
+def test_a_kill_while_limits_are_moved_costs_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned(asked(here, "39s"))
+    later = asked(here, "900s")
+    write = RunFolder.write
+
+    def killed(folder: RunFolder, name: str, tables: dict[str, Any]) -> None:
+        if name == "spec":
+            raise SystemExit(9)
+        write(folder, name, tables)
+
+    monkeypatch.setattr(RunFolder, "write", killed)
+    with pytest.raises(SystemExit):
+        extend(later)
+    monkeypatch.setattr(RunFolder, "write", write)
+    assert extend(later)
+    assert sum(isinstance(event, RunPaused) for event in later.folder.events()) == 1
+    assert tuned(later).ended_by == EndedBy.JOBS
+
+
+def test_the_journal_keeps_what_the_run_was_begun_with(here: Path) -> None:
+    tuned(asked(here, "39s"))
+    begun = next(asked(here, "39s").folder.events())
+    later = asked(here, "900s")
+    extend(later)
+    tuned(later)
+    assert isinstance(begun, RunStarted)
+    assert next(later.folder.events()) == begun
+
+
+def test_the_command_says_what_it_did(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned(asked(here, "39s"))
+    later = asked(here, "900s")
+    monkeypatch.setattr("stretto.cli.tune.start", lambda prepared, **_: start(prepared, make=simulated))
+    words = ("tune", later.request.study, "train.py:train", "--policy", "asha", "--deadline", "900s")
+    code, out, err = StudyCommand(monkeypatch, capsys)(*words)
+    assert code == 0
+    assert "runs/tiny: the deadline was 39s after the first start and is 15m 00s" in err
+    assert "limits          raised after" in out
+
+
+def test_a_run_that_is_not_there_or_the_same_is_left_alone(here: Path) -> None:
+    checked = asked(here, "39s")
+    assert not extend(checked)
+    tuned(checked)
+    before = dataclasses.asdict(checked.folder.begun_spec())
+    assert not extend(checked)
+    assert dataclasses.asdict(checked.folder.begun_spec()) == before

@@ -1,0 +1,171 @@
+"""A run that is not over: in use, stopped or killed, and the words for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stretto.app.real_board import Board, Phase
+from stretto.app.real_drive import RealSubstrate, Unwatched
+from stretto.app.real_request import Checked, TuneRequest, check_request
+from stretto.app.real_result import tune_result
+from stretto.app.real_standing import Standing, check_free, is_going_on, state_of
+from stretto.app.real_stop import Stop
+from stretto.app.real_substrate import Hands
+from stretto.app.run_folder import RunFolder
+from stretto.app.tune import prepare, start
+from stretto.core.errors import InputError
+from stretto.core.events import Event, RunPaused, RunResumed
+from stretto.journal.sqlite import SqliteJournal
+from study_command import StudyCommand
+from tune_world import SimulatedHands, simulated, write_study
+
+KILLED_S = 35.0
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def stretto(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> StudyCommand:
+    del here
+    return StudyCommand(monkeypatch, capsys)
+
+
+@pytest.fixture
+def checked(here: Path) -> Checked:
+    return check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
+
+
+class StopsAt(Unwatched):
+    """Asks to stop at a time, and looks at the run meanwhile."""
+
+    def __init__(self, folder: RunFolder, at_s: float) -> None:
+        self._folder = folder
+        self._at_s = at_s
+        self.stop = Stop()
+        self.seen: set[str] = set()
+        self.refused = 0
+
+    def tick(self, now_s: float) -> None:
+        if now_s < self._at_s:
+            return
+        self.seen.add(tune_result(self._folder, None).ended_by)
+        try:
+            check_free(self._folder)
+        except InputError:
+            self.refused += 1
+        self.stop.ask()
+
+
+def stopped(checked: Checked) -> StopsAt:
+    watcher = StopsAt(checked.folder, KILLED_S)
+    start(prepare(checked, make=simulated), stop=watcher.stop, watcher=watcher, make=simulated)
+    return watcher
+
+
+def killed(checked: Checked) -> None:
+    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        del folder, clock
+        return SimulatedHands(hands, until_s=KILLED_S, break_off=True)
+
+    with pytest.raises(SystemExit):
+        start(prepare(checked, make=simulated), make=make)
+
+
+def folded(events: list[Event]) -> Board:
+    board = Board()
+    for event in events:
+        board.observe(event)
+    return board
+
+
+def test_while_it_goes_on_nobody_else_may_touch_it(checked: Checked) -> None:
+    watcher = stopped(checked)
+    assert watcher.seen == {Standing.GOING_ON}
+    assert watcher.refused
+    assert not is_going_on(checked.folder)
+    check_free(checked.folder)
+
+
+def test_trials_of_a_stopped_run_are_paused(checked: Checked) -> None:
+    stopped(checked)
+    found = tune_result(checked.folder, None)
+    assert found.ended_by == Standing.STOPPED
+    assert found.trials_by_state["paused"] >= 2
+    assert not {"running", "starting", "interrupted"} & found.trials_by_state.keys()
+
+
+def test_they_start_again_when_it_is_resumed(checked: Checked) -> None:
+    stopped(checked)
+    events = list(checked.folder.events())
+    assert isinstance(events[-1], RunPaused)
+    held = {name for name, line in folded(events).jobs.items() if line.allocation}
+    again = folded([*events, RunResumed(t_s=100.0, down_s=10.0)])
+    assert held
+    assert {name for name, line in again.jobs.items() if line.phase is Phase.STARTING} == held
+
+
+def test_those_of_a_killed_run_were_interrupted(checked: Checked, stretto: StudyCommand) -> None:
+    killed(checked)
+    found = stretto.json("report", "tiny")
+    assert found["ended_by"] == Standing.INTERRUPTED
+    assert found["trials_by_state"]["interrupted"] == 2
+    assert "it was interrupted, and can be resumed, after" in stretto("report", "tiny")[1]
+    story = stretto.json("explain", "tiny")
+    assert [job["state"] for job in story["jobs"]].count("interrupted") == 2
+    assert story["lines"][-1]["what"] == "interrupted"
+    for words in (found, story):
+        assert "running" not in str(words)
+
+
+def test_once_resumed_it_is_not_interrupted_any_more(checked: Checked, stretto: StudyCommand) -> None:
+    killed(checked)
+    assert start(prepare(checked, make=simulated), make=simulated).ended_by == "jobs"
+    assert "interrupted" not in str(stretto.json("explain", "tiny"))
+
+
+def test_a_deadline_that_passed_while_it_was_dead_has_ended_it(here: Path, stretto: StudyCommand) -> None:
+    request = TuneRequest(study=write_study(here), work="train.py:train", policy="asha", deadline_s=400.0)
+    checked = check_request(request)
+    killed(checked)
+    spec = checked.folder.read("spec")
+    assert spec is not None
+    checked.folder.write("spec", {**spec, "started_at_s": time.time() - 401.0})
+    found = stretto.json("report", "tiny")
+    assert found["ended_by"] == "deadline"
+    assert found["trials_by_state"]["cut off"] == 2
+    assert "cut off" in stretto("explain", "tiny")[1]
+
+
+@pytest.mark.parametrize(
+    ("standing", "state"),
+    [("unfinished", "running"), ("deadline", "cut off"), ("interrupted", "interrupted")],
+)
+def test_what_a_running_job_is_called(standing: str, state: str) -> None:
+    assert state_of(Phase.RUNNING, standing) == state
+    assert state_of(Phase.FINISHED, standing) == "finished"
+
+
+def test_a_run_in_use_is_refused_in_words(checked: Checked, stretto: StudyCommand) -> None:
+    stopped(checked)
+    with closing(SqliteJournal(checked.folder.journal, run="tiny")):
+        told = stretto.refused("tune", "study.toml", "train.py:train", "--policy", "asha")
+    assert "runs/tiny: another process is working on this run." in told
+    assert "stretto report tiny" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("plan", "{}"), ("plan", '{"finish_s": 3}'), ("result", '{"ended_by": "x"}')]
+)
+def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand, name: str, text: str) -> None:
+    stopped(checked)
+    (checked.folder.path / f"{name}.json").write_text(text)
+    assert f"runs/tiny/{name}.json: is not as it was written" in stretto.refused("report", "tiny")
