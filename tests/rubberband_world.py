@@ -95,9 +95,9 @@ class Script:
     ) -> Planned:
         assert isinstance(rng, np.random.Generator)
         assert set(options) == {"planner", "rule"}
-        again = sum(before is not None for _, before in self.asked)
+        again = sum(_is_under_way(before) for _, before in self.asked)
         self.asked.append((conditions, start))
-        made = forecast(self.plans[0 if start is None else again + 1], self.finish_s)
+        made = forecast(self.plans[again + 1 if _is_under_way(start) else 0], self.finish_s)
         return Planned(
             feasible=self.feasible,
             chosen=made if self.feasible else None,
@@ -108,6 +108,10 @@ class Script:
             earliest=made,
             doubts=(),
         )
+
+
+def _is_under_way(start: Progress | None) -> bool:
+    return start is not None and start.elapsed_s > 0
 
 
 def follow(patch: pytest.MonkeyPatch, script: Script) -> Script:

@@ -34,4 +34,4 @@ def write(path: Path, text: str) -> Path:
 
 def without_libraries(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
-    return re.sub(r"<script>.{1000000,}?</script>", "", text, flags=re.DOTALL)
+    return re.sub(r'<script type="text/plain" id="plotly">.*?</script>', "", text)

@@ -23,7 +23,7 @@ from stretto.core.events import (
 )
 from stretto.core.resources import Resources
 from stretto.substrate.fleet import Fleet
-from stretto.substrate.fleet_nodes import Launch, NodeKind, Release, SeenNode, Step
+from stretto.substrate.fleet_nodes import Failure, Launch, NodeKind, Release, SeenNode, Step
 
 FOUR = NodeKind("four", 4)
 
@@ -85,11 +85,12 @@ class TestGrowing:
         fleet = Fleet([FOUR])
         fleet.wish(wish(3), 0.0)
         fleet.began("four-1", 1.0)
-        step = fleet.failed({"four-1": "no quota", "four-2": "no quota", "four-9": "never heard of"}, 2.0)
+        fails = {f"four-{number}": Failure("no quota", f"{number}.log") for number in (1, 2)}
+        step = fleet.failed({**fails, "four-9": Failure("never heard of")}, 2.0)
         assert step.orders == [Release("four-1"), Release("four-2")]
         assert step.events == [
-            NodeReleased(t_s=2.0, node_id="four-1"),
-            NodeRefused(t_s=2.0, instance="four", count=2, why="no quota"),
+            NodeReleased(t_s=2.0, node_id="four-1", never_came=True),
+            NodeRefused(t_s=2.0, instance="four", count=2, why="no quota (log: 1.log)"),
         ]
         assert fleet.wish(wish(1), 3.0) == Step()
         assert fleet.wish(wish(2), 4.0).orders == [Launch("four-4", "four")]
@@ -103,6 +104,15 @@ class TestGrowing:
         (refused,) = step.events
         assert isinstance(refused, NodeRefused)
         assert "1m 00s after" in refused.why
+
+    def test_what_was_begun_and_is_late_costs_nothing_but_what_is_taken_back_does(self) -> None:
+        fleet = Fleet([FOUR], start_s=60.0)
+        fleet.wish(wish(1), 0.0)
+        fleet.began("four-1", 1.0)
+        assert fleet.see([], 60.0).events[0] == NodeReleased(t_s=60.0, node_id="four-1", never_came=True)
+        fleet.wish(wish(1), 70.0)
+        fleet.began("four-2", 71.0)
+        assert fleet.wish(wish(0), 80.0).events == [NodeReleased(t_s=80.0, node_id="four-2")]
 
     def test_a_node_that_comes_after_it_was_taken_back_is_let_go_of_again(self) -> None:
         fleet = Fleet([FOUR], start_s=60.0)
@@ -148,7 +158,7 @@ class TestShrinking:
     def test_what_was_refused_is_not_asked_for_again_when_a_node_is_given_back(self) -> None:
         fleet = fleet_with("four-1", "four-2")
         assert fleet.wish(wish(3, "four-1"), 20.0).orders == [Launch("four-3", "four")]
-        fleet.failed({"four-3": "full"}, 21.0)
+        fleet.failed({"four-3": Failure("full")}, 21.0)
         assert fleet.release(["four-1"], 22.0).orders[1:] == [Launch("four-4", "four")], "in its place only"
 
     def test_everything_is_let_go_of_in_the_end_but_what_is_simply_there(self) -> None:
@@ -412,7 +422,7 @@ class Weather(RuleBasedStateMachine):
     def fails(self, data: st.DataObject) -> None:
         names = data.draw(st.lists(st.sampled_from(self.on_the_way()), unique=True, min_size=1))
         before = self.refused
-        self.take(self.fleet.failed(dict.fromkeys(names, "broken"), self.t_s))
+        self.take(self.fleet.failed(dict.fromkeys(names, Failure("broken")), self.t_s))
         assert self.refused == before + len(names)
 
     @precondition(lambda self: self.on_the_way())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planning_cases import CLOUD, P3_8XLARGE, POOR, STEADY, executed, flat, rows, sha, tuned
 from stretto.planning.draws import draw_study
-from stretto.planning.execution import Execution
+from stretto.planning.execution import Execution, PlanRun
 from stretto.planning.forecast import HeldNode, Progress, stages_left
 from stretto.planning.packing import pack, roomy_nodes, tight_nodes
 from stretto.planning.plan import Plan
@@ -212,6 +212,27 @@ def test_planning_from_the_middle_counts_what_is_left() -> None:
     left_s = 3 + 5 * 10 / 3.3
     assert run.finish_s[0] == pytest.approx(100 + left_s)
     assert run.cost_usd[0] == pytest.approx(2 + math.ceil(80 + left_s) * PER_S)
+
+
+def test_nodes_that_are_simply_there_need_no_start_and_cost_nothing() -> None:
+    free = HeldNode(P3_8XLARGE.name, 0.0, free=True)
+    other = Instance(name="other", gpus=4, usd_per_hour=3.6)
+    tuning = tuned(TWO_STAGES, STEADY, instances=(P3_8XLARGE, other))
+    begin = Progress(stage=0, trials=TWO_STAGES.trials)
+
+    def run(plan: Plan, *nodes: HeldNode) -> PlanRun:
+        return executed(tuning, start=replace(begin, nodes=nodes)).run(plan)
+
+    grows = rows(TWO_STAGES, (1, 4, 1), (4, 1, 2))
+    rented, one_free, both_free = run(grows), run(grows, free), run(grows, free, free)
+    assert both_free.cost_usd[0] == 0.0, "also the one that the first stage has no use for"
+    assert 0.0 < one_free.cost_usd[0] < rented.cost_usd[0]
+    assert both_free.finish_s[0] == pytest.approx(rented.finish_s[0] - 50), "nobody waits for the first"
+    shrinks = rows(TWO_STAGES, (1, 4, 2), (4, 1, 1))
+    assert run(shrinks, free).cost_usd[0] == pytest.approx(60 * PER_S), "of two the rented one goes"
+    elsewhere = Plan(tuple(replace(stage, instance="other") for stage in grows.stages))
+    assert run(elsewhere, free).cost_usd[0] == run(elsewhere).cost_usd[0]
+    assert run(elsewhere, replace(free, instance="other"), free).cost_usd[0] < run(elsewhere).cost_usd[0]
 
 
 def test_a_stay_that_began_before_is_charged_once() -> None:

@@ -20,6 +20,7 @@ from stretto.core.events import (
     JobFinished,
     JobSubmitted,
     NodeAdded,
+    NodeLaunched,
     NodeLost,
     NodeReleased,
     RunPaused,
@@ -62,6 +63,13 @@ def cost(events: Iterable[Event], until_s: float, billing: Billing | None = None
 
 
 class TestPerInstance:
+    def test_a_node_whose_launch_failed_costs_nothing_not_even_the_least_or_its_data(self) -> None:
+        events: list[Event] = [start(), NodeLaunched(t_s=5.0, node=node("a"))]
+        billing = Billing(usd_per_gb=1.0, dataset_gb=2.0)
+        failed = NodeReleased(t_s=8.0, node_id="a", never_came=True)
+        assert cost([*events, failed], 100.0, billing) == 0.0
+        assert cost([*events, replace(failed, never_came=False)], 100.0, billing) == pytest.approx(2.6)
+
     def test_r8_held_ten_seconds_costs_sixty(self) -> None:
         events: list[Event] = [
             start(),

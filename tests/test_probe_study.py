@@ -64,7 +64,7 @@ def test_it_is_measured_and_planned_for_this_machine(stretto: StudyCommand, tmp_
     code, out, err = stretto("plan", study, "train.py:train", "--deadline", "20m")
     assert code == 0, err
     assert "measuring on this machine, 90 s at most" in err
-    assert "the 2 slots of this machine" in err
+    assert "2 slots, of this machine" in err
     assert "slot" in out
     found = stretto.json("plan", study, "train.py:train", "--deadline", "20m")
     assert found["cost_usd"]["mean"] == pytest.approx(0.001 * _slot_seconds(found), rel=0.5)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,11 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from live_processes import eventually, running_with  # noqa: E402
+from local_bench import STUB  # noqa: E402
 from ray_bench import LIGHT, small_cluster  # noqa: E402
+from stretto import tune  # noqa: E402
+from stretto.app.profile_file import read_profile  # noqa: E402
+from stretto.app.run_folder import RunFolder  # noqa: E402
 from stretto.core.cluster import Node, Wish  # noqa: E402
 from stretto.core.errors import InputError  # noqa: E402
 from stretto.core.events import (  # noqa: E402
@@ -32,13 +37,16 @@ from stretto.core.events import (  # noqa: E402
     NodeReleased,
 )
 from stretto.core.resources import Resources  # noqa: E402
+from stretto.substrate.fleet_commands import Commands  # noqa: E402
 from stretto.substrate.fleet_nodes import NodeKind  # noqa: E402
 from stretto.substrate.ray import launch_commands  # noqa: E402
 from stretto.substrate.ray.fleet import RayFleet  # noqa: E402
 from stretto.substrate.ray.launch import AutoscalerLauncher, Began, Failed  # noqa: E402
-from stretto.substrate.ray.launch_commands import CommandLauncher, Commands  # noqa: E402
+from stretto.substrate.ray.launch_commands import CommandLauncher  # noqa: E402
 from stretto.substrate.ray.nodes import RayNode, read_nodes  # noqa: E402
 from stretto.substrate.ray.pool import Pool  # noqa: E402
+from stretto.substrate.ray.substrate import RaySubstrate  # noqa: E402
+from tune_world import STUDY, write_study  # noqa: E402
 
 Told = TypeVar("Told")
 
@@ -177,7 +185,8 @@ def _live_through(watch: Watch, folder: Path) -> None:
     assert again.fleet.where(f"{OURS}two-3") is not None
     again.close()
     assert eventually(lambda: not running_with(f"{OURS}two-"))
-    assert list(folder.iterdir()) == []
+    kept = {path.name for path in folder.iterdir()}
+    assert kept <= {f"{OURS}two-2.log"}, "why that one died"
 
 
 @pytest.mark.usefixtures("_cluster")
@@ -186,11 +195,39 @@ def test_a_launch_that_fails_is_refused_with_what_the_command_said(tmp_path: Pat
     watch = Watch(made, time.monotonic())
     watch.wish(wish(2))
     watch.until(lambda: sum(event.count for event in watch.of(NodeRefused)) == 2)
-    why = watch.of(NodeRefused)[0].why
+    why, _, log = watch.of(NodeRefused)[0].why.removesuffix(")").partition(" (log: ")
     assert why == "its launch command ended with exit code 3: no quota for two"
     launched = {event.node.id for event in watch.of(NodeLaunched)}
-    assert {event.node_id for event in watch.of(NodeReleased)} == launched, "what does not come does not cost"
+    assert {event.node_id for event in watch.of(NodeReleased)} == launched
+    assert all(event.never_came for event in watch.of(NodeReleased)), "what does not come does not cost"
     watch.close()
+    assert Path(log).read_text() == "no quota for two\n"
+    assert {path.suffix for path in tmp_path.iterdir()} == {".log"}
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_study_is_measured_on_a_node_that_is_launched_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stretto.app.real_ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
+    monkeypatch.setattr("stretto.app.tune.PROBE_S", 3.0)
+    text = STUDY[: STUDY.index("[profile]")].replace('"tiny"', f'"{OURS}run"').replace("slots = 2", "")
+    text = text.replace("trials = 6", "trials = 2")
+    instance = '[[cluster.instance]]\nname = "two"\ngpus = 2\nusd_per_hour = 3.6\n'
+    study = write_study(tmp_path, f"{text}[cluster]\nmax_nodes = 1\n{instance}[ray]\nlaunch = '{START}'\n")
+    result = tune(study, "train.py:train", policy="rubberband", on="ray", deadline=300.0)
+    assert result.succeeded
+    folder = RunFolder(result.run)
+    measured = read_profile(folder.profile)
+    assert measured.node is not None
+    assert (measured.slots, measured.node.instance) == (2, "two")
+    assert 0.0 < measured.node.init_s < 60.0
+    launched = [event.node.id for event in folder.events() if isinstance(event, NodeLaunched)]
+    assert launched[0] == f"{OURS}run-two-1", "not the one that it was measured on"
+    assert result.cost_usd >= measured.node.cost_usd + 0.06, "a minute of a node, at least, for each"
+    assert not running_with(f"{OURS}run-")
+    assert list(folder.nodes.iterdir()) == []
 
 
 def test_a_fixed_cluster_tells_of_nodes_that_join_and_refuses_wishes() -> None:
@@ -324,6 +361,17 @@ class TestCommands:
         assert eventually(lambda: not running_with(mark))
         assert list((tmp_path / "nodes").iterdir()) == []
 
+    def test_a_process_that_ended_before_anybody_looked_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(launch_commands, "_begun", lambda _: "")
+        made = self.launcher(tmp_path, "true")
+        made._grace_s = 3600.0
+        made.launch("two-1", "two")
+        made.release("two-1", "")
+        made.close()
+        assert list((tmp_path / "nodes").iterdir()) == []
+
     def test_a_node_that_cannot_be_released_is_warned_about(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -349,6 +397,18 @@ class TestCommands:
         assert eventually(lambda: len(running_with(mark)) == 2)
         assert eventually(lambda: not (tmp_path / "nodes" / "two-3.log").exists())
         assert sorted(path.stem for path in (tmp_path / "nodes").glob("*.json")) == ["two-1", "two-2"]
+        fleet.close()
+        assert not running_with(mark)
+
+    def test_a_run_that_begins_ends_what_a_probe_of_it_left_when_it_was_killed(self, tmp_path: Path) -> None:
+        mark = f"sleep 96{os.getpid()}"
+        self.launcher(tmp_path, mark).launch("probe-two-1", "two")
+        fleet = unseen(self.launcher(tmp_path, mark), alive("probe-two-1", "two"))
+        fleet.provision(wish(1), 0.0)
+        assert eventually(lambda: not (tmp_path / "nodes" / "probe-two-1.json").exists())
+        assert eventually(lambda: len(running_with(mark)) == 1)
+        fleet.provision(wish(1), 1.0)
+        assert (tmp_path / "nodes" / "two-1.json").exists(), "its own it keeps"
         fleet.close()
         assert not running_with(mark)
 

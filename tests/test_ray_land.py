@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
+from live_processes import eventually
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLost
@@ -19,6 +21,7 @@ from stretto.substrate.ray.agent import News, Said
 from stretto.substrate.ray.land import RayLand
 from stretto.substrate.ray.loading import LOADING_S
 from stretto.substrate.ray.nodes import RayNode
+from stretto.substrate.ray.tail import Piece
 
 BOX = Node("box-1", Resources(gpu=1), "box")
 
@@ -78,6 +81,9 @@ class SilentLine:
         del charge, awake_s
         self.node = node
         self.listener = listener
+        self.done: list[str] = []
+        self.may_depart = threading.Event()
+        self.may_depart.set()
         self.made.append(self)
 
     def order(self, *_: object) -> None:
@@ -85,6 +91,16 @@ class SilentLine:
 
     def hang_up(self) -> None:
         """Nobody is there."""
+
+    def rest(self, patience_s: float) -> Iterator[tuple[Piece, ...]]:
+        del patience_s
+        self.done.append("rest")
+        yield (Piece("jobs/a/stdout.log", b"its last words"),)
+
+    def depart(self, patience_s: float) -> None:
+        del patience_s
+        assert self.may_depart.wait(20.0)
+        self.done.append("depart")
 
     def begin(self) -> None:
         self.listener.began(self)  # type: ignore[arg-type]
@@ -111,13 +127,17 @@ def fleet() -> ScriptedFleet:
 @pytest.fixture
 def land(fleet: ScriptedFleet, lines: list[SilentLine], tmp_path: Path) -> RayLand:
     del lines
+    return settled(fleet, tmp_path)
+
+
+def settled(fleet: ScriptedFleet, tmp_path: Path, scratch: Path | None = None) -> RayLand:
     made = RayLand(
         fleet,  # type: ignore[arg-type]
         slots=4,
         resource="GPU",
         host="h",
         charge_of=lambda _: None,  # type: ignore[arg-type, return-value]
-        scratch_of=None,
+        scratch_of=None if scratch is None else lambda _: scratch,
         run="r",
         run_dir=tmp_path,
         idle_s=10.0,
@@ -280,3 +300,41 @@ def test_a_node_is_given_back_when_nobody_is_on_it_any_more(land: RayLand, fleet
     assert land.withdraw("w1")
     land.look(1.0)
     assert fleet.released == [BOX.id]
+
+
+def test_a_node_is_given_back_once_what_is_left_there_was_fetched_and_cleared_away(
+    fleet: ScriptedFleet, lines: list[SilentLine], tmp_path: Path
+) -> None:
+    land = settled(fleet, tmp_path / "run", tmp_path / "scratch")
+    lines[0].may_depart.clear()
+    land.provision(Wish((), (BOX.id,)), 0.0)
+    land.look(1.0)
+    assert fleet.released == []
+    lines[0].may_depart.set()
+
+    def given_back() -> bool:
+        land.look(2.0)
+        return fleet.released == [BOX.id]
+
+    assert eventually(given_back)
+    assert lines[0].done == ["rest", "depart"]
+    assert (tmp_path / "run" / "jobs" / "a" / "stdout.log").read_bytes() == b"its last words"
+
+
+def test_a_node_that_cannot_be_cleared_away_is_given_back_in_the_end(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    lines[0].may_depart.clear()
+    land.provision(Wish((), (BOX.id,)), 0.0)
+    land.look(1000.0)
+    assert fleet.released == [BOX.id]
+    lines[0].may_depart.set()
+
+
+@pytest.mark.parametrize("hurries", [False, True])
+def test_files_stay_on_nodes_only_where_there_was_no_time_to_copy_them(
+    land: RayLand, lines: list[SilentLine], hurries: bool
+) -> None:
+    land.hurries = hurries
+    land.close()
+    assert ("depart" in lines[0].done) is not hurries

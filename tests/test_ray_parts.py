@@ -16,6 +16,7 @@ from stretto.substrate.elastic_engine import Engine
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, Order, Said
 from stretto.substrate.ray.seats import Sitter
+from stretto.wire.store_url import UNCOPIED
 
 
 def charge(folder: Path, *, proof: str = "this run") -> Charge:
@@ -98,6 +99,61 @@ def test_a_node_that_does_not_see_the_runs_folder_is_not_fit(tmp_path: Path) -> 
     unfit = Agent(charge(tmp_path, proof="another run"))
     with pytest.raises(InputError, match="--store"):
         unfit.begin()
+
+
+def test_an_agent_that_departs_leaves_nothing_on_its_node(agent: Agent, tmp_path: Path) -> None:
+    agent.begin()
+    (tmp_path / "scratch" / "jobs" / "a").mkdir(parents=True)
+    (tmp_path / "scratch" / "jobs" / "a" / "stdout.log").write_text("carried")
+    agent.depart()
+    assert not (tmp_path / "scratch").exists()
+    agent.depart()
+
+
+def test_an_agent_that_departs_before_it_begins_does_not_begin(agent: Agent, tmp_path: Path) -> None:
+    agent.depart()
+    agent.begin()
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_an_agent_that_departs_while_it_begins_leaves_nothing_either(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object, **__: object) -> dict[str, str]:
+        inside.set()
+        assert go_on.wait(20)
+        return {}
+
+    monkeypatch.setattr("stretto.substrate.ray.agent.training_env", slow)
+    begins = threading.Thread(target=agent.begin)
+    begins.start()
+    assert inside.wait(20)
+    departs = threading.Thread(target=agent.depart)
+    departs.start()
+    go_on.set()
+    begins.join(20)
+    departs.join(20)
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_checkpoint_that_is_nowhere_else_stays(agent: Agent, tmp_path: Path) -> None:
+    agent.begin()
+    kept = tmp_path / "scratch" / "jobs" / "a" / "checkpoints"
+    kept.mkdir(parents=True)
+    (kept / UNCOPIED).touch()
+    agent.depart()
+    assert kept.exists()
+
+
+def test_an_agent_that_was_not_let_in_touches_nothing(tmp_path: Path) -> None:
+    unfit = Agent(charge(tmp_path, proof="another run"))
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(InputError):
+        unfit.begin()
+    unfit.depart()
+    assert (tmp_path / "scratch").exists(), "it may be that of an agent at work"
 
 
 def test_each_hold_ends_with_its_own_release_in_whatever_order_they_come() -> None:

@@ -15,6 +15,8 @@ from stretto.app.real_expect import Expectation, after_loading, carried_out, exp
 from stretto.app.real_request import tuning_on
 from stretto.app.study_cluster import slots_offer
 from stretto.app.study_file import parse_study, read_outline
+from stretto.core.cluster import Node
+from stretto.core.resources import Resources
 from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
 from stretto.planning.learning import LatencyPosterior
@@ -48,10 +50,20 @@ def plan_of(tuning: Tuning) -> Plan:
     return followed(tuning, expectation.planned.outcome)
 
 
-def expected(policy: str, tuning: Tuning) -> Expectation:
+def expected(policy: str, tuning: Tuning, *own: Node) -> Expectation:
     outline = read_outline(write_study(Path(), TEXT))
     there = tuning_on(slots_offer(2, outline.machine), outline, tuning.profile, tuning.limits, elastic=True)
-    return expect(outline, there, policy, {}, 0)
+    return expect(outline, there, policy, {}, 0, nodes=own)
+
+
+def test_nodes_that_are_simply_there_are_counted_on_and_not_paid_for() -> None:
+    tuning = tuning_of(BUSY, 600.0)
+    paid = expected("rubberband", tuning).cost_usd
+    assert paid is not None
+    assert paid.mean > 0
+    both = expected("rubberband", tuning, *(Node(name, Resources(gpu=1)) for name in "ab"))
+    assert both.cost_usd is not None
+    assert (both.cost_usd.mean, both.first_usd_per_s) == (0.0, 0.0)
 
 
 @pytest.fixture(autouse=True)

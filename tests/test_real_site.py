@@ -29,6 +29,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
 from stretto.planning.profile import Spread
 from stretto.pricing.instances import Instance
+from stretto.substrate.fleet_commands import Commands
 from stretto.substrate.local_slots import Slots
 from stretto.substrate.ray.cluster import connected, resources_of
 from tune_world import STUDY, write_study
@@ -266,6 +267,8 @@ class TestRaySection:
             ('[ray]\nautoscaler = true\nslot = "tpu"\n', "one of gpu, cpu"),
             ('[ray]\nautoscaler = true\nstart_timeout = "soon"\n', "not a duration"),
             ("[ray]\nautoscaler = true\nlaunches = 1\n", "Did you mean launch?"),
+            ('[ray]\nlaunch = "up {adress}"\n', r"study.toml: ray.launch: 'up \{adress\}' has"),
+            ('[ray]\nlaunch = "up"\nrelease = "down {nme}"\n', r"study.toml: ray.release: .*\{nme\}"),
         ],
     )
     def test_nonsense_is_refused(self, ray: str, told: str) -> None:
@@ -287,9 +290,6 @@ class TestExamples:
         assert found.profile is not None
 
     def test_the_commands_are_those_that_can_be_run(self) -> None:
-        pytest.importorskip("ray")
-        from stretto.substrate.ray.launch_commands import Commands  # noqa: PLC0415
-
         rented = read_outline(EXAMPLES / "study-ssh.toml").rented
         assert rented is not None
         Commands(launch=rented.nodes.launch, release=rented.nodes.release)

@@ -301,6 +301,7 @@ def test_the_command_replays_jobs(stretto: StudyCommand, tmp_path: Path) -> None
     folder_of_a_run(tmp_path / "runs", "run")
     code, out, _ = stretto("simulate", "--replay", tmp_path / "runs" / "digits", "--policy", "tiresias")
     assert code == 0
+    assert out.startswith("asha, really: 5/5 jobs done, mean JCT ")
     assert "| tiresias " in out
 
 

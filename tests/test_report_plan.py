@@ -21,7 +21,7 @@ from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
 from stretto.report.plan_page import plan_html, write_plan_page
-from stretto.report.plan_text import closing, comparison_rows, frontier_plot, plan_text, verdict
+from stretto.report.plan_text import closing, comparison_rows, frontier_plot, plan_text, stage_rows, verdict
 from stretto.report.text_table import markdown_table
 from stretto.report.tiny_plot import HEIGHT, WIDTH, Mark, tiny_plot
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
@@ -105,6 +105,17 @@ def test_plans_stand_side_by_side_with_their_intervals() -> None:
     assert [row[0] for row in rows] == ["cheapest", "chosen", "fastest", "best fixed cluster"]
     assert all(len(row) == len(heading) for row in rows)
     assert rows[1][1:] == ["2", "2", "2h 00m (1h 48m - 2h 12m)", "$20.00 (18.00-22.00)", "95 %"]
+
+
+@pytest.mark.parametrize(
+    ("instance", "unit"), [("p3.8xlarge", "GPUs each"), ("slot", "slots each"), ("slots-2", "slots each")]
+)
+def test_what_trials_get_is_called_a_slot_where_it_may_be_a_core(instance: str, unit: str) -> None:
+    stage = StagePlan(
+        first_epoch=1, last_epoch=2, trials=1, gpus_per_trial=1, at_once=1, nodes=1, instance=instance
+    )
+    heading, _ = stage_rows(Plan((stage,)))
+    assert heading[4] == unit
 
 
 def test_of_an_infeasible_study_the_earliest_is_shown() -> None:

@@ -33,6 +33,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import Decided, JobSubmitted, NodeReleased
 from stretto.core.resources import Resources
 from stretto.journal.base import MemoryJournal
+from stretto.planning.forecast import HeldNode
 from stretto.planning.profile import Scaling
 from stretto.policies.registry import make_policy
 from stretto.policies.rubberband import RubberBand
@@ -159,9 +160,12 @@ def test_nodes_that_finish_early_in_the_last_stage_are_given_back(monkeypatch: p
 
 
 def test_nodes_that_are_simply_there_are_used_and_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    follow(monkeypatch, Script([[stage(1, 20, 4, 2, 2), stage(21, 22, 2, 2, 1)]]))
+    script = follow(monkeypatch, Script([[stage(1, 20, 4, 2, 2), stage(21, 22, 2, 2, 1)]]))
     there = [Node("own", Resources(gpu=4))]
-    outcome = execute(study(4, (20,), 22), BEST_LAST[3::-1], nodes=there)
+    outcome = execute(study(4, (20,), 22), BEST_LAST[3::-1], nodes=[*there, Node("odd", Resources(gpu=3))])
+    start = script.asked[0][1]
+    assert start is not None
+    assert start.nodes == (HeldNode("four", 0.0, free=True),), "one of another size is of no use"
     assert nodes_at(outcome.events) == [(50.0, 1), (50.0 + START_S + 100.0, 0)]
     assert outcome.starts[:2] == [(0.0, "trial-000"), (0.0, "trial-001")]
     released = [event.node_id for event in outcome.events if isinstance(event, NodeReleased)]

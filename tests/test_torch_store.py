@@ -31,6 +31,7 @@ from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.mirror import Mirror
 from stretto.torch.store import Store, StoreError
 from stretto.wire.messages import Saved
+from stretto.wire.store_url import UNCOPIED
 
 
 class Flaky(LocalFileSystem):  # type: ignore[misc]
@@ -518,3 +519,16 @@ def test_a_worker_killed_while_it_copies_loses_nothing_it_said_was_saved(tmp_pat
         parent.stdin.close()
     assert acknowledged > 0
     assert len(list((tmp_path / "away").iterdir())) <= 5, "two, the best, what was just copied or begun"
+
+
+def test_checkpoints_that_are_nowhere_else_are_marked_until_the_store_has_them(
+    site: Site, tmp_path: Path
+) -> None:
+    assert site.save(1)
+    assert not (tmp_path / "here" / UNCOPIED).exists()
+    Flaky.is_down = True
+    assert not site.save(2)
+    assert (tmp_path / "here" / UNCOPIED).exists()
+    Flaky.is_down = False
+    assert site.save(3)
+    assert not (tmp_path / "here" / UNCOPIED).exists()

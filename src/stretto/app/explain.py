@@ -10,6 +10,7 @@ from typing import Any
 from stretto.app.real_board import Board
 from stretto.app.real_result import run_outline
 from stretto.app.run_folder import RunFolder, RunSpec
+from stretto.core.allocation import NOTHING, Allocation
 from stretto.core.errors import InputError
 from stretto.core.events import (
     CheckpointSaved,
@@ -34,7 +35,7 @@ from stretto.core.events import (
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.core.units import format_duration
+from stretto.core.units import counted, format_duration
 from stretto.search.study import Study
 
 
@@ -47,6 +48,8 @@ class Line:
     """The job, node or policy it is about."""
     what: str
     text: str
+    places: tuple[tuple[str, int], ...] = ()
+    """Of one job: how many of its workers are on which node from then on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,39 +124,73 @@ def cluster_lines(events: Iterable[Event]) -> Iterator[Line]:
 
 
 def job_lines(events: Iterable[Event], job_id: str) -> Iterator[Line]:
-    """Everything about one job: what was decided and why, what it showed, what went wrong."""
-    epoch = 0
+    """Everything about one job: what was decided and why, what it showed, what went wrong, and where."""
+    held, epoch = NOTHING, 0
     for event in events:
-        if isinstance(event, Decided):
+        lines = list(_about_job(event, job_id, held))
+        if isinstance(event, JobReported) and event.job_id == job_id and event.epoch > epoch:
+            epoch = event.epoch
+            lines += [] if event.results else [Line(event.t_s, job_id, f"epoch {epoch}", _losses(event))]
+        held = _held_after(event, job_id, held)
+        yield from (dataclasses.replace(line, places=held.workers) for line in lines)
+
+
+def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[Line]:
+    """What an event says of a job that held so much before it."""
+    match event:
+        case Decided():
             told = [one for one in event.instructions if one.job_id == job_id]
-            yield from (_told(event, instruction) for instruction in told)
+            yield from (_told(event, instruction, held) for instruction in told)
             reason = event.reasons.get(job_id)
             if not told and reason is not None:
                 yield Line(event.t_s, job_id, str(reason.code), reason.text)
-        elif event.subject == job_id:
+        case NodeLost() | NodeReleased() | NodeDraining():
+            if (workers := dict(held.workers).get(event.node_id)) is not None:
+                text = f"{event.node_id}, which had {workers} of its {held.worker_count} workers"
+                yield Line(event.t_s, job_id, event.kind.replace("-", " "), text)
+        case JobRetried() if event.job_id == job_id:
+            yield Line(event.t_s, job_id, f"retry {event.attempt} with {_on(held)}", event.error.strip())
+        case _ if event.subject == job_id:
             yield from _about(event)
-            if isinstance(event, JobReported) and event.epoch > epoch:
-                epoch = event.epoch
-                if not event.results:
-                    yield Line(event.t_s, job_id, f"epoch {epoch}", _losses(event))
 
 
-def _told(event: Decided, instruction: Instruction) -> Line:
-    reason = event.reasons.get(instruction.job_id)
-    workers = instruction.allocation.worker_count
-    where = ", ".join(f"{node}: {count}" for node, count in instruction.allocation.workers)
-    what = f"{instruction.action}" + (f" with {workers} ({where})" if workers else "")
+def _held_after(event: Event, job_id: str, held: Allocation) -> Allocation:
+    match event:
+        case Decided():
+            for one in event.instructions:
+                if one.job_id == job_id and one.action is not Action.SET_BATCH:
+                    held = one.allocation
+            return held
+        case JobFinished() | JobFailed() | WorkerLost() if event.job_id == job_id:
+            return NOTHING
+        case NodeLost() | NodeReleased() if event.node_id in held.nodes:
+            return NOTHING
+        case _:
+            return held
+
+
+def _told(event: Decided, instruction: Instruction, held: Allocation = NOTHING) -> Line:
+    reason, given = event.reasons.get(instruction.job_id), instruction.allocation
+    what = f"{instruction.action}" + (f" with {_on(given)}" if given else "")
+    if held and held != given:
+        what += f" {'instead of' if given else 'of'} {_on(held)}"
     return Line(
         event.t_s, instruction.job_id, what, "" if reason is None else f"{reason.code}: {reason.text}"
     )
 
 
+def _on(held: Allocation) -> str:
+    """How many workers, and on which nodes."""
+    where = ", ".join(f"{node}: {count}" for node, count in held.workers)
+    return f"{held.worker_count} ({where})"
+
+
 def _about_run(event: RunStarted | RunPaused | RunResumed) -> Line:
     if isinstance(event, RunStarted):
-        nodes = ", ".join(f"{node.id} with {node.gpus} slots" for node in event.nodes)
+        nodes = ", ".join(f"{node.id} with {counted(node.gpus, 'slot')}" for node in event.nodes)
         return Line(event.t_s, event.subject, "run started", nodes or "without nodes")
     if isinstance(event, RunPaused):
-        return Line(event.t_s, "run", "stopped", "by request")
+        return Line(event.t_s, "run", "stopped", "nothing runs from here on")
     return Line(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
 
 
@@ -162,7 +199,9 @@ def _about_node(
 ) -> Line:
     what, text = event.kind.replace("-", " "), ""
     if isinstance(event, NodeLaunched | NodeAdded):
-        text = f"{event.node.gpus} slots"
+        text = counted(event.node.gpus, "slot")
+    elif isinstance(event, NodeReleased) and event.never_came:
+        text = "it never came, and costs nothing"
     elif isinstance(event, NodeRefused):
         what, text = f"{event.count} refused", event.why
     return Line(event.t_s, event.subject, what, text)

@@ -14,7 +14,7 @@ from stretto.app.study_file import MOST_EPOCHS, parse_toml, read_text
 from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
-from stretto.core.units import parse_duration_s
+from stretto.core.units import counted, parse_duration_s
 from stretto.search.source import ANY_BATCH
 from stretto.wire.messages import Described
 
@@ -109,7 +109,7 @@ def complete(spec: JobSpec, described: Described | None, slots: int) -> Job:
     most = slots if spec.max_workers is None else min(spec.max_workers, slots)
     if spec.min_workers > slots:
         raise InputError(
-            f"it needs {spec.min_workers} GPUs, and there are {slots} slots.",
+            f"it needs at least {counted(spec.min_workers, 'slot')}, and there are {slots}.",
             where=f"job {spec.name}",
             remedy="Lower gpus.min, or give more --slots.",
         )

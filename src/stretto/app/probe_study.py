@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto.app.probe import slots_of
+from stretto.app.probe_node import ELSEWHERE
 from stretto.app.probe_seen import OnProgress
 from stretto.app.profile_file import read_profile
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_site import LOCAL, OpenSite
 from stretto.app.real_substrate import MakeSubstrate
 from stretto.app.study_file import StudyFile, StudyOutline, read_outline, study_of
-from stretto.app.tune import is_of, prepare
+from stretto.app.tune import is_of, node_to_launch, prepare
 from stretto.core.errors import InputError
+from stretto.core.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def study_to_plan(
         )
     checked = check_request(request)
     with checked.site.opened() as site:
+        _check_needs_no_node(checked, site)
         prepare(checked, make=make, on_progress=on_progress)
         _check_same(checked, site)
         profile, slots = checked.folder.profile, slots_of(site.nodes)
@@ -66,12 +69,24 @@ def study_to_plan(
     return PlannableStudy(study_of(tables, outline.path), (note,))
 
 
+def _check_needs_no_node(checked: Checked, site: OpenSite) -> None:
+    """A plan spends nothing."""
+    needed = node_to_launch(checked, site)
+    if needed is not None:
+        raise InputError(
+            f"nothing says how fast the training is, and {site.words} has no node to measure on.",
+            where=str(checked.outline.path),
+            remedy=f"`stretto tune` launches a {needed.name} for that, at ${needed.usd_per_hour:g} an hour, "
+            f"and shows the plan. {ELSEWHERE}",
+        )
+
+
 def _check_same(checked: Checked, site: OpenSite) -> None:
     """A run that was begun keeps its profile, though another training may bear its name by now."""
     measured = read_profile(checked.folder.profile)
     if not is_of(checked, site):
         raise InputError(
-            f"holds a run of {measured.what} on {measured.slots} slots.",
+            f"holds a run of {measured.what} on {counted(measured.slots, 'slot')}.",
             where=str(checked.folder.path),
             remedy="Give the study another name, or move the folder away.",
         )
@@ -80,7 +95,7 @@ def _check_same(checked: Checked, site: OpenSite) -> None:
 def _note(outline: StudyOutline, profile: str, slots: int, where: str) -> str:
     if outline.has_cluster:
         return (
-            f"Speeds were measured on {where} ({profile}) and are assumed to hold on one GPU, "
+            f"Speeds were measured on {where} ({profile}) and are assumed to hold on one slot, "
             "and on several, of [cluster]."
         )
-    return f"Planned for the {slots} slots of {where}, with the speeds measured on it ({profile})."
+    return f"Planned for {counted(slots, 'slot')}, of {where}, with the speeds measured on it ({profile})."

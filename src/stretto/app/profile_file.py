@@ -21,7 +21,7 @@ from stretto.core.observations import SpeedSample
 from stretto.core.seeds import child_rng
 from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
-from stretto.planning.learning import Observation, learn_latency
+from stretto.planning.learning import Observation, learn_latency, updated_delay
 from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
 
 FORMAT = "stretto-profile"
@@ -53,6 +53,18 @@ class TimedEpoch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedNode:
+    """A node that was launched to measure on, and let go of afterwards."""
+
+    instance: str
+    queue_s: float
+    """How long its request waited."""
+    init_s: float
+    """How long it then took to be of use, with the training code loaded."""
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
     """What a probe saw. Times in seconds; what is empty or None was not measured."""
 
@@ -79,6 +91,8 @@ class MeasuredProfile:
     """Starts while the other slots were idle."""
     gang_starts_s: tuple[float, ...] = ()
     """Starts of several workers at once; all others are of one."""
+    node: ProbedNode | None = None
+    """Where a node had to be launched for it."""
 
     def epoch_times_s(self, workers: int, config: int | None = None, *, lone: bool = False) -> list[float]:
         """Steady epochs with so many workers; first ones only where there are no others."""
@@ -165,6 +179,11 @@ class MeasuredProfile:
         return DEFAULT_RESIZE_S if self.warm_up_s is None else self.warm_up_s
 
     @property
+    def loading_s(self) -> float:
+        """How much longer than others the very first start took."""
+        return max((self.warm_up_s or 0.0) - self.start_s, 0.0)
+
+    @property
     def gang_start_s(self) -> float:
         """What it costs to start several workers, or to make one of them several."""
         seen = (*self.resizes_s, *self.gang_starts_s)
@@ -195,8 +214,12 @@ def believe(
     """What a plan may believe after the probe: few epochs leave much in doubt, and the draws show it.
 
     `same_machine`: trials will run where the probe ran, so that no node is faster or slower than another;
-    but its pace may be another by then.
+    but its pace may be another by then. `queue_s` and `init_s` were believed of nodes that are launched.
     """
+    queue_s, init_s = Spread(0.0) if queue_s is None else queue_s, Spread(0.0) if init_s is None else init_s
+    if measured.node is not None and not same_machine:
+        queue_s = updated_delay(queue_s, [measured.node.queue_s])
+        init_s = updated_delay(init_s, [measured.node.init_s])
     scaling, rng = measured.scaling, child_rng(0, "profile")
     observations = _observations(measured, scaling)
     if same_machine:
@@ -205,8 +228,8 @@ def believe(
             scaling=scaling,
             start_s=measured.start_s,
             start_sd=measured.start_sd,
-            queue_s=Spread(0.0) if queue_s is None else queue_s,
-            init_s=Spread(0.0) if init_s is None else init_s,
+            queue_s=queue_s,
+            init_s=init_s,
             slots=measured.slots,
             lone_epoch=beyond_chance(measured.lone_epoch),
             lone_start_s=min(measured.lone_start_s, measured.start_s),
@@ -217,8 +240,8 @@ def believe(
         scaling=scaling,
         start_s=measured.start_s,
         start_sd=measured.start_sd,
-        queue_s=Spread(0.0) if queue_s is None else queue_s,
-        init_s=Spread(0.0) if init_s is None else init_s,
+        queue_s=queue_s,
+        init_s=init_s,
     )
 
 
@@ -324,15 +347,23 @@ def read_profile(path: Path) -> MeasuredProfile:
     return measured
 
 
+def spent_usd(path: Path) -> float:
+    """What it cost to measure the profile of a file; nothing if there is none."""
+    node = read_profile(path).node if path.is_file() else None
+    return 0.0 if node is None else node.cost_usd
+
+
 def _check(measured: MeasuredProfile, where: str) -> None:
     """Times that a plan divides by are positive, and epochs belong to a configuration."""
     times = [*(one.epoch_s for one in measured.epochs), *(one.step_s for one in measured.speeds)]
     counts = [measured.slots, *measured.worker_counts, 1 if measured.examples is None else measured.examples]
     starts_s = (*measured.starts_s, *measured.lone_starts_s, *measured.gang_starts_s)
-    delays = [*starts_s, *measured.resizes_s, measured.warm_up_s or 0.0]
+    node = measured.node
+    brought_up = () if node is None else (node.queue_s, node.init_s, node.cost_usd)
+    delays = [*starts_s, *measured.resizes_s, measured.warm_up_s or 0.0, *brought_up]
     if not all(0.0 < time_s < float("inf") for time_s in times):
         raise InputError("an epoch or step has a time that is not above 0.", where=where, remedy=_REMEDY)
     if not all(0.0 <= delay_s < float("inf") for delay_s in delays):
-        raise InputError("a start has a negative time.", where=where, remedy=_REMEDY)
+        raise InputError("a start has a negative time or cost.", where=where, remedy=_REMEDY)
     if min(counts) < 1 or any(not 0 <= one.config < len(measured.configs) for one in measured.epochs):
         raise InputError("a count is below 1, or an epoch has no configuration.", where=where, remedy=_REMEDY)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stretto.app.profile_file import spent_usd
+from stretto.app.run_folder import RunFolder, Tables
 from stretto.app.study_cluster import MOST_SLOTS, OWN_MACHINE, Offer, node_type, type_name
 from stretto.core.cluster import Node
 from stretto.core.events import Event, NodeAdded, RunStarted
@@ -26,6 +28,11 @@ class RunMeter(CostMeter):
 def own_meter(usd_per_slot_hour: float) -> RunMeter:
     """For a run that rents nothing."""
     return RunMeter(Offer(instances=(), max_nodes=0, billing=OWN_MACHINE), usd_per_slot_hour)
+
+
+def measuring_usd(folder: RunFolder, study: Tables) -> float:
+    """What it cost to measure a study's speed, by the tables of its file: those with a [profile] did not."""
+    return 0.0 if "profile" in study else spent_usd(folder.profile)
 
 
 def priced_types(offer: Offer | Tuning, usd_per_slot_hour: float) -> tuple[Instance, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +17,19 @@ from stretto.app.study_cluster import OWN_MACHINE
 from stretto.app.study_file import StudyFile, StudyOutline, WorldSpec
 from stretto.app.study_run import simulate_study
 from stretto.app.threads import one_blas_thread
+from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import Estimate, Outcome
+from stretto.planning.forecast import Estimate, Outcome, Progress
 from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
 from stretto.planning.profile import Latency, Profile
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.policies.rubberband import RubberBand
+from stretto.policies.rubberband_plan import beginning
 from stretto.pricing.instances import Instance
 from stretto.search.study import Direction
 from stretto.worlds.curve_family import FAMILIES
@@ -65,32 +67,45 @@ class Expectation:
 
 
 def expect(
-    outline: StudyOutline, tuning: Tuning, policy: str, options: Mapping[str, str], seed: int
+    outline: StudyOutline,
+    tuning: Tuning,
+    policy: str,
+    options: Mapping[str, str],
+    seed: int,
+    *,
+    nodes: Iterable[Node] = (),
 ) -> Expectation:
-    """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in."""
+    """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in.
+
+    `nodes` are those that a policy that rents has from the start, beside what it rents.
+    """
     chosen = make_policy(policy, options=options, tuning=tuning)
     if isinstance(chosen, RubberBand):
-        return _planned(tuning, chosen, seed)
+        return _planned(tuning, chosen, seed, beginning(tuning, nodes))
     if _most_epochs(tuning) > MOST_EPOCHS:
         return Expectation(finish_s=None, cost_usd=None, epochs=None)
     return _simulated(outline, tuning, policy, options, seed, rents=rents_nodes(chosen))
 
 
-def _planned(tuning: Tuning, policy: RubberBand, seed: int) -> Expectation:
+def _planned(tuning: Tuning, policy: RubberBand, seed: int, start: Progress | None) -> Expectation:
     """What the plan comes to; the policy plans once more when the run begins, before it wishes for a slot."""
     began_s = time.perf_counter()
     with one_blas_thread():
-        outcome = plan_study(tuning, child_rng(seed, "plan"), planner=policy.planner, rule=policy.rule)
+        outcome = plan_study(
+            tuning, child_rng(seed, "plan"), planner=policy.planner, rule=policy.rule, start=start
+        )
     planning_s = time.perf_counter() - began_s
     plan = followed(tuning, outcome)
-    run = carried_out(tuning, plan, child_rng(seed, "expect"))
+    run = carried_out(tuning, plan, child_rng(seed, "expect"), start)
+    first = plan.stages[0]
+    rented = max(first.nodes - (0 if start is None else start.held(first.instance)), 0)
     epochs = float(sum(stage.trials * stage.epochs for stage in plan.stages))
     return Expectation(
         finish_s=_estimate((run.finish_s + planning_s).tolist()),
         cost_usd=_estimate(run.cost_usd.tolist()),
         epochs=Estimate(epochs, epochs, epochs),
         planned=Planned(tuning, outcome, policy.rule, planning_s),
-        first_usd_per_s=plan.stages[0].nodes * tuning.instance(plan.stages[0].instance).usd_per_hour / HOUR_S,
+        first_usd_per_s=rented * tuning.instance(first.instance).usd_per_hour / HOUR_S,
     )
 
 
@@ -100,14 +115,16 @@ def followed(tuning: Tuning, outcome: Outcome) -> Plan:
     return (outcome.chosen or best_effort).plan
 
 
-def carried_out(tuning: Tuning, plan: Plan, rng: np.random.Generator) -> PlanRun:
+def carried_out(
+    tuning: Tuning, plan: Plan, rng: np.random.Generator, start: Progress | None = None
+) -> PlanRun:
     """The plan over many samples, with epochs and starts as they are on a machine as busy as it makes it.
 
     Plans are compared as if all slots were busy always; one that holds few of them is faster than that.
     """
     draws, profile = draw_study(tuning, rng, SAMPLES), tuning.profile
     if not isinstance(profile, MachineProfile):
-        return Execution(tuning, draws).run(plan)
+        return Execution(tuning, draws, start).run(plan)
     busy = [stage.at_once * stage.gpus_per_trial for stage in plan.stages]
     epochs = tuple(
         factors * profile.epoch_factor(slots) for factors, slots in zip(draws.epochs, busy, strict=True)
@@ -118,7 +135,7 @@ def carried_out(tuning: Tuning, plan: Plan, rng: np.random.Generator) -> PlanRun
     ]
     start_s = float(np.average(starts_s, weights=[stage.trials for stage in plan.stages]))
     so_busy = dataclasses.replace(tuning, profile=dataclasses.replace(profile, start_s=start_s))
-    return Execution(so_busy, dataclasses.replace(draws, epochs=epochs)).run(plan)
+    return Execution(so_busy, dataclasses.replace(draws, epochs=epochs), start).run(plan)
 
 
 def _simulated(

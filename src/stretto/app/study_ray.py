@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stretto.app.study_fields import Fields
 from stretto.core.errors import InputError
+from stretto.substrate.fleet_commands import check_launch, check_release
 from stretto.substrate.fleet_nodes import START_S, Resource
 
 RAY_KEYS = ("launch", "release", "autoscaler", "start_timeout", "slot")
@@ -42,8 +43,20 @@ def ray_of(fields: Fields) -> RayNodes:
             remedy="Leave it out.",
         )
     return RayNodes(
-        launch="" if autoscaler else fields.text("launch"),
-        release=fields.text("release") if "release" in fields else "",
+        launch="" if autoscaler else _launch(fields),
+        release=_release(fields) if "release" in fields else "",
         start_s=fields.duration_s("start_timeout") if "start_timeout" in fields else START_S,
         slot="CPU" if fields.choice("slot", ("gpu", "cpu"), "gpu") == "cpu" else "GPU",
     )
+
+
+def _launch(fields: Fields) -> str:
+    launch = fields.text("launch")
+    check_launch(launch, where=fields.where("launch"))
+    return launch
+
+
+def _release(fields: Fields) -> str:
+    release = fields.text("release")
+    check_release(release, where=fields.where("release"))
+    return release

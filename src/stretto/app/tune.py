@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.app.probe import OnProgress, probe, probed_as, slots_of
+from stretto.app.probe_node import instance_to_probe, on_launched_node
 from stretto.app.profile_file import MeasuredProfile, read_profile, write_profile
 from stretto.app.real_belief import belief_of
-from stretto.app.real_cost import priced_types
+from stretto.app.real_cost import measuring_usd, priced_types
 from stretto.app.real_drive import (
     AtDeadline,
     EndedBy,
@@ -22,7 +23,9 @@ from stretto.app.real_drive import (
     wall_clock,
 )
 from stretto.app.real_expect import Expectation, after_loading, expect
+from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
+from stretto.app.real_leftovers import let_go_of_nodes
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import (
     TuneResult,
@@ -44,6 +47,7 @@ from stretto.core.units import format_duration, parse_duration_s
 from stretto.planning.profile import Profile
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy
+from stretto.pricing.instances import Instance
 from stretto.pricing.purse import Purse
 from stretto.search.samplers import make_sampler
 from stretto.search.source import TrialSource, trials_ahead
@@ -88,7 +92,10 @@ class Prepared:
 
 
 def finished(checked: Checked) -> TuneResult | None:
-    """What a run of this name came to, if it is over; InputError if it was begun otherwise."""
+    """What a run of this name came to, if it is over; InputError if it was begun otherwise.
+
+    If its deadline passed while it was dead, what it had launched is let go of first.
+    """
     folder = checked.folder
     spec = folder.spec()
     if spec is None:
@@ -96,6 +103,7 @@ def finished(checked: Checked) -> TuneResult | None:
     check_same(folder, spec, checked.asked)
     ended_by, deadline_s = read_ending(folder), spec.deadline_s
     if ended_by is None and deadline_s is not None and time.time() - spec.started_at_s >= deadline_s:
+        let_go_of_nodes(folder, checked.site, checked.outline.rented, spec.started_at_s)
         ended_by = EndedBy.DEADLINE
     return None if ended_by is None else tune_result(folder, ended_by)
 
@@ -121,7 +129,7 @@ def prepare(
     tuning = checked.tuning(profile, offer, _deadline_s(checked, asked_s))
     request, deadline_s = checked.request, tuning.limits.deadline_s
     expectation = kept_expectation(checked.folder) or after_loading(
-        expect(checked.outline, tuning, request.policy, request.options, request.seed),
+        expect(checked.outline, tuning, request.policy, request.options, request.seed, nodes=site.held),
         _loading_s(checked),
         deadline_s,
     )
@@ -226,6 +234,7 @@ def tune(
             checkpoints=checkpoints,
         )
     )
+    extend(checked)
     over = finished(checked)
     if over is not None:
         return over
@@ -245,11 +254,15 @@ def _measured(
     checked: Checked, site: OpenSite, offer: Offer, make: MakeSubstrate | None, on_progress: OnProgress
 ) -> Profile:
     """As measured before, or by a probe now."""
-    folder = checked.folder
+    folder, deadline_s = checked.folder, checked.limits.deadline_s
+
+    def measure(on: OpenSite, gone_s: float) -> MeasuredProfile:
+        time_s = PROBE_S if deadline_s is None else min(PROBE_S, (deadline_s - gone_s) * PROBE_SHARE)
+        return _probe(checked, on, make, time_s, on_progress)
+
     if not folder.is_begun and not is_of(checked, site):
-        deadline_s = checked.limits.deadline_s
-        time_s = PROBE_S if deadline_s is None else min(PROBE_S, deadline_s * PROBE_SHARE)
-        write_profile(folder.profile, _probe(checked, site, make, time_s, on_progress))
+        found = measure(site, 0.0) if site.nodes else on_launched_node(checked, site, measure, on_progress)
+        write_profile(folder.profile, found)
     return belief_of(read_profile(folder.profile), checked.outline, offer)
 
 
@@ -276,15 +289,27 @@ def is_of(checked: Checked, site: OpenSite) -> bool:
     if not path.is_file():
         return False
     measured = read_profile(path)
-    return (measured.what, measured.slots) == (probed_as(checked.work, site), slots_of(site.nodes))
+    slots = slots_of(site.nodes) or instance_to_probe(site.offer).gpus
+    return (measured.what, measured.slots) == (probed_as(checked.work, site), slots)
+
+
+def node_to_launch(checked: Checked, site: OpenSite) -> Instance | None:
+    """What `prepare` will launch to measure on; None if it need not."""
+    known = checked.outline.profile is not None or checked.folder.is_begun
+    if site.nodes or known or is_of(checked, site):
+        return None
+    return instance_to_probe(site.offer)
 
 
 def _loading_s(checked: Checked) -> float:
-    """How much longer than others the very first start takes, where a probe has seen it."""
+    """How much longer than others the very first start takes, where a probe has seen it.
+
+    Where nodes are launched that is part of their start.
+    """
     if checked.outline.profile is not None or not checked.folder.profile.is_file():
         return 0.0
     measured = read_profile(checked.folder.profile)
-    return max((measured.warm_up_s or 0.0) - measured.start_s, 0.0)
+    return 0.0 if measured.node is not None else measured.loading_s
 
 
 def _probe(
@@ -325,6 +350,8 @@ def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s
     tuning, request, outline = prepared.tuning, prepared.checked.request, prepared.checked.outline
     sampler = make_sampler(outline.sampler, outline.space, tuning.study, request.seed)
     slots, budget_usd = prepared.offer.slots, tuning.limits.budget_usd
+    if budget_usd is not None:
+        budget_usd -= measuring_usd(prepared.checked.folder, outline.tables)
     types = priced_types(tuning, outline.machine.usd_per_slot_hour)
     hands = _hands(prepared, site)
     return Score(

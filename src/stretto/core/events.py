@@ -187,6 +187,8 @@ class NodeReleased(_AboutNode):
     """The node, which may still have been starting up, was given back and costs nothing from now on."""
 
     kind: ClassVar[str] = "node-released"
+    never_came: bool = False
+    """It was refused: as far as is known there was no such node, and nothing is paid for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,8 @@ class _Group:
 
     count: int
     since_s: Floats
+    free: bool = False
+    """They stay, and cost nothing."""
 
 
 class Execution:
@@ -104,8 +106,9 @@ class Execution:
             if stage.instance != instance:
                 cost = cost + self._release(groups, 0, now_s, instance)
                 instance = stage.instance
+                groups = self._free(instance)
             cost = cost + self._release(groups, stage.nodes, now_s, instance)
-            kept = sum(group.count for group in groups)
+            kept = min(sum(group.count for group in groups), stage.nodes)
             run = self.stage(index, stage, kept)
             if kept < stage.nodes:
                 groups.append(_Group(stage.nodes - kept, now_s + self._draws.queue_s[index]))
@@ -159,19 +162,25 @@ class Execution:
         """The nodes held at the start, the oldest first; and the cost so far, with nodes of other types."""
         start, samples = self._start, self._draws.samples
         cost: Floats = np.full(samples, start.spent_usd)
-        groups = []
-        for node in sorted(start.nodes, key=lambda node: node.since_s):
+        groups = self._free(instance)
+        paid = (node for node in start.nodes if not node.free)
+        for node in sorted(paid, key=lambda node: node.since_s):
             if node.instance == instance:
                 groups.append(_Group(1, np.full(samples, node.since_s)))
             else:
                 cost = cost + self._charge(np.full(samples, start.elapsed_s - node.since_s), node.instance)
         return groups, cost
 
+    def _free(self, instance: str) -> list[_Group]:
+        """The nodes that are there anyway, and may stand for those of a type."""
+        count = sum(node.free and node.instance == instance for node in self._start.nodes)
+        return [_Group(count, np.zeros(self._draws.samples), free=True)] if count else []
+
     def _release(self, groups: list[_Group], keep: int, now_s: Floats, instance: str) -> Floats | float:
         """Give back all but the first `keep` nodes, the newest first; what those cost."""
         surplus = sum(group.count for group in groups) - keep
         cost: Floats | float = 0.0
-        while surplus > 0:
+        while surplus > 0 and not groups[-1].free:
             group = groups[-1]
             gone = min(surplus, group.count)
             surplus -= gone
@@ -186,8 +195,9 @@ class Execution:
         cost: Floats | float = 0.0
         first = 0
         for group in groups:
-            held_s = end_s[:, first : first + group.count] - group.since_s[:, None]
-            cost = cost + np.sum(self._charge(held_s, instance), axis=1)
+            if not group.free:
+                held_s = end_s[:, first : first + group.count] - group.since_s[:, None]
+                cost = cost + np.sum(self._charge(held_s, instance), axis=1)
             first += group.count
         return cost
 

@@ -71,11 +71,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class HeldNode:
-    """A node that is paid for."""
+    """A node that is paid for, or one that is simply there."""
 
     instance: str
     since_s: float
     """When it began to cost."""
+    free: bool = False
+    """It is there anyway: it costs nothing, and is not given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

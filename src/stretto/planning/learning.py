@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 
 from stretto.core.errors import InputError
-from stretto.planning.profile import Floats, LatencyDraws, SpreadDraws
+from stretto.planning.profile import Floats, LatencyDraws, Spread, SpreadBelief, SpreadDraws
 
 TRIAL_SCALE = 0.25
 NODE_SCALE = 0.05
@@ -127,6 +128,19 @@ def learn_delay(delays_s: Sequence[float], rng: np.random.Generator) -> SpreadPo
     level = logs.mean() + drawn / len(logs) ** 0.5 * rng.standard_normal(KEPT)
     mean = np.exp(level + drawn**2 / 2.0)
     return SpreadPosterior(SpreadDraws(mean, mean * np.sqrt(np.expm1(drawn**2))))
+
+
+def updated_delay(belief: SpreadBelief, delays_s: Sequence[float]) -> Spread:
+    """A delay after some were seen: what was believed counts as one more of them, unless it was nothing.
+
+    The variance is that of the seen and the believed together: s^2 = mean of ((x - m)^2), with the believed
+    variance added for the one that was believed.
+    """
+    mean, sd = belief.mean, belief.sd
+    values = [*delays_s, mean] if mean > 0 else [*delays_s]
+    middle = fmean(values)
+    squares = sum((value - middle) ** 2 for value in values) + (sd**2 if mean > 0 else 0.0)
+    return Spread(middle, (squares / len(values)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from stretto.allocate.solver import Contender, Solution, solve
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision
 from stretto.core.job import Tier
+from stretto.core.units import counted
 from stretto.models.batch import split_batch
 from stretto.models.goodput import GoodputTable, Ints, JobModel
 from stretto.models.speed import Floats
@@ -300,7 +301,9 @@ def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], 
     if new is None:
         least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
         if least > gpus:
-            return f"needs {least} GPUs, the cluster has {gpus}"
-        return f"others gain more: {len(shares)} jobs share the cluster, a fair share is {fair_gpus} GPUs"
-    sizes = f"{job.allocation.worker_count} to {new.worker_count} GPUs, on {len(new.nodes)} node(s)"
+            return f"needs {counted(least, 'GPU')}, the cluster has {gpus}"
+        fair = counted(fair_gpus, "GPU")
+        return f"others gain more: {counted(len(shares), 'job')} share the cluster, a fair share is {fair}"
+    gpus_now, nodes = counted(new.worker_count, "GPU"), counted(len(new.nodes), "node")
+    sizes = f"{job.allocation.worker_count} to {gpus_now}, on {nodes}"
     return f"{sizes}: {shares[job.id]:.2f} times its progress on a fair share of {fair_gpus}"

@@ -26,7 +26,7 @@ from stretto.policies.base import ClusterView, Memory
 from stretto.policies.common import check_option
 from stretto.policies.rubberband_course import Course, Footing, dump, load
 from stretto.policies.rubberband_outlook import as_seen
-from stretto.policies.rubberband_plan import make_plan
+from stretto.policies.rubberband_plan import beginning, make_plan
 from stretto.policies.rubberband_turn import Turn
 from stretto.policies.trials import TUNING_EVENTS, beside_others
 
@@ -58,7 +58,7 @@ class RubberBand:
         if memory is None:
             if not view.jobs:
                 return Decision(allocations={}), None
-            course = self._begin(rng)
+            course = self._begin(view, rng)
         elif _nothing_new(view, memory):
             return _as_it_is(view, memory), memory
         else:
@@ -71,8 +71,9 @@ class RubberBand:
         decision = Turn(tuning, course, view, plan_again, self.replan).decide()
         return decision, _remember(view, decision, course)
 
-    def _begin(self, rng: np.random.Generator) -> Course:
-        stages, footing = make_plan(self.tuning, rng, self.planner, self.rule)
+    def _begin(self, view: ClusterView, rng: np.random.Generator) -> Course:
+        start = beginning(self.tuning, view.nodes)
+        stages, footing = make_plan(self.tuning, rng, self.planner, self.rule, start=start)
         return Course(stages=stages, footing=footing, quota=stages[0].trials)
 
 

@@ -14,6 +14,7 @@ from stretto.core.cluster import Node
 from stretto.planning.forecast import HeldNode
 from stretto.planning.packing import roomy_nodes
 from stretto.planning.plan import StagePlan
+from stretto.pricing.instances import Instance
 
 TO_COME = "to come "
 """Begins the stand-in for a node that was asked for and is not here yet."""
@@ -200,6 +201,17 @@ def dump(course: Course) -> Any:
 def usable(nodes: Iterable[Node], instance: str, gpus: int) -> list[str]:
     """Nodes of the type, and nodes of its size that are simply there."""
     return [node.id for node in nodes if node.instance in {"", instance} and node.gpus == gpus]
+
+
+def own_nodes(nodes: Iterable[Node], instances: Iterable[Instance]) -> tuple[HeldNode, ...]:
+    """Nodes that are simply there, as what a planner may count on: one of each type that has their size."""
+    own = [node for node in nodes if not node.instance]
+    return tuple(
+        HeldNode(instance.name, 0.0, free=True)
+        for instance in instances
+        for node in own
+        if node.gpus == instance.gpus
+    )
 
 
 def cut_to(stage: StagePlan, trials: int, gpus_per_node: int) -> tuple[int, int]:

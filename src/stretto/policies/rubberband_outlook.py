@@ -9,9 +9,9 @@ from statistics import fmean
 
 from stretto.core.events import NodeAdded
 from stretto.core.observations import Result
+from stretto.planning.learning import updated_delay
 from stretto.planning.packing import roomy_nodes
 from stretto.planning.plan import StagePlan
-from stretto.planning.profile import Spread, SpreadBelief
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import JobView
 from stretto.policies.rubberband_course import Course
@@ -56,23 +56,10 @@ def as_seen(tuning: Tuning, arrivals: Sequence[NodeAdded]) -> Tuning:
     profile = tuning.profile
     seen = replace(
         profile,
-        queue_s=_updated(profile.queue_s, [fmean(queues_s) for queues_s in requests.values()]),
-        init_s=_updated(profile.init_s, [one.init_s for one in waited]),
+        queue_s=updated_delay(profile.queue_s, [fmean(queues_s) for queues_s in requests.values()]),
+        init_s=updated_delay(profile.init_s, [one.init_s for one in waited]),
     )
     return replace(tuning, profile=seen)
-
-
-def _updated(belief: SpreadBelief, delays_s: Sequence[float]) -> Spread:
-    """A delay after some were seen: what was believed counts as one more of them, unless it was nothing.
-
-    The variance is that of the seen and the believed together: s^2 = mean of ((x - m)^2), with the believed
-    variance added for the one that was believed.
-    """
-    mean, sd = belief.mean, belief.sd
-    values = [*delays_s, mean] if mean > 0 else [*delays_s]
-    middle = fmean(values)
-    squares = sum((value - middle) ** 2 for value in values) + (sd**2 if mean > 0 else 0.0)
-    return Spread(middle, (squares / len(values)) ** 0.5)
 
 
 def steady_s(tuning: Tuning, stages: Sequence[StagePlan], held: tuple[str, int], slowness: float) -> float:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stretto.core.cluster import Node
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Forecast, Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.planner import Planner, Rule, kept_how, plan_study
 from stretto.planning.profile import LatencyBelief, LatencyDraws
 from stretto.planning.tuning import Limits, Tuning
-from stretto.policies.rubberband_course import Footing
+from stretto.policies.rubberband_course import Footing, own_nodes
 from stretto.policies.rubberband_outlook import steady_s
 
 
@@ -42,6 +44,12 @@ class Slowed:
     def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
         draws = self.belief.draw(rng, samples)
         return replace(draws, epoch_s=draws.epoch_s * self.slowness)
+
+
+def beginning(tuning: Tuning, nodes: Iterable[Node]) -> Progress | None:
+    """Where a study begins, with nodes that are simply there; None if there are none of use."""
+    own = own_nodes(nodes, tuning.instances)
+    return Progress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
 
 
 def make_plan(

@@ -10,13 +10,13 @@ from typing import Protocol
 from stretto.core.allocation import Allocation
 from stretto.core.cluster import Wish
 from stretto.core.decision import Decision, Reason, ReasonCode
-from stretto.core.units import format_duration
-from stretto.planning.forecast import HeldNode, Progress
+from stretto.core.units import counted, format_duration
+from stretto.planning.forecast import Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.common import explain, requested_batch
-from stretto.policies.rubberband_course import Course, Footing, cut_to, usable
+from stretto.policies.rubberband_course import Course, Footing, cut_to, own_nodes, usable
 from stretto.policies.rubberband_ledger import note_nodes, note_work
 from stretto.policies.rubberband_outlook import epoch_s, finish_s, observed, steady_s
 from stretto.policies.rubberband_short import on_fewer, refusal_text
@@ -237,11 +237,7 @@ class Turn:
         self, stage: int, trials: Sequence[str], epochs_done: int, speeds: Mapping[str, float]
     ) -> Progress:
         """Where the study stands. Trials whose speed is not known yet come last."""
-        own = [
-            HeldNode(self.course.plan.instance, self.view.now_s)
-            for node in self.view.nodes
-            if not node.instance
-        ]
+        own = own_nodes(self.view.nodes, self.tuning.instances)
         mean = fmean(speeds.values())
         still_to_enter = self.course.quota - self.course.entered if stage == 0 else 0
         return Progress(
@@ -344,7 +340,8 @@ class Turn:
             return f"{stage}: {len(course.slots)} trials run at once, and all places are taken."
         gpus = sum(course.slots[course.runs[job.id]].values())
         return (
-            f"{stage}, to epoch {plan.last_epoch}: {gpus} GPUs each on {len(course.kept)} nodes "
+            f"{stage}, to epoch {plan.last_epoch}: {counted(gpus, 'GPU')} each on "
+            f"{counted(len(course.kept), 'node')} "
             f"({plan.instance}). {course.short or course.footing.text}"
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 from stretto.core.cluster import Node
 from stretto.core.decision import Decision
 from stretto.core.errors import InputError
+from stretto.core.units import counted
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.trials import (
@@ -270,4 +271,4 @@ class SynchronousTurn:
             return why_waits(job)
         if job.allocation:
             return "Its nodes go away."
-        return f"{counts[job.id]} GPUs are free to go on after epoch {job.epoch}."
+        return f"There is room on {counted(counts[job.id], 'GPU')} to go on after epoch {job.epoch}."

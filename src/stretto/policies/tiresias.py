@@ -16,6 +16,7 @@ import numpy as np
 
 from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
+from stretto.core.units import counted
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch
 from stretto.policies.gangs import pinned
@@ -106,12 +107,12 @@ class Tiresias:
     def _why(self, job: JobView, code: ReasonCode, demoted: list[str]) -> str:
         queue = "lower" if job.id in demoted else "upper"
         service = f"{job.attained_gpu_s / 3600.0:.1f} of {self.threshold_gpu_h:g} GPU-h served, {queue} queue"
-        wants = _gpus(job)
+        wants = counted(_gpus(job), "GPU")
         if code is ReasonCode.WAITS:
-            return f"{service}; its {wants} GPUs are not left over by the jobs before it"
+            return f"{service}; the jobs before it leave less than its {wants}"
         if code is ReasonCode.PREEMPTED:
-            return f"{service}; jobs before it in the queue took its {wants} GPUs"
-        return f"{service}; its {wants} GPUs fit after the jobs before it"
+            return f"{service}; jobs before it in the queue took its {wants}"
+        return f"{service}; there is room for its {wants} after the jobs before it"
 
 
 def _gpus(job: JobView) -> int:

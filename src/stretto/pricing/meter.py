@@ -56,10 +56,10 @@ class CostMeter:
     """Counts money while events come in.
 
     A node is paid for from when it begins to start up until it is given back or lost; nodes that are there
-    when the run starts, from then. Nodes of no instance type cost nothing. Billed per function, the GPU time
-    that jobs hold costs a GPU's share of its node's price. Every node is given the data, for its price. The
-    time until a paused run is resumed costs nothing. After a run was killed that holds for one's own nodes
-    only: what was rented is still there.
+    when the run starts, from then. Nodes of no instance type cost nothing, nor do those that were refused.
+    Billed per function, the GPU time that jobs hold costs a GPU's share of its node's price. Every node is
+    given the data, for its price. The time until a paused run is resumed costs nothing. After a run was
+    killed that holds for one's own nodes only: what was rented is still there.
     """
 
     def __init__(self, instances: Iterable[Instance], billing: Billing) -> None:
@@ -113,7 +113,7 @@ class CostMeter:
             case NodeAdded():
                 self._take(event.node, event.t_s - event.init_s)
             case NodeReleased() | NodeLost():
-                self._give_back(event.node_id, event.t_s)
+                self._give_back(event)
             case JobSubmitted():
                 self._uses[event.job.id] = _Use(event.job)
             case Decided():
@@ -142,14 +142,14 @@ class CostMeter:
         self._node_prices[node.id] = instance.usd_per_hour / HOUR_S / instance.gpus
         self._here[node.id] = _Held(instance.usd_per_hour / HOUR_S, begin_s, own=instance.own)
 
-    def _give_back(self, node_id: str, t_s: float) -> None:
-        held = self._here.pop(node_id, None)
-        if held is not None:
-            held.end_s = t_s
+    def _give_back(self, event: NodeReleased | NodeLost) -> None:
+        held = self._here.pop(event.node_id, None)
+        if held is not None and not (isinstance(event, NodeReleased) and event.never_came):
+            held.end_s = event.t_s
             self._gone.append(held)
         for job_id, use in self._uses.items():
-            if node_id in use.allocation.nodes:
-                self._hold(job_id, NOTHING, t_s)
+            if event.node_id in use.allocation.nodes:
+                self._hold(job_id, NOTHING, event.t_s)
 
     def _decided(self, event: Decided) -> None:
         for instruction in event.instructions:

@@ -7,7 +7,7 @@ it answers with orders for a launcher and with events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stretto.core.cluster import Node, Wish
 from stretto.core.events import (
@@ -21,33 +21,20 @@ from stretto.core.events import (
 )
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
-from stretto.substrate.fleet_nodes import START_S, Launch, NodeKind, Order, Release, SeenNode, Step
+from stretto.substrate.fleet_nodes import (
+    START_S,
+    Coming,
+    Failure,
+    Here,
+    Launch,
+    NodeKind,
+    Order,
+    Release,
+    SeenNode,
+    Step,
+)
 from stretto.substrate.fleet_record import Record
 from stretto.worlds.cloud import node_name
-
-
-@dataclass(frozen=True, slots=True)
-class _Coming:
-    """A node that was asked for."""
-
-    node: Node
-    asked_s: float
-    due_s: float
-    launched_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    node: Node
-    key: str
-    """Empty: it was not seen yet."""
-    draining: bool = False
-    leaving: bool = False
-    """It is not wanted any more, and somebody is still there."""
-
-    @property
-    def is_counted_on(self) -> bool:
-        return bool(self.node.instance) and not self.draining and not self.leaving
 
 
 class Fleet:
@@ -74,9 +61,9 @@ class Fleet:
         self._prefix = prefix
         self._wish = Wish(())
         """The last one, of kinds that there are, less what was refused or lost since."""
-        self._coming: dict[str, _Coming] = {}
+        self._coming: dict[str, Coming] = {}
         """In the order they were asked for."""
-        self._here: dict[str, _Here] = {}
+        self._here: dict[str, Here] = {}
         self._let_go: set[str] = set()
         """Keys of nodes that were given back, or up, and still show."""
         self._seen: dict[str, SeenNode] = {}
@@ -95,7 +82,7 @@ class Fleet:
                 if one.instance not in self._kinds and not one.draining:
                     self._take_in(one, Step(), 0.0)
         else:
-            self._here = {node.id: _Here(node, "") for node in nodes}
+            self._here = {node.id: Here(node, "") for node in nodes}
             self._recognise()
         return [here.node for here in self._here.values()]
 
@@ -158,10 +145,11 @@ class Fleet:
             step.events.append(NodeLaunched(t_s=t_s, node=coming.node))
         return step
 
-    def failed(self, whys: Mapping[str, str], t_s: float) -> Step:
+    def failed(self, failures: Mapping[str, Failure], t_s: float) -> Step:
         """Launches that came to nothing, and why. Of nodes that came after all this is no news."""
         step = Step()
-        self._refuse({name: why for name, why in whys.items() if name in self._coming}, step, t_s)
+        fresh = {name: failure for name, failure in failures.items() if name in self._coming}
+        self._refuse(fresh, step, t_s)
         return step
 
     def see(self, seen: Sequence[SeenNode], t_s: float) -> Step:
@@ -176,8 +164,9 @@ class Fleet:
             if one.key not in known and not one.draining:
                 self._meet(one, step, t_s)
         self._adopt(step, t_s)
-        late = f"not there {format_duration(self._start_s)} after they were asked for"
-        self._refuse({name: late for name, one in self._coming.items() if t_s >= one.due_s}, step, t_s)
+        late = Failure(f"not there {format_duration(self._start_s)} after they were asked for")
+        overdue = {name: late for name, one in self._coming.items() if t_s >= one.due_s}
+        self._refuse(overdue, step, t_s)
         return step
 
     def recall(
@@ -195,9 +184,9 @@ class Fleet:
         record = Record.of(history)
         self._settled = True
         due_s = t_s + self._start_s
-        self._here = {node.id: _Here(node, "", node.id in record.draining) for node in record.here.values()}
+        self._here = {node.id: Here(node, "", node.id in record.draining) for node in record.here.values()}
         self._coming = {
-            node.id: _Coming(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
+            node.id: Coming(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
         }
         self._wish = self._known(record.wish)
         # As many may have been asked for without a word of it in the record.
@@ -214,6 +203,33 @@ class Fleet:
         settled = {*self.rented, *(order.name for order in step.orders)}
         step.orders += [Release(name) for name in launched if name not in settled]
         self._balance(step, t_s)
+        return step
+
+    def let_go(
+        self,
+        history: Iterable[Event],
+        seen: Sequence[SeenNode],
+        t_s: float,
+        *,
+        launched: Iterable[str] = (),
+    ) -> Step:
+        """The run of a record does not go on: everything that was ever launched for it ends.
+
+        `launched` are the names of what can be ended whether the record has it or not.
+        """
+        record = Record.of(history)
+        step = Step()
+        self._seen = {one.key: one for one in seen}
+        self._here = {node.id: Here(node, "") for node in record.here.values() if node.instance}
+        self._recognise()
+        for node_id in list(self._here):
+            self._give_back(node_id, step, t_s)
+        for name in record.coming:
+            step.orders.append(Release(name))
+            step.events.append(NodeReleased(t_s=t_s, node_id=name))
+        keys = {one.name: one.key for one in seen}
+        known = set(record.rented)
+        step.orders += [Release(name, keys.get(name, "")) for name in launched if name not in known]
         return step
 
     def close(self) -> list[Order]:
@@ -243,14 +259,14 @@ class Fleet:
         self._number += 1
         name = f"{self._prefix}{node_name(kind.instance, self._number)}"
         node = Node(name, Resources(gpu=kind.slots), kind.instance)
-        self._coming[name] = _Coming(node, t_s, t_s + self._start_s)
+        self._coming[name] = Coming(node, t_s, t_s + self._start_s)
         step.orders.append(Launch(name, kind.instance))
 
-    def _take_back(self, name: str, step: Step, t_s: float) -> None:
+    def _take_back(self, name: str, step: Step, t_s: float, *, never_came: bool = False) -> None:
         coming = self._coming.pop(name)
         step.orders.append(Release(name))
         if coming.launched_s is not None:
-            step.events.append(NodeReleased(t_s=t_s, node_id=name))
+            step.events.append(NodeReleased(t_s=t_s, node_id=name, never_came=never_came))
 
     def _give_back(self, node_id: str, step: Step, t_s: float) -> None:
         here = self._here.pop(node_id)
@@ -259,16 +275,17 @@ class Fleet:
         step.orders.append(Release(node_id, here.key))
         step.events.append(NodeReleased(t_s=t_s, node_id=node_id))
 
-    def _refuse(self, whys: Mapping[str, str], step: Step, t_s: float) -> None:
-        counts: dict[tuple[str, str], int] = {}
-        for name, why in whys.items():
+    def _refuse(self, failures: Mapping[str, Failure], step: Step, t_s: float) -> None:
+        """Those of one kind and reason are told together, with the log of the first."""
+        logs: dict[tuple[str, str], list[str]] = {}
+        for name, failure in failures.items():
             instance = self._coming[name].node.instance
-            counts[instance, why] = counts.get((instance, why), 0) + 1
-            self._take_back(name, step, t_s)
+            logs.setdefault((instance, failure.why), []).append(failure.log)
+            self._take_back(name, step, t_s, never_came=True)
             self._wish = self._wish.less(instance, 1)
         step.events += [
-            NodeRefused(t_s=t_s, instance=instance, count=count, why=why)
-            for (instance, why), count in counts.items()
+            NodeRefused(t_s=t_s, instance=instance, count=len(kept), why=_with_log(why, kept[0]))
+            for (instance, why), kept in logs.items()
         ]
 
     def _recognise(self) -> None:
@@ -282,7 +299,7 @@ class Fleet:
                 self._here[node_id] = replace(here, key=same[0].key)
                 taken.add(same[0].key)
 
-    def _may_be(self, one: SeenNode, here: _Here) -> bool:
+    def _may_be(self, one: SeenNode, here: Here) -> bool:
         any_will_do = self._adopts and bool(here.node.instance)
         return one.instance == here.node.instance if any_will_do else one.name == here.node.id
 
@@ -315,7 +332,7 @@ class Fleet:
     def _take_in(self, one: SeenNode, step: Step, t_s: float) -> None:
         name = one.name if one.name not in self._here else f"{one.name}-{one.key[:6]}"
         node = Node(name, Resources(gpu=one.slots))
-        self._here[name] = _Here(node, one.key)
+        self._here[name] = Here(node, one.key)
         step.events.append(NodeAdded(t_s=t_s, node=node))
 
     def _adopt(self, step: Step, t_s: float) -> None:
@@ -331,7 +348,7 @@ class Fleet:
     def _arrive(self, name: str, one: SeenNode, step: Step, t_s: float) -> None:
         coming = self._coming.pop(name)
         node = replace(coming.node, capacity=Resources(gpu=one.slots))
-        self._here[name] = _Here(node, one.key)
+        self._here[name] = Here(node, one.key)
         launched_s = coming.launched_s
         if launched_s is None:
             launched_s = t_s
@@ -339,7 +356,7 @@ class Fleet:
         queue_s, init_s = launched_s - coming.asked_s, t_s - launched_s
         step.events.append(NodeAdded(t_s=t_s, node=node, queue_s=queue_s, init_s=init_s))
 
-    def _expect_less(self, gone: _Here) -> None:
+    def _expect_less(self, gone: Here) -> None:
         """Whoever wants this node still must wish for it again."""
         if gone.is_counted_on:
             self._wish = self._wish.less(gone.node.instance, 1)
@@ -358,3 +375,7 @@ class Fleet:
         if not self._kinds:
             return "this cluster has fixed nodes"
         return f"there are nodes of {', '.join(self._kinds)} only"
+
+
+def _with_log(why: str, log: str) -> str:
+    return f"{why} (log: {log})" if log else why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from stretto.core.cluster import Node
 from stretto.core.events import Event
 
 START_S = 600.0
@@ -35,6 +36,32 @@ class SeenNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Coming:
+    """A node that was asked for."""
+
+    node: Node
+    asked_s: float
+    due_s: float
+    launched_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A node that is there."""
+
+    node: Node
+    key: str
+    """Empty: it was not seen yet."""
+    draining: bool = False
+    leaving: bool = False
+    """It is not wanted any more, and somebody is still there."""
+
+    @property
+    def is_counted_on(self) -> bool:
+        return bool(self.node.instance) and not self.draining and not self.leaving
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Bring up a node under this name."""
 
@@ -52,6 +79,15 @@ class Release:
 
 
 Order = Launch | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a launch came to nothing."""
+
+    why: str
+    log: str = ""
+    """Where all that it said is, if that is kept."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,11 @@ class Record:
     names: int = 0
     """The highest number that a node's name ends with."""
 
+    @property
+    def rented(self) -> tuple[str, ...]:
+        """The nodes that were launched and, as far as is known, not let go of."""
+        return (*(node.id for node in self.here.values() if node.instance), *self.coming)
+
     @staticmethod
     def of(history: Iterable[Event]) -> Record:
         record = Record()

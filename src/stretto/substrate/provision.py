@@ -23,3 +23,10 @@ class Provisioner(Protocol):
 
     def close(self) -> None:
         """The run is over or paused: nothing may be left that costs and nobody uses."""
+
+
+class NodeFleet(Provisioner, Protocol):
+    """A provisioner that can also clear up after a run that does not go on."""
+
+    def let_go(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
+        """End everything that was launched for it; `close` waits for that."""

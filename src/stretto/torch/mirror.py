@@ -11,6 +11,7 @@ worker that has not heard yet that another took over cannot mix its files with t
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -34,6 +35,7 @@ from stretto.torch.checkpoint_files import (
 )
 from stretto.torch.store import Store, StoreError
 from stretto.wire.messages import Saved
+from stretto.wire.store_url import UNCOPIED
 
 _NAME = re.compile(r"\d{8}\.\d{6}-[0-9a-f]{16}")
 _PAUSES_S = (1.0, 3.0)
@@ -140,6 +142,7 @@ class Mirror:
         try:
             _insist(self._copy_waiting, pauses_s)
         except _TROUBLE as error:
+            self._mark_uncopied()
             self._note_once(
                 "copy",
                 f"A checkpoint could not be copied to {self._store.url}: {error}. It stays on its node, and "
@@ -147,6 +150,12 @@ class Mirror:
             )
             return False
         return True
+
+    def _mark_uncopied(self) -> None:
+        """Whoever clears up after the job is to leave its checkpoints."""
+        if self._copying is not None:
+            with contextlib.suppress(OSError):
+                (self._copying.parent / UNCOPIED).touch()
 
     def _copy_waiting(self) -> None:
         while (folder := self._next()) is not None:
@@ -168,6 +177,7 @@ class Mirror:
             self._forget(folder)  # removed by whoever leads now
             return
         self._forget(folder)
+        (folder.parent / UNCOPIED).unlink(missing_ok=True)
         self._noted.discard("copy")
         where = self._store.where(f"{name}/{STATE_FILE}")
         self._on_saved(Saved(progress=meta.progress, path=where, best=meta.best))

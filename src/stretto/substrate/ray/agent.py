@@ -119,9 +119,22 @@ class Agent:
         """Guards what follows."""
         self._waiting: dict[int, Order] = {}
         self._next = 0
+        self._begins = False
+        self._departs = False
+        self._begun = threading.Event()
+        """Whatever came of it."""
 
     def begin(self) -> None:
         """Make sure that this node is fit for the run; then do what was ordered meanwhile."""
+        with self._ordering:
+            self._begins = not self._departs
+        try:
+            if self._begins:
+                self._settle_in()
+        finally:
+            self._begun.set()
+
+    def _settle_in(self) -> None:
         charge = self._charge
         if charge.folder is not None:
             _check_folder(charge.folder, charge)
@@ -175,7 +188,10 @@ class Agent:
 
     def depart(self) -> None:
         """Leave nothing on the node but checkpoints that could not be copied and so are nowhere else."""
-        ours = self._lock is not None
+        with self._ordering:
+            self._departs = True
+            begins = self._begins
+        ours = begins and self._begun.wait(_PATIENCE_S) and self._lock is not None
         if ours and not any(self._charge.scratch.glob(f"jobs/*/*/{UNCOPIED}")):
             shutil.rmtree(self._charge.scratch, ignore_errors=True)
 

@@ -24,6 +24,9 @@ START_S = 120.0
 PULSE_S = 15.0
 """An agent that has not answered for so long is gone, whatever Ray says: a node may stop without a word."""
 
+_UNBEGUN_S = 1.0
+"""How long an agent is asked to depart that nobody has heard of yet."""
+
 
 class Listener(Protocol):
     """Who is told what comes over a line, in threads of Ray's."""
@@ -44,6 +47,7 @@ class AgentLine:
         self._awake_s = awake_s
         self._listener = listener
         self._orders = 0
+        self._has_begun = False
         self._over = False
         self._ending = False
         self._quiet = threading.Event()
@@ -80,9 +84,13 @@ class AgentLine:
                 yield pieces
 
     def depart(self, patience_s: float) -> None:
-        """Have the node left as it was found; nobody trains there any more."""
+        """Have the node left as it was found; nobody trains there any more.
+
+        An agent that has not begun has left little there, and may still be far from answering.
+        """
+        limit_s = patience_s if self._has_begun else _UNBEGUN_S
         with contextlib.suppress(RayError):
-            ray.get(self._actor.depart.remote(), timeout=patience_s)
+            ray.get(self._actor.depart.remote(), timeout=limit_s)
 
     def hang_up(self) -> None:
         """Nothing more is heard; whatever the agent has started ends."""
@@ -105,6 +113,7 @@ class AgentLine:
 
     def _begun(self, nothing: None) -> None:
         del nothing
+        self._has_begun = True
         self._limit_s = PULSE_S
         self._listener.began(self)
         self._listen()

@@ -11,7 +11,7 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event
 from stretto.substrate.fleet import Fleet
-from stretto.substrate.fleet_nodes import START_S, Launch, Order, Resource, SeenNode, Step
+from stretto.substrate.fleet_nodes import START_S, Failure, Launch, Order, Resource, SeenNode, Step
 from stretto.substrate.ray.launch import Began, Launcher
 from stretto.substrate.ray.nodes import RayNode, is_connected, read_nodes, slot_resource
 
@@ -56,6 +56,8 @@ class RayFleet:
         )
         self._first = tuple(self._fleet.begin(self._nodes_seen(), nodes))
         self._cut_off = False
+        self._settled = False
+        """Whether what an earlier process left behind was dealt with."""
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch the nodes", daemon=True)
         self._watcher.start()
@@ -71,6 +73,7 @@ class RayFleet:
         return None if found is None else replace(found, name=name)
 
     def provision(self, wish: Wish, t_s: float) -> list[Event]:
+        self._end_leftovers()
         return [*self._carry_out(self._fleet.wish(wish, t_s)), *self._hear(t_s)]
 
     def release(self, nodes: Sequence[str], t_s: float) -> list[Event]:
@@ -91,10 +94,16 @@ class RayFleet:
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
         launched = self._launcher.launched() if self._launcher else ()
+        self._settled = True
         step = self._fleet.recall(history, self._nodes_seen(), t_s, launched=launched)
         if self._launcher is not None:
             self._launcher.recall(self._fleet.rented)
         return [*self._carry_out(step), *self._hear(t_s)]
+
+    def let_go(self, history: Iterable[Event], t_s: float) -> list[Event]:
+        """End everything that was launched for a run that does not go on; `close` waits for it."""
+        launched = self._launcher.launched() if self._launcher else ()
+        return self._carry_out(self._fleet.let_go(history, self._nodes_seen(), t_s, launched=launched))
 
     def close(self) -> None:
         """Let go of every node that was launched, and wait until that is done."""
@@ -104,16 +113,24 @@ class RayFleet:
             self._launcher.close()
         self._watcher.join(self._look_s)
 
+    def _end_leftovers(self) -> None:
+        """Of a probe that was killed before the run began: no record has them."""
+        if self._launcher is not None and not self._settled:
+            ids = {node.name: node.ray_id for node in self._seen}
+            for name in self._launcher.launched():
+                self._launcher.release(name, ids.get(name, ""))
+        self._settled = True
+
     def _hear(self, t_s: float) -> list[Event]:
         """What launches have come to."""
         events: list[Event] = []
-        whys: dict[str, str] = {}
+        failures: dict[str, Failure] = {}
         for news in self._launcher.news() if self._launcher else ():
             if isinstance(news, Began):
                 events += self._carry_out(self._fleet.began(news.name, t_s))
             else:
-                whys[news.name] = news.why
-        return [*events, *self._carry_out(self._fleet.failed(whys, t_s))]
+                failures[news.name] = Failure(news.why, news.log)
+        return [*events, *self._carry_out(self._fleet.failed(failures, t_s))]
 
     def _carry_out(self, step: Step) -> list[Event]:
         self._order(step.orders)

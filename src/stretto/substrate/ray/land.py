@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,6 +95,10 @@ class RayLand:
         """The last wish since a node was told to be lost because of its agent."""
         self._leaving: dict[str, float] = {}
         """Nodes that are to be given back, and when at the latest."""
+        self._farewells: dict[str, threading.Thread] = {}
+        """Of those that nobody is on any more: what is left there is fetched and cleared away."""
+        self.hurries = False
+        """Closing leaves files on the nodes: workers were killed, and may not have copied them elsewhere."""
         self._entries: list[str] = []
         self._loading = Loading()
         self._tries: Counter[str] = Counter()
@@ -190,15 +195,32 @@ class RayLand:
             last.callback(self._seats.close)
             for line in self._lines.values():
                 last.callback(line.hang_up)
-                for pieces in line.rest(_REST_S) if self._carries else ():
-                    lay_down(pieces, self._run_dir)
+            for line in self._lines.values():
+                self._see_off(line)
 
     def _release(self, t_s: float) -> Iterator[Event]:
-        over = [node for node, at_s in self._leaving.items() if at_s <= t_s or not self._seats.taken(node)]
+        over = [node for node, at_s in self._leaving.items() if at_s <= t_s or self._is_left(node)]
         if over:
             for node in over:
                 del self._leaving[node]
+                self._farewells.pop(node, None)
             yield from self._follow(self._fleet.release(over, t_s))
+
+    def _is_left(self, node: str) -> bool:
+        """Whether nobody is on a node any more, nor anything; a thread sees to that, as it has to wait."""
+        if self._seats.taken(node):
+            return False
+        if node in self._lines and node not in self._farewells:
+            farewell = threading.Thread(target=self._see_off, args=(self._lines[node],), daemon=True)
+            self._farewells[node] = farewell
+            farewell.start()
+        return node not in self._farewells or not self._farewells[node].is_alive()
+
+    def _see_off(self, line: AgentLine) -> None:
+        for pieces in line.rest(_REST_S) if self._carries else ():
+            lay_down(pieces, self._run_dir)
+        if not self.hurries:
+            line.depart(_REST_S)
 
     def _follow(self, events: Iterable[Event]) -> Iterator[Event]:
         """Nodes get an agent as they come; what is told twice is told once."""

@@ -26,6 +26,8 @@ class Failed:
 
     name: str
     why: str
+    log: str = ""
+    """Where all that its launch said is, if that is kept."""
 
 
 News = Began | Failed

@@ -1,7 +1,8 @@
 """Nodes that the user's own commands bring up: `ray start` over ssh, a cloud's command line, local processes.
 
 Files, one pair for each node that is not let go of: `<name>.json` says which process it is, so that a
-controller that was killed can still end it later; `<name>.log` has what its commands printed.
+controller that was killed can still end it later; `<name>.log` has what its commands printed, and stays where
+the launch command failed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import os
 import shlex
 import signal
-import string
 import subprocess
 import threading
 import time
@@ -20,13 +20,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stretto.core.errors import InputError
+from stretto.substrate.fleet_commands import Commands
 from stretto.substrate.fleet_nodes import NodeKind
 from stretto.substrate.ray.launch import Began, Failed, Mailbox, News
 
-_KNOWN = ("address", "instance", "name", "number", "slots")
-_SAMPLE = {"address": "a:1", "instance": "i", "name": "i-1", "number": 1, "slots": 1, "ray_id": "0"}
-"""Values as those that commands are filled in with."""
 _RELEASE_TRIES = 3
 _RELEASE_PAUSE_S = 2.0
 _RELEASE_S = 120.0
@@ -34,51 +31,6 @@ _RELEASE_S = 120.0
 _POLL_S = 0.05
 _SHOWN = 400
 """Letters of a failed command's output that are told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commands:
-    """How nodes are brought up and let go of. Run without a shell; quote as for one.
-
-    In both, {address} is the cluster's, {name} the node's, {instance} its type, {slots} how many of them it
-    has, {number} the lowest that no other node has; `release` also knows {ray_id}. A launch command may end
-    once the node is up, or go on as long as the node does.
-    """
-
-    launch: str
-    release: str = ""
-    """None is needed where ending the process of the launch command ends the node."""
-
-    def __post_init__(self) -> None:
-        _check("launch", self.launch, _KNOWN)
-        _check("release", self.release, (*_KNOWN, "ray_id"))
-        if not self.launch.strip():
-            raise InputError("it is empty.", where="launch command", remedy="Write how a node is started.")
-
-
-def _check(what: str, template: str, known: Iterable[str]) -> None:
-    where, names = f"{what} command", ", ".join(f"{{{name}}}" for name in known)
-    try:
-        parts = shlex.split(template)
-        fields = [name for part in parts for _, name, _, _ in string.Formatter().parse(part)]
-    except ValueError as error:
-        raise InputError(
-            f"{template!r} cannot be read: {error}.",
-            where=where,
-            remedy="Close every quote, and write {{ and }} for braces.",
-        ) from error
-    strange = [name for name in fields if name is not None and name not in known]
-    if strange:
-        raise InputError(f"{template!r} has {{{strange[0]}}}.", where=where, remedy=f"It may have {names}.")
-    try:
-        for part in parts:
-            part.format_map(_SAMPLE)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise InputError(
-            f"{template!r} cannot be filled in: {error}.",
-            where=where,
-            remedy="{number} and {slots} are whole numbers, the others words; write {name} plainly.",
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +41,13 @@ class _Launched:
     instance: str
     pid: int
     begun: str
-    """When that process began, by the kernel's clock: numbers of processes are used again."""
+    """When that process began, by the kernel's clock: numbers of processes are used again.
+
+    Empty of one that had ended before anybody could look.
+    """
 
     def is_running(self) -> bool:
-        return _begun(self.pid) == self.begun
+        return bool(self.begun) and _begun(self.pid) == self.begun
 
     def kill_group(self) -> None:
         """As long as a group has members, no new process gets its number."""
@@ -130,6 +85,9 @@ class CommandLauncher:
         """Of nodes that are being released, with their ids in Ray."""
         self._unended: dict[str, str] = {}
         """Nodes whose release has failed, and their ids in Ray."""
+        self._unwanted: set[str] = set()
+        """All that were to be let go of: how their launch commands end is no failure."""
+        self._failed: set[str] = set()
 
     def launched(self) -> Collection[str]:
         return tuple(self._launched)
@@ -144,6 +102,7 @@ class CommandLauncher:
         try:
             process = self._start(argv, name)
         except OSError as error:
+            self._log(name).unlink(missing_ok=True)
             self._mailbox.post(Failed(name, f"{argv[0]} cannot be run: {error.strerror}"))
             return
         self._processes[name] = process
@@ -155,6 +114,7 @@ class CommandLauncher:
     def release(self, name: str, ray_id: str) -> None:
         if name in self._endings or name not in self._launched:
             return
+        self._unwanted.add(name)
         launched = self._launched[name]
         thread = threading.Thread(target=self._end, args=(name, launched, ray_id), name=f"release {name}")
         self._endings[name] = thread, ray_id
@@ -186,6 +146,9 @@ class CommandLauncher:
     def _record(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
     def _argv(self, template: str, name: str, instance: str, number: int, ray_id: str = "") -> list[str]:
         values = {
             "address": self._address,
@@ -198,24 +161,25 @@ class CommandLauncher:
         return [part.format_map(values) for part in shlex.split(template)]
 
     def _start(self, argv: list[str], name: str) -> subprocess.Popen[bytes]:
-        with (self._folder / f"{name}.log").open("ab") as log:
+        with self._log(name).open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - the user's own command
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        if code:
-            self._mailbox.post(
-                Failed(name, f"its launch command ended with {_ended(code)}: {self._said(name)}")
-            )
+        if code and name not in self._unwanted:
+            self._failed.add(name)
+            why = f"its launch command ended with {_ended(code)}: {self._said(name)}"
+            self._mailbox.post(Failed(name, why, str(self._log(name))))
 
     def _end(self, name: str, launched: _Launched, ray_id: str) -> None:
         released = not self._commands.release or self._run_release(name, launched, ray_id)
         self._end_process(name, launched)
         if released:
             self._record(name).unlink(missing_ok=True)
-            (self._folder / f"{name}.log").unlink(missing_ok=True)
+            if name not in self._failed:
+                self._log(name).unlink(missing_ok=True)
 
     def _run_release(self, name: str, launched: _Launched, ray_id: str) -> bool:
         argv = self._argv(self._commands.release, name, launched.instance, launched.number, ray_id)
@@ -256,7 +220,7 @@ class CommandLauncher:
         """The end of what a node's commands printed."""
         text = ""
         with contextlib.suppress(OSError):  # it goes with the node
-            text = (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+            text = self._log(name).read_text(encoding="utf-8", errors="replace")
         return " ".join(text.split())[-_SHOWN:] or "it printed nothing"
 
 

@@ -1,0 +1,59 @@
+"""Nodes that a run had launched before it was killed, and that nobody will use any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+from stretto.app.real_drive import wall_clock
+from stretto.app.real_site import Site
+from stretto.app.run_folder import RunFolder
+from stretto.app.study_file import Rented
+from stretto.core.errors import InputError, JournalError
+from stretto.core.events import RunPaused, RunResumed
+from stretto.journal.sqlite import SqliteJournal
+from stretto.substrate.fleet_record import Record
+from stretto.substrate.provision import NodeFleet
+
+
+def let_go_of_nodes(folder: RunFolder, site: Site, rented: Rented | None, started_at_s: float) -> None:
+    """End what a run that does not go on has launched; InputError if that cannot be tried.
+
+    It is journaled: until now the nodes have cost.
+    """
+    names = () if rented is None else _launched(folder, rented)
+    if not names:
+        return
+    try:
+        journal = SqliteJournal(folder.journal, run=folder.name)
+    except JournalError:
+        return  # whoever has it open has the nodes, too, and lets go of them
+    with closing(journal):
+        try:
+            with site.opened() as opened:
+                fleet = opened.fleet(folder)
+                if fleet is not None:
+                    _let_go(fleet, journal, wall_clock(started_at_s)())
+        except InputError as error:
+            raise InputError(
+                f"{', '.join(names)} may still be up, and cost: {error.problem}",
+                where=str(folder.path),
+                remedy=f"{error.remedy} `stretto report {folder.path}` tells what the run came to.",
+            ) from error
+
+
+def _launched(folder: RunFolder, rented: Rented) -> Sequence[str]:
+    """What may be up: there are files of what commands launched; the autoscaler leaves none."""
+    if rented.nodes.launch:
+        return [path.stem for path in sorted(folder.nodes.glob("*.json"))]
+    events = list(folder.events())
+    return () if not events or isinstance(events[-1], RunPaused) else Record.of(events).rented
+
+
+def _let_go(fleet: NodeFleet, journal: SqliteJournal, now_s: float) -> None:
+    history = list(journal.events())
+    last_s = max((event.t_s for event in history), default=0.0)
+    t_s = max(now_s, last_s)
+    with closing(fleet):
+        journal.append([RunResumed(t_s=t_s, down_s=t_s - last_s)])
+        journal.append(fleet.let_go(history, t_s))
