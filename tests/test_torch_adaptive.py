@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.allocation import BatchChoice
 from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.noise import GradientNoise
 from stretto.models.speed import AllReduceSpeed
+from stretto.torch import Run
 from stretto.torch.adaptive import LOOK_STEPS, MOST_GROWTH, WARM_UP_STEPS, BatchTuner, Change
 from stretto.torch.memory import BatchMemory
 from stretto.torch.meter import SplitCost
@@ -222,6 +224,43 @@ def test_no_rule_goes_beyond_the_batch(sqr: float, var: float, scale: float, rul
     factor = lr_factor(rule, sgd, NoiseSample(sqr, var), scale)
     assert 1.0 - 1e-9 <= factor <= scale * (1 + 1e-9)
     assert progress_of_step(NoiseSample(sqr, var), 1.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("left", "factor"), [(8, 2.0), (6, 1.5), (4, 1.0), (1, 1.0)])
+def test_what_is_left_of_a_pass_steps_at_the_rate_of_its_own_size(left: int, factor: float) -> None:
+    """A gradient of few examples is too noisy for the rate of many; the user's own rate it has at least."""
+    run = Run()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rates: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    loader = DataLoader(TensorDataset(torch.ones(16 + left, 2)), batch_size=4)
+    run._engine.batching.order = BatchChoice(8)
+    run.prepare(model, optimizer, loader, adaptive=True, lr_rule="linear", max_batch_size=8)
+    for _ in run.epochs(1):
+        for (x,) in run.loader(loader.dataset, batch_size=4):
+            optimizer.zero_grad()
+            torch.autograd.backward(model(x).square().mean())
+            optimizer.step()
+    assert [rate / 0.01 for rate in rates[:3]] == pytest.approx([2.0, 2.0, factor])
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_a_step_outside_a_loader_has_the_rate_of_the_batch() -> None:
+    run = Run()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rates: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    data = TensorDataset(torch.ones(8, 2))
+    run._engine.batching.order = BatchChoice(8)
+    run.prepare(model, optimizer, DataLoader(data, batch_size=4), adaptive=True, lr_rule="linear")
+    for _ in run.epochs(1):
+        for _ in run.loader(data, batch_size=4):
+            torch.autograd.backward(model(torch.ones(1, 2)).sum())
+            optimizer.step()
+    optimizer.step()
+    assert [rate / 0.01 for rate in rates] == pytest.approx([2.0] * len(rates))
 
 
 def test_progress_without_noise_is_a_step_at_most() -> None:

@@ -1,6 +1,8 @@
-"""An adaptive batch against fixed ones: ResNet-18 on Fashion-MNIST (about 15 minutes on an H200).
+"""An adaptive batch against fixed ones: ResNet-18 on Fashion-MNIST (about 18 minutes on an H200).
 
     PYTHONPATH=src python3 benchmarks/gpu/adaptive.py FOLDER_OF_IDX_GZ_FILES
+    PYTHONPATH=src python3 benchmarks/gpu/adaptive.py --seeds 3 --first-seed 5 FOLDER   (some of the seeds)
+    PYTHONPATH=src python3 benchmarks/gpu/adaptive.py --merge FILE FILE ...     (saved ones, judged together)
 
 The network of the other measurements here, at the batch of 64 that introductions to this data use, and the
 learning rate that is usual for such networks, 0.1 at a batch of 256, in proportion. Everybody trains for the
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gzip
 import io
+import json
 import math
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,71 +144,118 @@ class Training:
         return float((torch.cat(guesses) == self._data.test_labels).float().mean())
 
 
-def judge(fixed: dict[int, list[Course]], adaptive: list[Course]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Results:
+    """One course per seed: of every fixed batch, and of the adaptive one."""
+
+    device: str
+    seeds: list[int]
+    fixed: dict[int, list[Course]]
+    adaptive: list[Course]
+
+    def merged(self, other: Results) -> Results:
+        """Both together; they must not share a seed, and must have the same fixed batches."""
+        common = set(self.seeds) & set(other.seeds)
+        if common or self.fixed.keys() != other.fixed.keys():
+            raise SystemExit(
+                f"These cannot be judged together: fixed batches {[*self.fixed]} and {[*other.fixed]}, "
+                f"seeds {self.seeds} and {other.seeds}."
+            )
+        return Results(
+            device=self.device if self.device == other.device else f"{self.device}, {other.device}",
+            seeds=self.seeds + other.seeds,
+            fixed={batch: courses + other.fixed[batch] for batch, courses in self.fixed.items()},
+            adaptive=self.adaptive + other.adaptive,
+        )
+
+
+def read_results(path: Path) -> Results:
+    """What an earlier run saved."""
+
+    def courses(saved: list[dict[str, Any]]) -> list[Course]:
+        return [Course(**course) for course in saved]
+
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    fixed = {int(batch): courses(column) for batch, column in saved["fixed"].items()}
+    return Results(saved["device"], saved["seeds"], fixed, courses(saved["adaptive"]))
+
+
+def judge(results: Results) -> None:
     """The figures: medians over seeds of the time to the target, and mean final accuracies."""
+    fixed, adaptive = results.fixed, results.adaptive
     target = statistics.mean(course.final for course in fixed[INITIAL_BATCH]) - TOLERANCE
     to_target_s = {
         batch: statistics.median(course.reached_s(target) for course in courses)
         for batch, courses in fixed.items()
     }
     own_s = statistics.median(course.reached_s(target) for course in adaptive)
-    print(f"  target accuracy {target:.4f}; medians over {len(adaptive)} seeds")
-    for batch, time_s in to_target_s.items():
-        final = statistics.mean(course.final for course in fixed[batch])
-        print(f"  fixed {batch:5}    {time_s:7.2f} s to the target   final {final:.4f}")
-    final = statistics.mean(course.final for course in adaptive)
-    print(f"  adaptive       {own_s:7.2f} s to the target   final {final:.4f}")
-    return {
-        "target": target,
-        "sooner": to_target_s[INITIAL_BATCH] / own_s,
-        "against_best": own_s / min(to_target_s.values()),
-        "final_difference": final - (target + TOLERANCE),
-    }
+    print(f"  target accuracy {target:.4f}; medians over seeds {' '.join(map(str, results.seeds))}")
+    print("  batch        to the target, s   in all, s   final accuracy   reached")
+    for name, courses in [*((f"fixed {batch}", fixed[batch]) for batch in fixed), ("adaptive", adaptive)]:
+        print_row(name, courses, target)
+    sooner, against_best = to_target_s[INITIAL_BATCH] / own_s, own_s / min(to_target_s.values())
+    difference = statistics.mean(course.final for course in adaptive) - (target + TOLERANCE)
+    print(
+        f"  {sooner:.2f}x sooner than fixed {INITIAL_BATCH}, at least {SOONER}: {verdict(sooner >= SOONER)}"
+    )
+    print(f"  {against_best:.2f} of the best fixed batch's time, at most {NEAR_BEST}: ", end="")
+    print(verdict(against_best <= NEAR_BEST))
+    print(f"  final accuracy {100 * difference:+.2f} points, at least -0.3: ", end="")
+    print(verdict(difference >= -TOLERANCE))
+
+
+def print_row(name: str, courses: list[Course], target: float) -> None:
+    reached_s = [course.reached_s(target) for course in courses]
+    all_s = statistics.median(course.times_s[-1] for course in courses)
+    final = statistics.mean(course.final for course in courses)
+    there = sum(math.isfinite(time_s) for time_s in reached_s)
+    print(
+        f"  {name:10} {statistics.median(reached_s):18.2f} {all_s:11.2f} {final:16.4f} "
+        f"{there:6} of {len(courses)}"
+    )
+
+
+def train_all(data: Data, seeds: list[int], batches: list[int], stretches: int) -> Results:
+    """Every batch size with every seed, saved after each seed."""
+    for batch in batches:  # the card's libraries load on first use
+        Training(data, batch, 0).train(1)
+    results = Results(device_name(), [], {batch: [] for batch in batches}, [])
+    for seed in seeds:
+        with contextlib.redirect_stdout(io.StringIO()):  # runs say why they change their batch
+            for batch, courses in results.fixed.items():
+                courses.append(Training(data, batch, seed).train(stretches))
+            results.adaptive.append(Training(data, None, seed).train(stretches))
+        results.seeds.append(seed)
+        save(f"adaptive_{seeds[0]}", asdict(results))
+        newest = results.adaptive[-1]
+        print(f"  seed {seed}: adaptive {newest.final:.4f} in {newest.times_s[-1]:.1f} s, batches ", end="")
+        print(" ".join(str(batch) for batch in dict.fromkeys(newest.batches)), flush=True)
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("folder", type=Path, nargs="?")
+    source.add_argument("--merge", type=Path, nargs="+", help="judge saved results together, train nothing")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--examples", type=int, help="only the first so many, and a sixth of that to test")
     parser.add_argument("--stretches", type=int, default=STRETCHES)
     parser.add_argument("--fixed", type=int, nargs="+", default=list(FIXED))
     options = parser.parse_args()
-    use_tensor_cores()
-    data = load(options.folder, options.examples)
-    print(f"Adaptive batch on Fashion-MNIST, {device_name()}, torch {torch.__version__}", flush=True)
-
-    for batch in options.fixed:  # the card's libraries load on first use
-        Training(data, batch, 0).train(1)
-    fixed: dict[int, list[Course]] = {batch: [] for batch in options.fixed}
-    adaptive: list[Course] = []
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        with contextlib.redirect_stdout(io.StringIO()):  # runs say why they change their batch
-            for batch, courses in fixed.items():
-                courses.append(Training(data, batch, seed).train(options.stretches))
-            adaptive.append(Training(data, None, seed).train(options.stretches))
-        newest = adaptive[-1]
-        print(f"  seed {seed}: adaptive {newest.final:.4f} in {newest.times_s[-1]:.1f} s, batches ", end="")
-        print(" ".join(str(batch) for batch in dict.fromkeys(newest.batches)), flush=True)
-    figures = judge(fixed, adaptive)
-    print(f"  {figures['sooner']:.2f}x sooner than fixed {INITIAL_BATCH}, at least {SOONER}: ", end="")
-    print(verdict(figures["sooner"] >= SOONER))
-    print(f"  {figures['against_best']:.2f} of the best fixed batch's time, at most {NEAR_BEST}: ", end="")
-    print(verdict(figures["against_best"] <= NEAR_BEST))
-    print(f"  final accuracy {100 * figures['final_difference']:+.2f} points, at least -0.3: ", end="")
-    print(verdict(figures["final_difference"] >= -TOLERANCE))
-    save(
-        "adaptive",
-        {
-            "device": device_name(),
-            "figures": figures,
-            "fixed": {batch: [asdict(course) for course in courses] for batch, courses in fixed.items()},
-            "adaptive": [asdict(course) for course in adaptive],
-        },
-    )
+    if options.merge:
+        results = functools.reduce(Results.merged, map(read_results, options.merge))
+        print(f"Adaptive batch on Fashion-MNIST, {results.device}")
+    else:
+        use_tensor_cores()
+        data = load(options.folder, options.examples)
+        print(f"Adaptive batch on Fashion-MNIST, {device_name()}, torch {torch.__version__}", flush=True)
+        seeds = list(range(options.first_seed, options.first_seed + options.seeds))
+        results = train_all(data, seeds, options.fixed, options.stretches)
+    judge(results)
 
 
 if __name__ == "__main__":

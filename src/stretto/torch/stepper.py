@@ -18,7 +18,7 @@ from stretto.torch.meter import SplitCost
 from stretto.torch.noise import SAMPLE_PERIOD, NoiseEstimator
 from stretto.torch.reduce import Reducer
 from stretto.torch.rules import Rule, lr_factor
-from stretto.torch.turn import Turn
+from stretto.torch.turn import WHOLE, Turn
 
 
 class Stepper:
@@ -37,6 +37,8 @@ class Stepper:
         self._initial_batch = 0
         self._scaler: Any = None
         self._split_cost = SplitCost()
+        self._split_steps: float | None = None
+        """What a split adds, in plain steps: kept, as every step asks."""
         self.reducer = Reducer(self._parameters, turn, group)
         self._step = optimizer.step
 
@@ -94,14 +96,25 @@ class Stepper:
         if turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
             on_card = self.optimizer.param_groups[0]["params"][0].is_cuda
             self._split_cost.boundary(turn.step, turn.base.total, split=split, on_card=on_card)
+            self._split_steps = self._split_cost.in_steps
 
     def _factor(self) -> float:
-        scale = self._turn.layout.total / self._initial_batch
-        return lr_factor(self._rule, self.optimizer, self.sample(), scale)
+        """What rates are multiplied by, for the examples of this very step.
+
+        The last one of a pass may have few: too noisy a gradient for the rate of a large batch. It has the
+        user's own rate at least, as it would without us.
+        """
+        turn = self._turn
+        examples = turn.layout.total
+        if turn.share is not WHOLE:
+            examples = max(turn.share.step_examples, min(examples, self._initial_batch))
+        if examples == self._initial_batch:
+            return 1.0  # by every rule
+        return lr_factor(self._rule, self.optimizer, self.sample(), examples / self._initial_batch)
 
     def splits(self, step: int) -> bool:
         """Whether one worker should make this step in two passes, to tell its noise without bias."""
-        return self.noise is not None and self.noise.splits(step, self._split_cost.in_steps)
+        return self.noise is not None and self.noise.splits(step, self._split_steps)
 
     @property
     def _is_split(self) -> bool:
