@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/stretto simulate --policy pollux,optimus,tiresias --report runs/demo.html
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import settings
 
 # How long an example takes is the machine's affair; a run that fails must fail again when it is repeated.
 settings.register_profile("patient", deadline=None, derandomize=True)
 settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Where tests run side by side, a file stays together, and so do all that start Ray.
+
+    Whoever asks for "the Ray cluster of this machine" must find the one it has started.
+    """
+    for item in items:
+        file = item.path.stem
+        item.add_marker(pytest.mark.xdist_group("ray" if file.startswith("test_ray_") else file))
