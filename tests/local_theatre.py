@@ -25,6 +25,7 @@ from stretto.substrate.gang_effects import (
 )
 from stretto.substrate.gang_losses import Losses
 from stretto.substrate.gang_reports import Account
+from stretto.substrate.gang_training import TrainingGang
 from stretto.substrate.local_slots import SlotPool, Slots
 from stretto.substrate.process_history import Failures
 from stretto.wire.messages import (
@@ -36,6 +37,7 @@ from stretto.wire.messages import (
     FromWorker,
     Leave,
     Left,
+    LetEnd,
     Park,
     Ready,
     Report,
@@ -73,7 +75,7 @@ class Theatre:
         """With slots that are all one, or with so many on each of several nodes."""
         spec = TrainingJob(entry="e", config={}, epochs=6, metric="accuracy", follows_batch=True)
         account = Account(job_of("a"), "accuracy")
-        self.gang = Gang(
+        self.gang: Gang = TrainingGang(
             job_of("a"),
             spec,
             rules,
@@ -160,7 +162,9 @@ class Theatre:
     def obey(self) -> None:
         """A group that was told to leave does so, if it has formed."""
         group = self.group()
-        if group and any(isinstance(message, Park | FinishEpoch) for message in self.puppets[group[0]].told):
+        if group and any(
+            isinstance(message, Park | FinishEpoch | LetEnd) for message in self.puppets[group[0]].told
+        ):
             for worker_id in group:
                 self.say(worker_id, Left("parked", saved=True))
                 self.die(worker_id, 0)

@@ -189,16 +189,25 @@ def test_what_went_wrong_with_which_file_is_told(
     assert err == "error: /data/digits.npy: No such file or directory.\n"
 
 
-def test_ctrl_c_while_measuring_says_that_nothing_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("resumes", "told"),
+    [
+        (False, "stopped while measuring; nothing was begun."),
+        (True, "stopped before the run went on; it is as it was."),
+    ],
+)
+def test_ctrl_c_while_measuring_says_what_was_begun(
+    capsys: pytest.CaptureFixture[str], resumes: bool, told: str
+) -> None:
     def measure() -> None:
-        with measuring(" on ray") as show:
+        with measuring(" on ray", resumes=resumes) as show:
             show(Progress(1.0, 90.0, "timing a start"))
             raise KeyboardInterrupt
 
     with pytest.raises(typer.Exit) as ended:
         measure()
-    assert ended.value.exit_code == 130
+    assert ended.value.exit_code == 1
     assert capsys.readouterr().err.splitlines() == [
         "measuring on ray, 90 s at most: timing a start",
-        "stopped while measuring; nothing was begun.",
+        told,
     ]

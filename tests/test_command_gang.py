@@ -22,7 +22,7 @@ from stretto.substrate.gang_lines import PrintedAccount
 from stretto.substrate.gang_losses import Losses
 from stretto.substrate.process_command import Command
 from stretto.substrate.process_history import Failures
-from stretto.wire.messages import Failed, Finished, FinishEpoch, Form, Leave, Left, Park, Printed, SetBatch
+from stretto.wire.messages import Failed, Finished, Form, Leave, Left, LetEnd, Park, Printed, SetBatch
 from test_gang_moves import HAPPENINGS as TRAVELS
 from test_gang_moves import NODES, PLACES
 from test_local_gang import ACTS, HAPPENINGS, RETRIES, act, play
@@ -142,13 +142,13 @@ def test_one_that_fails_ends_all_and_is_blamed() -> None:
     troupe = Troupe()
     troupe.started(3)
     first, second, third = troupe.group()
-    troupe.say(second, Failed("exit code 3 of rank 1; log ends:\nso"))
+    troupe.say(second, Failed("exit code 3 of rank 1; its log ends:\nso"))
     troupe.die(second, 1)
     assert [troupe.puppets[one].dying for one in (first, third)] == [True, True]
     troupe.say(first, Failed("exit code 143"))
     troupe.cooperate()
     (retried,) = [event for event in troupe.events if isinstance(event, JobRetried)]
-    assert retried.error == "exit code 3 of rank 1; log ends:\nso"
+    assert retried.error == "exit code 3 of rank 1; its log ends:\nso\nlog: log"
     assert len(troupe.group()) == 3
 
 
@@ -166,7 +166,7 @@ def test_a_trial_that_has_shown_all_may_end_by_itself_and_then_must() -> None:
     group = troupe.group()
     troupe.report()
     troupe.report()
-    assert {worker_id for worker_id, message in troupe.sent if isinstance(message, FinishEpoch)} == set(group)
+    assert {worker_id for worker_id, message in troupe.sent if isinstance(message, LetEnd)} == set(group)
     assert troupe.ended() == [], "not before nothing of it is left"
     troupe.say(group[0], Finished(leaves=True))
     troupe.die(group[0], 0)
@@ -177,13 +177,16 @@ def test_a_trial_that_has_shown_all_may_end_by_itself_and_then_must() -> None:
 
 
 def test_one_that_is_done_can_be_hastened() -> None:
-    for end in (Action.PARK, Action.STOP):
+    for end in (Action.PARK, Action.STOP, "close"):
         troupe = Troupe(epochs=1)
         troupe.started(1)
         (only,) = troupe.group()
         troupe.report()
         assert not troupe.puppets[only].dying
-        troupe.tell(end)
+        if isinstance(end, Action):
+            troupe.tell(end)
+        else:
+            troupe._do(troupe.gang.close(troupe.now))
         assert troupe.puppets[only].dying
         troupe.bury()
         assert troupe.ended() == ["job-finished"]
@@ -195,7 +198,7 @@ def test_an_epoch_is_finished_with_the_next_result() -> None:
     troupe._do(troupe.gang.finish_epoch(troupe.now))
     troupe.wait(1.0)
     assert not troupe.messages(Park)
-    assert not troupe.messages(FinishEpoch)
+    assert not troupe.messages(LetEnd)
     troupe.report()
     assert len(troupe.messages(Park)) == 2
     troupe.cooperate()
@@ -230,3 +233,18 @@ def test_what_comes_while_it_leaves_counts_when_it_goes_on() -> None:
         troupe.die(worker_id, 0)
     troupe.tell(Action.START, 1)
     assert [event.epoch for event in troupe.events if isinstance(event, JobReported)] == [1]
+
+
+def test_what_an_earlier_start_has_shown_is_not_the_present_one_s_doing() -> None:
+    troupe = Troupe(epochs=3)
+    troupe.started(1)
+    assert not troupe.gang.command.tells_missed
+    troupe.tell(Action.RESIZE, 2)
+    troupe.cooperate()
+    assert troupe.gang.command.tells_missed
+    first = troupe.group()[0]
+    for line in ({"epoch": 2, "accuracy": 0.5}, {"epoch": 1, "accuracy": 0.5}, {"accuracy": 0.5}):
+        troupe.say(first, Printed(json.dumps(line), missed=True))
+    troupe.report(3)
+    reports = [event for event in troupe.events if isinstance(event, JobReported)]
+    assert [(event.epoch, event.resize_s is None) for event in reports] == [(2, True), (3, False)]

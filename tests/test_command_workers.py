@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from typing import Self
 
 import pytest
 
-from live_processes import running_with
+from live_processes import eventually, running_with
 from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, job_of, start, trial_of
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.errors import InputError
@@ -206,11 +207,13 @@ def test_events_and_files_are_those_of_processes(case: Case, tmp_path: Path) -> 
 class Play:
     """One trial under command workers."""
 
-    def __init__(self, folder: Path, code: str, job: Job, *, retries: int = 0) -> None:
+    def __init__(
+        self, folder: Path, code: str, job: Job, *, retries: int = 0, command_s: float = 1.0
+    ) -> None:
         self.bench = Bench(folder)
         self.job = job
         self.command = self.bench.code(SHOW + code, gang=True, metric="accuracy")
-        self.substrate = CommandWorkers({"a": self.command}, folder, retries=retries)
+        self.substrate = CommandWorkers({"a": self.command}, folder, retries=retries, command_s=command_s)
         self.events: list[Event] = []
         self._number = 0
 
@@ -255,6 +258,10 @@ def leave(*_):
     if first: open(path, "w").write(str(epoch))
     sys.exit()
 signal.signal(signal.SIGTERM, leave)
+part = path + os.environ["STRETTO_RESTARTS"] + "-"
+open(part + os.environ["RANK"], "w").close()
+while not all(os.path.exists(part + str(rank)) for rank in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.01)
 while True:
     time.sleep(0.05)
     epoch += 1
@@ -350,6 +357,39 @@ def test_results_that_nobody_lived_to_record_are_told(tmp_path: Path) -> None:
     assert shown(events) == [(2, 2.0), (3, 3.0)]
     assert play.count(JobFinished) == 1
     assert len((tmp_path / "jobs/a/metrics.jsonl").read_text().splitlines()) == 3, "it was not started again"
+
+
+WAITS = "waiting for an earlier process"
+
+
+def test_results_of_a_command_that_was_still_leaving_are_told(tmp_path: Path) -> None:
+    job = trial_of("a", epochs=4)
+    began = Instruction(1, Action.START, "a", ONE, BATCH)
+    decided = Decided(t_s=0.0, policy="p", instructions=(began,), reasons={}, memory=None)
+    folder = tmp_path / "jobs/a"
+    folder.mkdir(parents=True)
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text('{"epoch": 1, "accuracy": 1}\n')
+    with Play(tmp_path, "show(epoch=3, accuracy=3); show(epoch=4, accuracy=4)", job) as play:
+        with (folder / "lock.0").open("w") as old:
+            fcntl.flock(old, fcntl.LOCK_EX)
+            play.substrate.recover([JobSubmitted(t_s=0.0, job=job), decided])
+            assert eventually(lambda: play.bench.log.exists() and WAITS in play.bench.log.read_text())
+            with metrics.open("a") as late:
+                late.write('{"epoch": 2, "accuracy": 2}\n')
+        events = play.rest()
+    assert shown(events) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+def test_closing_does_not_wait_for_a_trial_that_has_shown_all(tmp_path: Path) -> None:
+    lingers = f"show(epoch=3, accuracy=3); time.sleep(30); open({str(tmp_path / 'waited')!r}, 'w')"
+    with Play(tmp_path, lingers, trial_of("a"), command_s=60.0) as play:
+        play.start()
+        play.wait_for(JobReported, 3)
+        play.substrate.close()
+        play.rest()
+    assert play.count(JobFinished) == 1
+    assert not (tmp_path / "waited").exists()
 
 
 def test_a_worker_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import signal
@@ -292,6 +293,18 @@ def test_a_kill_loses_at_most_the_unfinished_turn_and_lets_go_of_the_lock(path: 
     assert len(turns) % 50 == 0, "a turn was written in part"
     assert turns == [float(turn) for turn in range(len(turns) // 50) for _ in range(50)]
     assert said + 1 <= len(turns) // 50 <= said + 2, "a turn that was acknowledged is lost"
+
+
+def test_whoever_only_looks_for_an_instant_keeps_nobody_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking_fd = os.open(written(path).with_name(path.name + ".lock"), os.O_RDONLY)
+    fcntl.flock(looking_fd, fcntl.LOCK_SH)
+    monkeypatch.setattr("stretto.journal.sqlite.time.sleep", lambda _: fcntl.flock(looking_fd, fcntl.LOCK_UN))
+    try:
+        SqliteJournal(path, run="r").close()
+    finally:
+        os.close(looking_fd)
 
 
 def test_a_second_journal_on_the_same_file_is_refused(path: Path) -> None:

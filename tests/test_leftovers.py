@@ -20,7 +20,7 @@ from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.run_folder import RunFolder, RunSpec, begin
 from stretto.app.tune import finished
 from stretto.core.cluster import Node, Wish
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, JournalError
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched, RunPaused, RunStarted
 from stretto.core.resources import Resources
 from stretto.journal.sqlite import SqliteJournal
@@ -91,7 +91,15 @@ class DeadRun:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launcher]:
+def requests() -> list[tuple[list[Any], list[Any]]]:
+    """What the autoscaler was asked for, in order."""
+    return []
+
+
+@pytest.fixture
+def opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requests: list[tuple[list[Any], list[Any]]]
+) -> list[Launcher]:
     """The launchers of the sites that were opened; a test puts there how the next is made."""
     monkeypatch.chdir(tmp_path)
     made: list[Launcher] = []
@@ -104,7 +112,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launcher]:
         return RayFleet(launcher, resource="GPU", read=lambda _: (), connected=lambda: True)
 
     def asked(bundles: list[Any], selectors: list[Any]) -> None:
-        assert bundles == selectors == []
+        requests.append((bundles, selectors))
 
     @contextmanager
     def open_site(self: RayCluster) -> Iterator[Any]:
@@ -116,7 +124,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Launcher]:
 
 
 def test_they_end_once_and_have_cost_until_then(tmp_path: Path, opened: list[Launcher]) -> None:
-    run = DeadRun(tmp_path, f'launch = "{MARK}"\n')
+    run = DeadRun(tmp_path, f"launch = \"sh -c 'exec {MARK}' {{name}} {{instance}}\"\n")
     commands(run.folder).launch("tiny-box-1", "box")
     result = finished(run.checked)
     assert result is not None
@@ -125,6 +133,7 @@ def test_they_end_once_and_have_cost_until_then(tmp_path: Path, opened: list[Lau
     assert list(run.folder.nodes.iterdir()) == []
     assert run.kinds()[-2:] == ["run-resumed", "node-released"]
     assert result.cost_usd == pytest.approx(AGO_S * 0.001, abs=0.2), "it was up all the time"
+    assert result.finished_s == 60.0, "nobody drove it after its deadline"
     again = finished(run.checked)
     assert again is not None
     assert again.cost_usd == result.cost_usd
@@ -132,11 +141,12 @@ def test_they_end_once_and_have_cost_until_then(tmp_path: Path, opened: list[Lau
 
 
 def test_the_autoscaler_is_told_that_nothing_is_wanted_any_more(
-    tmp_path: Path, opened: list[Launcher]
+    tmp_path: Path, opened: list[Launcher], requests: list[tuple[list[Any], list[Any]]]
 ) -> None:
     run = DeadRun(tmp_path, "autoscaler = true\n")
     assert finished(run.checked) is not None
     assert len(opened) == 1
+    assert requests[-1] == ([], [])
     assert run.kinds()[-1] == "node-released"
 
 
@@ -151,10 +161,23 @@ def test_nodes_of_a_run_that_is_still_at_its_last_epoch_are_its_own(
     tmp_path: Path, opened: list[Launcher]
 ) -> None:
     run = DeadRun(tmp_path, "autoscaler = true\n")
-    with closing(SqliteJournal(run.folder.journal, run=run.folder.name)):
-        assert finished(run.checked) is not None
+    with (
+        closing(SqliteJournal(run.folder.journal, run=run.folder.name)),
+        pytest.raises(InputError, match="another process is working on this run"),
+    ):
+        finished(run.checked)
     assert opened == []
     assert run.kinds()[-1] == "node-added"
+
+
+def test_with_a_damaged_journal_it_is_said_what_may_be_up(tmp_path: Path, opened: list[Launcher]) -> None:
+    run = DeadRun(tmp_path, f"launch = \"sh -c 'exec {MARK}' {{name}} {{instance}}\"\n")
+    run.folder.nodes.mkdir()
+    (run.folder.nodes / "tiny-box-1.json").write_text("{}")
+    run.folder.journal.write_bytes(b"no journal")
+    with pytest.raises(JournalError, match=r"tiny-box-1 may still be up.*cannot be read as a journal"):
+        finished(run.checked)
+    assert opened == []
 
 
 def test_where_the_cluster_cannot_be_reached_it_is_said_what_may_be_up(

@@ -15,6 +15,7 @@ from stretto.app.probe_node import LOOK_S, instance_to_probe, lent_node
 from stretto.app.probe_seen import Progress
 from stretto.app.profile_file import ProbedNode, read_profile
 from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_expect import expect
 from stretto.app.real_ray import RayCluster
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import tune_result
@@ -36,6 +37,8 @@ from tune_world import STUDY, SimulatedHands, write_study
 BOX = Instance(name="box", gpus=2, usd_per_hour=3.6)
 FAST = Instance(name="fast", gpus=2, usd_per_hour=36.0, speed=2.0)
 NODE = Node("tiny-probe-box-1", Resources(gpu=2), "box")
+OTHERS = Node("other-box-1", Resources(gpu=4))
+"""That another run has launched."""
 UNKNOWN = (
     STUDY[: STUDY.index("[profile]")].replace("slots = 2", "")
     + """
@@ -47,7 +50,7 @@ name = "box"
 gpus = 2
 usd_per_hour = 3.6
 [ray]
-launch = "up {name}"
+launch = "up {name} {instance}"
 start_timeout = "2m"
 """
 )
@@ -111,6 +114,18 @@ class TestLending:
         assert told.cost_usd == pytest.approx(0.1)
         assert told == ProbedNode(instance="box", queue_s=5.0, init_s=23.0, cost_usd=told.cost_usd)
 
+    def test_it_costs_until_it_is_gone(self) -> None:
+        clock = Clock()
+
+        class Slow(ScriptedFleet):
+            def close(self) -> None:
+                super().close()
+                clock.s += 50.0
+
+        with lent_node(Slow(CAME), OFFER, within_s=60.0, now_s=clock.now_s, sleep=clock.sleep) as node:
+            clock.s = 1100.0
+        assert node.cost_usd == pytest.approx(0.15)
+
     def test_a_refusal_is_told_with_its_reason(self) -> None:
         refused = NodeRefused(t_s=1.0, instance="box", count=1, why="no quota (log: a.log)")
         fleet, clock = ScriptedFleet(refused), Clock()
@@ -155,6 +170,7 @@ class Cluster(ThisMachine):
     fleets: list[ScriptedFleet]
     rented: Offer
     there: tuple[Node, ...]
+    own: tuple[Node, ...] = ()
 
     words = "the cluster"
     mark = " on Ray"
@@ -162,6 +178,10 @@ class Cluster(ThisMachine):
     @property
     def nodes(self) -> tuple[Node, ...]:
         return self.there
+
+    @property
+    def to_measure_on(self) -> tuple[Node, ...]:
+        return self.own
 
     @property
     def offer(self) -> Offer:
@@ -175,7 +195,7 @@ class Cluster(ThisMachine):
 
 @pytest.fixture
 def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScriptedFleet]:
-    """Those that were made, of a cluster that has no node of its own."""
+    """Those that were made, of a cluster that has no node of its own, only one that another run pays for."""
     monkeypatch.chdir(tmp_path)
     write_study(tmp_path, UNKNOWN)
     made: list[ScriptedFleet] = []
@@ -184,7 +204,7 @@ def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScriptedFlee
     def opened(self: RayCluster) -> Iterator[OpenSite]:
         assert self.request.rented is not None
         up = any(not fleet.closed for fleet in made)
-        there = (dataclasses.replace(NODE, instance=""),) if up else ()
+        there = (OTHERS, dataclasses.replace(NODE, instance="")) if up else (OTHERS,)
         yield Cluster(slots=2, fleets=made, rented=self.request.rented.offer, there=there)
 
     monkeypatch.setattr(RayCluster, "opened", opened)
@@ -215,7 +235,9 @@ def test_it_is_measured_once_and_what_the_node_took_is_believed(fleets: list[Scr
     prepared = prepare(asked, make=simulated)
     (fleet,) = fleets
     assert fleet.closed == 1
-    node = read_profile(asked.folder.profile).node
+    measured = read_profile(asked.folder.profile)
+    assert measured.slots == BOX.gpus, "on that node alone"
+    node = measured.node
     assert node is not None
     assert (node.queue_s, node.init_s) == (5.0, 20.0)
     profile = prepared.tuning.profile
@@ -252,6 +274,29 @@ def test_what_it_cost_counts_in_the_end() -> None:
     assert tune_result(asked.folder, None).cost_usd == node.cost_usd
 
 
+@pytest.mark.usefixtures("fleets")
+def test_it_is_taken_off_the_budget_and_added_to_what_is_expected() -> None:
+    asked = checked(budget_usd=10.0)
+    prepared = prepare(asked, make=simulated)
+    assert asked.measuring_usd > 0.0
+    assert prepared.tuning.limits.budget_usd == 10.0 - asked.measuring_usd
+    planned = prepared.expectation.planned
+    assert planned is not None
+    assert planned.tuning.limits == prepared.tuning.limits
+    expected = expect(asked.outline, prepared.tuning, "rubberband", {}, 0)
+    assert expected.cost_usd is not None
+    assert prepared.expectation.cost_usd is not None
+    spent_usd = prepared.expectation.cost_usd.mean - expected.cost_usd.mean
+    assert spent_usd == pytest.approx(asked.measuring_usd)
+
+
+@pytest.mark.usefixtures("fleets")
+def test_the_budget_may_be_spent_with_it() -> None:
+    with pytest.raises(InputError, match=r"budget of \$0\.01 is spent: measuring .* has cost \$0\.06"):
+        prepare(checked(budget_usd=0.01), make=simulated)
+    prepare(checked(budget_usd=10.0), make=simulated)
+
+
 def test_two_at_a_time_do_not_take_the_node_from_each_other(fleets: list[ScriptedFleet]) -> None:
     asked = checked()
 
@@ -281,6 +326,20 @@ class TestAsking:
         assert "a box is launched for it, at $3.6 an hour" in told
         assert "Add --yes" in told
         assert fleets == []
+
+    @pytest.mark.usefixtures("fleets")
+    def test_what_measuring_took_of_the_budget_is_told(
+        self, stretto: StudyCommand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def stopped(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("stretto.cli.tune.prepare", lambda checked, **_: prepare(checked, make=simulated))
+        monkeypatch.setattr("stretto.cli.tune.start", stopped)
+        words = ("--policy", "rubberband", "--on", "ray", "--budget", "10", "--yes")
+        code, _, err = stretto("tune", "study.toml", "train.py:train", *words)
+        assert code == 1
+        assert "Measuring has cost $0.06 of the $10 that may be spent" in err
 
     def test_a_plan_says_what_it_would_take(self, stretto: StudyCommand, fleets: list[ScriptedFleet]) -> None:
         told = stretto.refused("plan", "study.toml", "train.py:train", "--on", "ray")

@@ -119,7 +119,7 @@ time.sleep(60)
     bench.grace_s = 0.3
     (event,) = all_events(bench.started(bench.code(code, gang=True), THREE))
     assert isinstance(event, JobFailed)
-    assert event.error.startswith(f"exit code 1 of rank {failing}; {bench.log} ends:\n")
+    assert event.error.startswith(f"exit code 1 of rank {failing}; its log ends:\n")
     assert "no more memory" in event.error
     assert bench.left() == []
 

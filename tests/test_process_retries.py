@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from process_bench import BATCH, ONE, Bench, all_events, eventually, job_of, start
 from stretto.core.allocation import on_nodes
-from stretto.core.events import Decided, Event, JobFailed, JobReported, JobRetried, JobSubmitted
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobReported,
+    JobRetried,
+    JobSubmitted,
+    NodeLost,
+    NodeReleased,
+)
 from stretto.core.instructions import Action, Instruction
 from stretto.substrate.process_history import Failures, fold
 from stretto.substrate.process_reports import Progress
@@ -49,7 +58,7 @@ def test_a_failure_is_tried_again_and_may_go_well(bench: Bench) -> None:
     assert kinds(events) == ["job-retried", "job-retried", "job-finished"]
     assert attempts(events) == [1, 2]
     assert isinstance(events[0], JobRetried)
-    assert events[0].error.startswith(f"exit code 7; {bench.log} ends:\nrestarts 0")
+    assert events[0].error.startswith("exit code 7; its log ends:\nrestarts 0")
     assert bench.log.read_text().splitlines() == ["restarts 0", "restarts 1", "restarts 2"]
 
 
@@ -58,7 +67,7 @@ def test_after_so_many_failures_without_progress_the_job_has_failed(bench: Bench
     events = all_events(bench.started(bench.code(code)))
     assert attempts(events) == [1, 2]
     assert isinstance(events[-1], JobFailed)
-    assert events[-1].error.startswith(f"killed by SIGSEGV; {bench.log} ends:\nattempt 1")
+    assert events[-1].error.startswith("killed by SIGSEGV; its log ends:\nattempt 1")
     assert starts(bench) == 3
 
 
@@ -156,6 +165,12 @@ def test_the_fold_counts_failures_as_they_were_counted() -> None:
     report = JobReported(t_s=3.0, job_id="a", work_done=4.0, epoch=0)
     job = fold(past(retried(1.5, 1), retried(2.0, 2), report, retried(4.0, 1))).jobs["a"]
     assert (job.failures.count, job.starts) == (1, 4)
+
+
+def test_the_fold_has_nobody_on_a_node_that_is_gone() -> None:
+    for gone in (NodeLost, NodeReleased):
+        assert not fold(past(gone(t_s=2.0, node_id="0"))).jobs["a"].allocation
+        assert fold(past(gone(t_s=2.0, node_id="1"))).jobs["a"].allocation == ONE
 
 
 def test_the_clock_of_the_run_counts_the_time_it_was_down(bench: Bench) -> None:

@@ -202,8 +202,9 @@ def test_the_first_loss_of_an_epoch_counts_and_nan_is_none() -> None:
 )
 def test_a_failure_names_its_cause_and_the_end_of_the_log(bench: Bench, code: str, reason: str) -> None:
     error = failure(bench.started(bench.code(code)))
-    assert error.startswith(f"{reason}; {bench.log} ends:\n")
+    assert error.startswith(f"{reason}; its log ends:\n")
     assert "the end" in error
+    assert error.endswith(f"\nlog: {bench.log}")
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,7 @@ def test_nodes_that_are_there_already_are_told_where_others_can_be_launched(tmp_
     site = OpenRay(
         request=request, address="h:1", own=False, resource="GPU", nodes=nodes, launched=frozenset({"c"})
     )
+    assert [node.id for node in site.to_measure_on] == ["a", "b", "odd"], "c is some run's"
     (note,) = site.notes
     assert note.startswith("There already: 2 nodes with 4 slots, used before others are launched.")
     assert note.endswith("Those of another size than [cluster] has are not used.")

@@ -54,8 +54,8 @@ class ScriptedFleet:
         return news
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
-        del history, t_s
-        return []
+        del history
+        return self.look(t_s)
 
     def release(self, nodes: Sequence[str], t_s: float) -> list[Event]:
         del t_s
@@ -258,6 +258,16 @@ def test_a_launched_node_is_told_of_when_it_has_loaded_the_code(land: RayLand, a
     assert land.look(6.0) == []
 
 
+def test_how_long_a_node_took_that_nobody_saw_come_is_not_known(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    land.expect("train.py:train")
+    fleet.news.append(NodeAdded(t_s=3.0, node=LATE))
+    assert land.recall([], 3.0) == []
+    lines[-1].say("train.py:train", READY)
+    assert land.look(5.0) == [NodeAdded(t_s=5.0, node=LATE)]
+
+
 def test_code_that_cannot_be_loaded_does_not_keep_a_node_away(land: RayLand, arriving: SilentLine) -> None:
     arriving.say("train.py:train", None)
     assert kinds(land.look(4.0)) == ["node-added"]
@@ -319,6 +329,17 @@ def test_a_node_is_given_back_once_what_is_left_there_was_fetched_and_cleared_aw
     assert eventually(given_back)
     assert lines[0].done == ["rest", "depart"]
     assert (tmp_path / "run" / "jobs" / "a" / "stdout.log").read_bytes() == b"its last words"
+
+
+def test_an_agent_that_is_seen_off_may_be_silent(
+    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+) -> None:
+    lines[0].may_depart.clear()
+    land.provision(Wish((), (BOX.id,)), 0.0)
+    lines[0].is_silent = True
+    assert land.look(1.0) == []
+    assert fleet.released == []
+    lines[0].may_depart.set()
 
 
 def test_a_node_that_cannot_be_cleared_away_is_given_back_in_the_end(

@@ -251,11 +251,12 @@ class TestRaySection:
         assert (found.has_cluster, found.rented) == (True, None)
 
     def test_commands_bring_up_what_the_cluster_names(self) -> None:
-        found = outline_of(self.study('[ray]\nlaunch = "up {name}"\nstart_timeout = "2m"\n'), Path("s.toml"))
+        ray = '[ray]\nlaunch = "up {name} {instance}"\nstart_timeout = "2m"\n'
+        found = outline_of(self.study(ray), Path("s.toml"))
         assert found.rented is not None
         assert [instance.name for instance in found.rented.offer.instances] == ["g5.xlarge"]
         assert (found.rented.offer.max_nodes, found.rented.offer.slots) == (3, 3)
-        assert (found.rented.nodes.launch, found.rented.nodes.start_s) == ("up {name}", 120.0)
+        assert (found.rented.nodes.launch, found.rented.nodes.start_s) == ("up {name} {instance}", 120.0)
         assert (found.rented.nodes.slot, found.rented.init_s) == ("GPU", Spread(30.0))
 
     @pytest.mark.parametrize(
@@ -267,13 +268,29 @@ class TestRaySection:
             ('[ray]\nautoscaler = true\nslot = "tpu"\n', "one of gpu, cpu"),
             ('[ray]\nautoscaler = true\nstart_timeout = "soon"\n', "not a duration"),
             ("[ray]\nautoscaler = true\nlaunches = 1\n", "Did you mean launch?"),
+            ('[ray]\nlaunch = "up {name}"\n', r"has no \{instance\}.*--labels=stretto-node=\{name\}"),
             ('[ray]\nlaunch = "up {adress}"\n', r"study.toml: ray.launch: 'up \{adress\}' has"),
-            ('[ray]\nlaunch = "up"\nrelease = "down {nme}"\n', r"study.toml: ray.release: .*\{nme\}"),
+            (
+                '[ray]\nlaunch = "up {name} {instance}"\nrelease = "down {nme}"\n',
+                r"study.toml: ray.release: .*\{nme\}",
+            ),
         ],
     )
     def test_nonsense_is_refused(self, ray: str, told: str) -> None:
         with pytest.raises(InputError, match=told.replace("?", r"\?")):
             outline_of(self.study(ray), Path("study.toml"))
+
+    @pytest.mark.parametrize("command", ["launch", "release"])
+    def test_a_command_that_is_no_program_is_refused_before_anything_is_connected_to(
+        self, command: str, tmp_path: Path
+    ) -> None:
+        words = {"launch": "true {name} {instance}", "release": "true"}
+        words[command] = f"no-such-program {words[command]}"
+        ray = "".join(f'{name} = "{text}"\n' for name, text in words.items())
+        rented = outline_of(self.study(f"[ray]\n{ray}"), Path("study.toml")).rented
+        site = find_site(SiteRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented))
+        with pytest.raises(InputError, match=rf"\[ray\] {command}: 'no-such-program' is not"), site.opened():
+            pass
 
     def test_it_needs_a_cluster(self) -> None:
         tables = self.study("[ray]\nautoscaler = true\n")

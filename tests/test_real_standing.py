@@ -80,6 +80,23 @@ def killed(checked: Checked) -> None:
         start(prepare(checked, make=simulated), make=make)
 
 
+class BreaksOff(Unwatched):
+    """Raises at a time."""
+
+    def __init__(self, error: BaseException, at_s: float) -> None:
+        self._error = error
+        self._at_s = at_s
+
+    def tick(self, now_s: float) -> None:
+        if now_s >= self._at_s:
+            raise self._error
+
+
+BREAKS = pytest.mark.parametrize(
+    "error", [InputError("wrong."), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
+)
+
+
 def folded(events: list[Event]) -> Board:
     board = Board()
     for event in events:
@@ -111,6 +128,26 @@ def test_they_start_again_when_it_is_resumed(checked: Checked) -> None:
     again = folded([*events, RunResumed(t_s=100.0, down_s=10.0)])
     assert held
     assert {name for name, line in again.jobs.items() if line.phase is Phase.STARTING} == held
+
+
+@BREAKS
+def test_a_run_that_was_broken_off_holds_nothing_from_then_on(checked: Checked, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        start(prepare(checked, make=simulated), watcher=BreaksOff(error, KILLED_S), make=simulated)
+    *_, before, last = checked.folder.events()
+    assert isinstance(last, RunPaused)
+    assert last.t_s >= before.t_s
+    assert tune_result(checked.folder, None).ended_by == Standing.STOPPED
+    assert start(prepare(checked, make=simulated), make=simulated).ended_by == "jobs"
+
+
+@BREAKS
+def test_one_that_was_broken_off_before_it_began_has_nothing_to_pause(
+    checked: Checked, error: BaseException
+) -> None:
+    with pytest.raises(type(error)):
+        start(prepare(checked, make=simulated), watcher=BreaksOff(error, 0.0), make=simulated)
+    assert list(checked.folder.events()) == []
 
 
 def test_those_of_a_killed_run_were_interrupted(checked: Checked, stretto: StudyCommand) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from process_bench import PYTHON, all_events, job_of, start
+from stretto.app.real_guard import _gist as gist
+from stretto.core.cluster import gpu_nodes
+from stretto.core.events import JobFailed
 from stretto.report.failures import MOST_SHOWN, failure_lines
+from stretto.substrate.process import Command, ProcessSubstrate
 
 
 def error(text: str, job_id: str) -> tuple[str, str]:
@@ -15,6 +24,24 @@ def test_what_is_the_same_is_said_once() -> None:
     assert "trial-000 failed: Traceback" in told
     assert "jobs/trial-000/stdout.log" in told
     assert "The same in trial-001, trial-002, trial-003, trial-004, trial-005 and 6 more." in told
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "print('so far so good'); 1 / 0"])
+def test_commands_that_fail_alike_are_seen_to(tmp_path: Path, code: str) -> None:
+    errors = []
+    for job_id in ("a", "b"):
+        substrate = ProcessSubstrate(
+            gpu_nodes(1, 1), {job_id: Command((*PYTHON, "-c", code))}, run_dir=tmp_path, retries=0
+        )
+        substrate.admit(job_of(job_id))
+        substrate.apply([start(job_id)])
+        (failed,) = all_events(substrate)
+        assert isinstance(failed, JobFailed)
+        errors.append((job_id, failed.error))
+    told = "\n".join(failure_lines(errors))
+    assert "The same in b." in told
+    assert str(tmp_path / "jobs/a/stdout.log") in told
+    assert len({gist(error) for _, error in errors}) == 1
 
 
 def test_a_few_different_ones_are_told_and_the_others_named() -> None:

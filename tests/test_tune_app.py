@@ -310,6 +310,13 @@ def test_comments_may_change(here: Path) -> None:
     assert finished(asked(here, STUDY + "\n# a thought\n")) == result
 
 
+def test_how_nodes_are_launched_may_be_mended(here: Path) -> None:
+    instance = '[[cluster.instance]]\nname = "box"\ngpus = 2\nusd_per_hour = 1.0\n'
+    text = STUDY + f'[cluster]\nmax_nodes = 2\n{instance}[ray]\nlaunch = "up {{name}} {{instance}}"\n'
+    result = tuned(asked(here, text))
+    assert finished(asked(here, text.replace('"up ', '"ssh up '))) == result
+
+
 def test_another_policy_is_compared_by_a_replay(here: Path) -> None:
     checked = asked(here, policy="rubberband")
     other = elsewhere(checked, tuned(checked))

@@ -41,6 +41,7 @@ def probe(
     slots: int,
     time_s: float,
     site: OpenSite | None = None,
+    nodes: tuple[Node, ...] = (),
     study: Study = ANY_STUDY,
     seed: int = 0,
     make: MakeSubstrate | None = None,
@@ -49,12 +50,14 @@ def probe(
 ) -> MeasuredProfile:
     """Train some configurations for a moment, on a site with so many slots; None: on this machine.
 
+    `nodes` are those of the site that have these slots, if not all that are there have them.
     The folder it is done in is thrown away, but for the logs of a training that could not be measured.
     `more_time` says how to give a probe more of it, where it was too short; `make` takes the place of the
     site's own substrate.
     """
     site = ThisMachine(slots=slots) if site is None else site
-    if not site.nodes:
+    nodes = nodes or site.nodes
+    if not nodes:
         raise InputError(
             f"{site.words} has no node yet to measure on.",
             where=str(work),
@@ -71,7 +74,7 @@ def probe(
         work=lambda _: work,
         study=study,
         slots=slots,
-        nodes=site.nodes,
+        nodes=nodes,
         seed=seed,
         retries=0,
         tried=True,
@@ -84,7 +87,7 @@ def probe(
                 spec,
                 substrate,
                 slots=slots,
-                nodes=site.nodes,
+                nodes=nodes,
                 time_s=time_s,
                 describe=describe,
                 on_progress=on_progress,

@@ -14,7 +14,7 @@ from stretto.app.real_request import Checked
 from stretto.app.real_site import OpenSite
 from stretto.app.real_stop import Stop, listening
 from stretto.app.study_cluster import Offer
-from stretto.core.cluster import Wish
+from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeRefused
 from stretto.core.units import format_duration
@@ -30,8 +30,8 @@ ELSEWHERE = (
     '[profile] file = "profile.json" in the study.'
 )
 
-Measure = Callable[[OpenSite, float], MeasuredProfile]
-"""Measures on a site, when so many seconds of the deadline are gone."""
+Measure = Callable[[OpenSite, tuple[Node, ...], float], MeasuredProfile]
+"""Measures on nodes of a site, when so many seconds of the deadline are gone."""
 
 
 def instance_to_probe(offer: Offer) -> Instance:
@@ -70,7 +70,9 @@ def on_launched_node(
                 f"a {node.instance.name} takes {format_duration(node.start_s)} to start.",
                 remedy="Give a later one; with a [profile] nothing need be measured.",
             )
-        measured = measure(there, gone_s)
+        # Other runs may have nodes there, too; the autoscaler's, of other names, are one run's at a time.
+        lent = tuple(one for one in there.nodes if one.id == node.added.node.id) or there.nodes
+        measured = measure(there, lent, gone_s)
     return dataclasses.replace(measured, node=node.told(measured.loading_s))
 
 
@@ -124,7 +126,7 @@ def lent_node(
             meter.observe(event)
         node = LentNode(instance, added)
         yield node
-        node.cost_usd = meter.cost_usd(now_s() - begun_s)
+    node.cost_usd = meter.cost_usd(now_s() - begun_s)
 
 
 def _come(told: list[Event], instance: Instance, within_s: float, gone_s: float) -> NodeAdded | None:

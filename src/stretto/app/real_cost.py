@@ -35,6 +35,11 @@ def measuring_usd(folder: RunFolder, study: Tables) -> float:
     return 0.0 if "profile" in study else spent_usd(folder.profile)
 
 
+def left_usd(budget_usd: float | None, spent_usd: float) -> float | None:
+    """What is left of a budget; None is no limit."""
+    return None if budget_usd is None else budget_usd - spent_usd
+
+
 def priced_types(offer: Offer | Tuning, usd_per_slot_hour: float) -> tuple[Instance, ...]:
     """Every type that a node of a run may be of once it is billed."""
     own = {type_name(slots): node_type(slots, usd_per_slot_hour) for slots in range(1, MOST_SLOTS + 1)}

@@ -17,7 +17,8 @@ from stretto.app.run_folder import RunFolder
 from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Limit, Settings
 from stretto.core.cluster import Node
-from stretto.core.events import Event, RunStarted
+from stretto.core.errors import JournalError
+from stretto.core.events import Event, RunPaused, RunStarted
 from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
@@ -120,11 +121,12 @@ def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
     # The journal first: it says at once that the run is going on, where the substrate waits for leftovers.
     with (
         one_blas_thread(),
-        closing(SqliteJournal(score.folder.journal, run=score.folder.name)) as journal,
+        closing(SqliteJournal(score.folder.journal, run=score.folder.name)) as file,
         listening(stop),
-        _running(score.make(), stop) as substrate,
     ):
-        return _drive(score, substrate, _WatchedJournal(journal, watcher, score.policy), stop, watcher)
+        journal = _WatchedJournal(file, watcher, score.policy)
+        with _running(score.make(), journal, stop) as substrate:
+            return _drive(score, substrate, journal, stop, watcher)
 
 
 def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop, watcher: Watcher) -> EndedBy:
@@ -172,17 +174,19 @@ def _ending(
 
 
 @contextmanager
-def _running(substrate: RealSubstrate, stop: Stop) -> Iterator[RealSubstrate]:
-    """However the block ends, nothing is left running; a second request kills."""
+def _running(substrate: RealSubstrate, journal: _WatchedJournal, stop: Stop) -> Iterator[RealSubstrate]:
+    """However the block ends, nothing is left running, and that is journaled; a second request kills."""
     try:
         try:
             yield substrate
         except Exception:
             substrate.close()
+            journal.record_break(substrate.now_s())
             raise
     except KeyboardInterrupt:
         stop.ask()
         substrate.stop_now()
+        journal.record_break(substrate.now_s())
         raise
 
 
@@ -193,14 +197,22 @@ class _WatchedJournal:
         self._inner = inner
         self._watcher = watcher
         self._policy = policy
+        self._grown = False
 
     def append(self, events: Sequence[Event]) -> None:
         self._inner.append(events)
+        self._grown = True
         for event in events:
             self._watcher.observe(event)
 
     def events(self) -> Iterator[Event]:
         return (_with_limits_of(self._policy, event) for event in self._inner.events())
+
+    def record_break(self, t_s: float) -> None:
+        """A run that was going on was broken off, and all it had rented is given back."""
+        if self._grown:
+            with suppress(JournalError):  # what broke it off may be the journal
+                self.append([RunPaused(t_s=t_s)])
 
     def close(self) -> None:
         self._inner.close()

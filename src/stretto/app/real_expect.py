@@ -232,6 +232,15 @@ def after_loading(expectation: Expectation, loading_s: float, deadline_s: float 
     )
 
 
+def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:
+    """The same with what it has cost to measure the training."""
+    cost_usd = expectation.cost_usd
+    if cost_usd is None:
+        return expectation
+    dearer = Estimate(cost_usd.mean + spent_usd, cost_usd.p10 + spent_usd, cost_usd.p90 + spent_usd)
+    return dataclasses.replace(expectation, cost_usd=dearer)
+
+
 def _held_usd(expectation: Expectation, until_s: float) -> float:
     """What the slots held from the start cost until then."""
     return expectation.first_usd_per_s * float(OWN_MACHINE.charged_s(np.array([until_s]))[0])

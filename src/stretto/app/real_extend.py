@@ -36,6 +36,8 @@ def extend(checked: Checked) -> str:
         return ""
     if any(checked.asked[name] is None and spec.asked[name] is not None for name in _RAISED):
         return ""
+    if _is_gone_from_file(checked, spec):
+        return ""
     now_s = time.time() - spec.started_at_s
     limits = Limits(deadline_s=_deadline_s(checked, spec, now_s), budget_usd=checked.limits.budget_usd)
     if _is_less(limits.deadline_s, spec.deadline_s) or _is_less(limits.budget_usd, spec.budget_usd):
@@ -47,6 +49,16 @@ def extend(checked: Checked) -> str:
     else:  # the same in other words
         folder.write("spec", dataclasses.asdict(dataclasses.replace(spec, asked=checked.asked)))
     return told
+
+
+def _is_gone_from_file(checked: Checked, spec: RunSpec) -> bool:
+    """Whether a limit that the run has is written nowhere now, not even as `none`."""
+    request, limits = checked.request, checked.limits
+    pairs = (
+        (request.deadline_s, limits.deadline_s, spec.deadline_s),
+        (request.budget_usd, limits.budget_usd, spec.budget_usd),
+    )
+    return any(flag is None and now is None and begun is not None for flag, now, begun in pairs)
 
 
 def _move(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> None:

@@ -17,29 +17,27 @@ from stretto.substrate.provision import NodeFleet
 
 
 def let_go_of_nodes(folder: RunFolder, site: Site, rented: Rented | None, started_at_s: float) -> None:
-    """End what a run that does not go on has launched; InputError if that cannot be tried.
+    """End what a run that nobody drives has launched; InputError or JournalError if that cannot be tried.
 
     It is journaled: until now the nodes have cost.
     """
     names = () if rented is None else _launched(folder, rented)
     if not names:
         return
+    may_be_up = f"{', '.join(names)} may still be up, and cost: "
     try:
-        journal = SqliteJournal(folder.journal, run=folder.name)
-    except JournalError:
-        return  # whoever has it open has the nodes, too, and lets go of them
-    with closing(journal):
-        try:
-            with site.opened() as opened:
-                fleet = opened.fleet(folder)
-                if fleet is not None:
-                    _let_go(fleet, journal, wall_clock(started_at_s)())
-        except InputError as error:
-            raise InputError(
-                f"{', '.join(names)} may still be up, and cost: {error.problem}",
-                where=str(folder.path),
-                remedy=f"{error.remedy} `stretto report {folder.path}` tells what the run came to.",
-            ) from error
+        with closing(SqliteJournal(folder.journal, run=folder.name)) as journal, site.opened() as opened:
+            fleet = opened.fleet(folder)
+            if fleet is not None:
+                _let_go(fleet, journal, wall_clock(started_at_s)())
+    except JournalError as error:
+        raise JournalError(f"{may_be_up}{error}") from error
+    except InputError as error:
+        raise InputError(
+            f"{may_be_up}{error.problem}",
+            where=str(folder.path),
+            remedy=f"{error.remedy} `stretto report {folder.path}` tells what the run came to.",
+        ) from error
 
 
 def _launched(folder: RunFolder, rented: Rented) -> Sequence[str]:

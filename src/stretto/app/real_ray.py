@@ -11,6 +11,7 @@ from stretto.app.real_site import OpenSite, SiteRequest, check_storable
 from stretto.app.real_work import RealWork
 from stretto.app.run_folder import Tables
 from stretto.core.errors import InputError
+from stretto.substrate.fleet_commands import check_program
 from stretto.substrate.ray.cluster import connected, is_our_own
 
 ANSWER_S = 10.0
@@ -37,6 +38,7 @@ class RayCluster:
     def opened(self) -> Iterator[OpenSite]:
         request = self.request
         slots = request.slots if request.slots is not None else request.machine.slots
+        self._check_programs()
         if self.address is not None:
             _check_answers(self.address)
         with connected(self.address, slots=slots) as address:
@@ -56,6 +58,15 @@ class RayCluster:
                     remedy="Let a node join: ray start --address ADDRESS.",
                 )
             yield site
+
+    def _check_programs(self) -> None:
+        """Those that bring nodes up and let go of them are run here."""
+        rented = self.request.rented if self.request.rents else None
+        if rented is None:
+            return
+        for name, command in (("launch", rented.nodes.launch), ("release", rented.nodes.release)):
+            if command:
+                check_program(command, where=f"[ray] {name}")
 
 
 def _check_answers(address: str) -> None:

@@ -65,6 +65,10 @@ class OpenRay:
         return tuple(node for node in self.nodes if node.id not in self.launched) if self.launches else ()
 
     @property
+    def to_measure_on(self) -> tuple[Node, ...]:
+        return self.held if self.launches else self.nodes
+
+    @property
     def offer(self) -> Offer:
         machine = self.request.machine
         if self.launches is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stretto.app.real_cost import left_usd, measuring_usd
 from stretto.app.real_drive import AtDeadline
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
 from stretto.app.real_work import CommandLine, Entry, RealWork, check_command, find_entry
@@ -91,9 +92,21 @@ class Checked:
             "checkpoints": None if isinstance(work, Entry) else self.elastic,
         }
 
+    @property
+    def measuring_usd(self) -> float:
+        """What it has cost to measure its speed."""
+        return measuring_usd(self.folder, self.outline.tables)
+
     def tuning(self, profile: Profile, offer: Offer, deadline_s: float | None) -> Tuning:
-        """The study on what there is."""
-        limits = dataclasses.replace(self.limits, deadline_s=deadline_s)
+        """The study on what there is, with what measuring its speed has left of the budget."""
+        budget_usd = left_usd(self.limits.budget_usd, self.measuring_usd)
+        if budget_usd is not None and budget_usd <= 0:
+            raise InputError(
+                f"the budget of ${self.limits.budget_usd:g} is spent: "
+                f"measuring the training has cost ${self.measuring_usd:.2f}.",
+                remedy="Give a larger --budget; what was measured is kept.",
+            )
+        limits = dataclasses.replace(self.limits, deadline_s=deadline_s, budget_usd=budget_usd)
         return tuning_on(offer, self.outline, profile, limits, elastic=self.elastic)
 
     def notes(self, site: OpenSite) -> Iterator[str]:

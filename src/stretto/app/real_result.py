@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from stretto.app.history import history_of
 from stretto.app.profile_file import read_profile
 from stretto.app.real_belief import belief_of
 from stretto.app.real_board import ENDED, Board, JobLine, Phase
-from stretto.app.real_cost import RunMeter, measuring_usd
+from stretto.app.real_cost import RunMeter, left_usd, measuring_usd
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation
 from stretto.app.real_request import UNKNOWN, tuning_on
@@ -24,7 +24,7 @@ from stretto.app.real_standing import is_going_on, standing_of, state_of
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
-from stretto.core.events import Event
+from stretto.core.events import Event, RunResumed
 from stretto.core.job import Value
 from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
@@ -113,9 +113,10 @@ def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
     return outline
 
 
-def run_tuning(outline: StudyOutline, spec: RunSpec) -> Tuning:
+def run_tuning(folder: RunFolder, outline: StudyOutline, spec: RunSpec) -> Tuning:
     """What its policy was told."""
-    limits = Limits(deadline_s=spec.deadline_s, budget_usd=spec.budget_usd, q=outline.limits.q)
+    budget_usd = left_usd(spec.budget_usd, measuring_usd(folder, spec.asked["study"]))
+    limits = Limits(deadline_s=spec.deadline_s, budget_usd=budget_usd, q=outline.limits.q)
     assert spec.offer is not None
     return tuning_on(spec.offer, outline, outline.profile or UNKNOWN, limits, elastic=spec.elastic)
 
@@ -180,14 +181,14 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     spec = folder.begun_spec()
     events = list(folder.events())
     outline = run_outline(folder, spec)
-    tuning = run_tuning(outline, spec)
+    tuning = run_tuning(folder, outline, spec)
     board = Board(tuning.study)
     for event in events:
         board.observe(event)
     best = board.best()
     standing = standing_of(folder, events) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
-    finished_s = max(board.now_s, deadline_s or 0.0)
+    finished_s = board.now_s if deadline_s is None else _ended_s(events, deadline_s)
     plan = kept_expectation(folder)
     return TuneResult(
         run=folder.path,
@@ -198,7 +199,9 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_config=None if best is None else dict(best.job.config),
         best_metric=None if best is None else board.best_value(best),
         checkpoint=None if best is None else _checkpoint(best),
-        cost_usd=cost_usd(RunMeter(tuning, outline.machine.usd_per_slot_hour), events, finished_s)
+        cost_usd=cost_usd(
+            RunMeter(tuning, outline.machine.usd_per_slot_hour), events, max(board.now_s, finished_s)
+        )
         + measuring_usd(folder, spec.asked["study"]),
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history_of(events).jobs.values()) / HOUR_S,
@@ -208,6 +211,12 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         past_limits=spec.past_limits,
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
+
+
+def _ended_s(events: Iterable[Event], deadline_s: float) -> float:
+    """When a run was over that its deadline ended; whoever took it up later only let go of its nodes."""
+    driven = takewhile(lambda one: not isinstance(one, RunResumed) or one.t_s <= deadline_s, events)
+    return max(deadline_s, *(event.t_s for event in driven))
 
 
 def cost_usd(meter: CostMeter, events: Iterable[Event], until_s: float) -> float:
@@ -283,9 +292,13 @@ def _not_reported(metric: str, names: Sequence[str]) -> str:
 
 
 def _name_it(folder: RunFolder, metric: str) -> str:
+    """How, in whichever way its code reports; while it is probed, nothing says which that is."""
     spec = folder.spec()
-    is_command = spec is not None and spec.asked.get("command") is not None
-    how = f'Print {{"epoch": 1, "{metric}": ...}}' if is_command else f"Call run.report({metric}=...)"
+    function, command = f"Call run.report({metric}=...)", f'Print {{"epoch": 1, "{metric}": ...}}'
+    if spec is None:
+        how = f"{function}, or from a command {command[0].lower()}{command[1:]},"
+    else:
+        how = function if spec.asked.get("command") is None else command
     return f"{how} once per epoch, or name another metric in [study]."
 
 

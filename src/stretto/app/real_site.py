@@ -65,6 +65,10 @@ class OpenSite(Protocol):
         """Those of them that a run has from its start; the others it must wish for."""
 
     @property
+    def to_measure_on(self) -> tuple[Node, ...]:
+        """Those of them that nobody pays for by the hour: not what some run has brought up."""
+
+    @property
     def offer(self) -> Offer:
         """What a study's policy is told that there is."""
 
@@ -178,6 +182,10 @@ class ThisMachine:
     @property
     def held(self) -> tuple[Node, ...]:
         return () if self.rents else self.nodes
+
+    @property
+    def to_measure_on(self) -> tuple[Node, ...]:
+        return self.nodes
 
     @property
     def offer(self) -> Offer:

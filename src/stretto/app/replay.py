@@ -96,7 +96,7 @@ def study_of_run(folder: RunFolder) -> StudyFile:
     """The study as the run was begun with it, on this machine."""
     spec = folder.begun_spec()
     outline = run_outline(folder, spec)
-    tuning = run_tuning(outline, spec)
+    tuning = run_tuning(folder, outline, spec)
     return StudyFile(
         tuning=tuning,
         space=outline.space,

@@ -248,8 +248,11 @@ def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
 
 
 def check_same(folder: RunFolder, begun: RunSpec, asked: Tables) -> None:
-    """Refuse to resume a run with another specification, and tell the difference."""
-    changed = list(differences(begun.asked, asked))
+    """Refuse to resume a run with another specification, and tell the difference.
+
+    How its nodes are launched may be mended.
+    """
+    changed = [text for text in differences(begun.asked, asked) if not text.startswith("study.ray.")]
     if changed:
         raise InputError(
             f"{folder.path} was begun otherwise: {'; '.join(changed)}.",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stretto.app.study_fields import Fields
 from stretto.core.errors import InputError
-from stretto.substrate.fleet_commands import check_launch, check_release
+from stretto.substrate.fleet_commands import check_labels, check_launch, check_release
 from stretto.substrate.fleet_nodes import START_S, Resource
 
 RAY_KEYS = ("launch", "release", "autoscaler", "start_timeout", "slot")
@@ -53,6 +53,7 @@ def ray_of(fields: Fields) -> RayNodes:
 def _launch(fields: Fields) -> str:
     launch = fields.text("launch")
     check_launch(launch, where=fields.where("launch"))
+    check_labels(launch, where=fields.where("launch"))
     return launch
 
 

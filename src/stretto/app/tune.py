@@ -12,7 +12,7 @@ from stretto.app.probe import OnProgress, probe, probed_as, slots_of
 from stretto.app.probe_node import instance_to_probe, on_launched_node
 from stretto.app.profile_file import MeasuredProfile, read_profile, write_profile
 from stretto.app.real_belief import belief_of
-from stretto.app.real_cost import measuring_usd, priced_types
+from stretto.app.real_cost import priced_types
 from stretto.app.real_drive import (
     AtDeadline,
     EndedBy,
@@ -22,7 +22,7 @@ from stretto.app.real_drive import (
     drive,
     wall_clock,
 )
-from stretto.app.real_expect import Expectation, after_loading, expect
+from stretto.app.real_expect import Expectation, after_loading, after_measuring, expect
 from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_leftovers import let_go_of_nodes
@@ -35,12 +35,14 @@ from stretto.app.real_result import (
     tune_result,
 )
 from stretto.app.real_site import LOCAL, OpenSite
+from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
 from stretto.app.real_store import check_unclaimed
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.replay import Replayed, replay
 from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
 from stretto.app.study_cluster import Offer
+from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.core.units import format_duration, parse_duration_s
@@ -94,7 +96,8 @@ class Prepared:
 def finished(checked: Checked) -> TuneResult | None:
     """What a run of this name came to, if it is over; InputError if it was begun otherwise.
 
-    If its deadline passed while it was dead, what it had launched is let go of first.
+    One that somebody still drives past its deadline is refused, too. If its deadline passed while it was
+    dead, what it had launched is let go of first.
     """
     folder = checked.folder
     spec = folder.spec()
@@ -103,6 +106,7 @@ def finished(checked: Checked) -> TuneResult | None:
     check_same(folder, spec, checked.asked)
     ended_by, deadline_s = read_ending(folder), spec.deadline_s
     if ended_by is None and deadline_s is not None and time.time() - spec.started_at_s >= deadline_s:
+        check_free(folder)
         let_go_of_nodes(folder, checked.site, checked.outline.rented, spec.started_at_s)
         ended_by = EndedBy.DEADLINE
     return None if ended_by is None else tune_result(folder, ended_by)
@@ -128,10 +132,13 @@ def prepare(
         profile = checked.outline.profile or _measured(checked, site, offer, make, on_progress)
     tuning = checked.tuning(profile, offer, _deadline_s(checked, asked_s))
     request, deadline_s = checked.request, tuning.limits.deadline_s
-    expectation = kept_expectation(checked.folder) or after_loading(
-        expect(checked.outline, tuning, request.policy, request.options, request.seed, nodes=site.held),
-        _loading_s(checked),
-        deadline_s,
+    expectation = kept_expectation(checked.folder) or after_measuring(
+        after_loading(
+            expect(checked.outline, tuning, request.policy, request.options, request.seed, nodes=site.held),
+            _loading_s(checked),
+            deadline_s,
+        ),
+        checked.measuring_usd,
     )
     return Prepared(
         checked=checked,
@@ -169,7 +176,7 @@ def _start(
             slots=prepared.offer.slots,
             offer=prepared.offer,
             deadline_s=tuning.limits.deadline_s,
-            budget_usd=tuning.limits.budget_usd,
+            budget_usd=checked.limits.budget_usd,
             file=str(checked.outline.path.absolute()),
         ),
     )
@@ -256,12 +263,15 @@ def _measured(
     """As measured before, or by a probe now."""
     folder, deadline_s = checked.folder, checked.limits.deadline_s
 
-    def measure(on: OpenSite, gone_s: float) -> MeasuredProfile:
+    def measure(on: OpenSite, nodes: tuple[Node, ...], gone_s: float) -> MeasuredProfile:
         time_s = PROBE_S if deadline_s is None else min(PROBE_S, (deadline_s - gone_s) * PROBE_SHARE)
-        return _probe(checked, on, make, time_s, on_progress)
+        return _probe(checked, on, nodes, time_s=time_s, make=make, on_progress=on_progress)
 
     if not folder.is_begun and not is_of(checked, site):
-        found = measure(site, 0.0) if site.nodes else on_launched_node(checked, site, measure, on_progress)
+        if site.to_measure_on:
+            found = measure(site, site.to_measure_on, 0.0)
+        else:
+            found = on_launched_node(checked, site, measure, on_progress)
         write_profile(folder.profile, found)
     return belief_of(read_profile(folder.profile), checked.outline, offer)
 
@@ -289,14 +299,14 @@ def is_of(checked: Checked, site: OpenSite) -> bool:
     if not path.is_file():
         return False
     measured = read_profile(path)
-    slots = slots_of(site.nodes) or instance_to_probe(site.offer).gpus
+    slots = slots_of(site.to_measure_on) or instance_to_probe(site.offer).gpus
     return (measured.what, measured.slots) == (probed_as(checked.work, site), slots)
 
 
 def node_to_launch(checked: Checked, site: OpenSite) -> Instance | None:
     """What `prepare` will launch to measure on; None if it need not."""
     known = checked.outline.profile is not None or checked.folder.is_begun
-    if site.nodes or known or is_of(checked, site):
+    if site.to_measure_on or known or is_of(checked, site):
         return None
     return instance_to_probe(site.offer)
 
@@ -313,17 +323,24 @@ def _loading_s(checked: Checked) -> float:
 
 
 def _probe(
-    checked: Checked, site: OpenSite, make: MakeSubstrate | None, time_s: float, on_progress: OnProgress
+    checked: Checked,
+    site: OpenSite,
+    nodes: tuple[Node, ...],
+    *,
+    time_s: float,
+    make: MakeSubstrate | None,
+    on_progress: OnProgress,
 ) -> MeasuredProfile:
     """Train some configurations of the study for a moment."""
     space, seed = checked.outline.space, checked.request.seed
-    slots = slots_of(site.nodes)
+    slots = slots_of(nodes)
     count = min(max(slots, 2), MOST_PROBED)
     return probe(
         checked.work,
         [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
         slots=slots,
         site=site,
+        nodes=nodes,
         time_s=time_s,
         study=checked.outline.study,
         seed=seed,
@@ -350,8 +367,6 @@ def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s
     tuning, request, outline = prepared.tuning, prepared.checked.request, prepared.checked.outline
     sampler = make_sampler(outline.sampler, outline.space, tuning.study, request.seed)
     slots, budget_usd = prepared.offer.slots, tuning.limits.budget_usd
-    if budget_usd is not None:
-        budget_usd -= measuring_usd(prepared.checked.folder, outline.tables)
     types = priced_types(tuning, outline.machine.usd_per_slot_hour)
     hands = _hands(prepared, site)
     return Score(

@@ -23,10 +23,10 @@ from stretto.core.units import format_duration
 
 
 @contextmanager
-def measuring(where: str = "") -> Iterator[Callable[[ProbeProgress], None]]:
+def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[ProbeProgress], None]]:
     """Shows what a probe does on standard error while the block runs: on a terminal, or in plain lines.
 
-    Ctrl-C ends the command with a word: there is nothing to resume yet.
+    Ctrl-C ends the command with a word: there is nothing to resume yet, unless it `resumes` a run.
     """
     console = Console(stderr=True, highlight=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -44,8 +44,11 @@ def measuring(where: str = "") -> Iterator[Callable[[ProbeProgress], None]]:
 
             yield show
     except KeyboardInterrupt:
-        print("stopped while measuring; nothing was begun.", file=sys.stderr)
-        raise typer.Exit(130) from None
+        if resumes:
+            print("stopped before the run went on; it is as it was.", file=sys.stderr)
+        else:
+            print("stopped while measuring; nothing was begun.", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 @contextmanager

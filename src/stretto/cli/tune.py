@@ -135,12 +135,15 @@ def _agree_to_measure(node: Instance | None, *, yes: bool) -> None:
 
 
 def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
-    with measuring() as show:
+    with measuring(resumes=checked.folder.is_begun) as show:
         prepared = prepare(checked, on_progress=show)
     tuning, request = prepared.tuning, checked.request
     if prepared.resumes:
         print(f"{checked.folder.path} is resumed.", file=sys.stderr)
     else:
+        if checked.measuring_usd and checked.limits.budget_usd is not None:
+            spent = f"${checked.measuring_usd:.2f} of the ${checked.limits.budget_usd:g}"
+            print(f"Measuring has cost {spent} that may be spent; the rest is for the run.", file=sys.stderr)
         print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
         agree(tuning.instances[0], yes=yes)
     slots = prepared.offer.slots

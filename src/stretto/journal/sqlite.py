@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ CREATE TABLE event (
 );
 """
 
+_TRIES = 6
+_RETRY_S = 0.02
 _ANOTHER_FILE = "Name another file, or move this one away."
 
 
@@ -155,7 +158,7 @@ def _lock(path: Path) -> int:
             f"{path} cannot be opened ({error}). A journal needs a folder it may write to. {_ANOTHER_FILE}"
         ) from error
     try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(lock_fd)
     except OSError as error:
         os.close(lock_fd)
         raise JournalError(
@@ -163,6 +166,19 @@ def _lock(path: Path) -> int:
             "Wait for that run to end, or stop it."
         ) from error
     return lock_fd
+
+
+def _flock(lock_fd: int) -> None:
+    """Not at the first try only: who just looks whether a journal is in use holds its lock for an instant."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not tries_left:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def _create(path: Path, run: str) -> None:

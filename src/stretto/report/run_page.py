@@ -34,7 +34,7 @@ def write_run_page(path: Path | str, folder: RunFolder) -> None:
 
 
 def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
-    tuning = run_tuning(run_outline(folder, spec), spec)
+    tuning = run_tuning(folder, run_outline(folder, spec), spec)
     study = tuning.study
     result = tune_result(folder, ending_of(folder))
     history = history_of(folder.events())
@@ -102,7 +102,7 @@ def _facts(result: TuneResult, tuning: Tuning) -> list[tuple[str, str]]:
 def _as_study_run(folder: RunFolder, spec: RunSpec, result: TuneResult, history: History) -> StudyRun:
     """The run in the form that pictures of simulated studies take."""
     outline = run_outline(folder, spec)
-    tuning = run_tuning(outline, spec)
+    tuning = run_tuning(folder, outline, spec)
     file = StudyFile(
         tuning=tuning,
         space=outline.space,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,28 @@ def check_launch(template: str, *, where: str) -> None:
     _check(template, _LAUNCH, where)
     if not template.strip():
         raise InputError("it is empty.", where=where, remedy="Write how a node is started.")
+
+
+def check_labels(template: str, *, where: str) -> None:
+    """InputError if a node could not be told that it is the one that was asked for."""
+    missing = [name for name in ("name", "instance") if f"{{{name}}}" not in template]
+    if missing:
+        raise InputError(
+            f"{template!r} has no {{{missing[0]}}}, so that the node would be taken for somebody else's.",
+            where=where,
+            remedy="Start Ray there with --labels=stretto-node={name},stretto-instance={instance}.",
+        )
+
+
+def check_program(template: str, *, where: str) -> None:
+    """InputError if the program of a command is not on this machine."""
+    program = shlex.split(template)[0]
+    if "{" not in program and shutil.which(program) is None:
+        raise InputError(
+            f"{program!r} is not a program that can be run.",
+            where=where,
+            remedy="Write one that is on this machine, with its path if need be.",
+        )
 
 
 def check_release(template: str, *, where: str) -> None:
