@@ -29,10 +29,10 @@ from stretto.wire.messages import (
     CommandOrder,
     Failed,
     Finished,
-    FinishEpoch,
     Form,
     Formed,
     Left,
+    LetEnd,
     Message,
     Park,
     Printed,
@@ -162,16 +162,16 @@ class Attendant:
                 log=log, metrics=log.with_name("metrics.jsonl"), lock=log.with_name(f"lock.{form.rank}")
             ),
             keys=order.keys if leads else (),
-            tells_missed=False,
+            tells_missed=leads and order.tells_missed,
             grace_s=order.grace_s,
             on_line=self._pass_on if leads else _pass_over,
-            on_missed=_pass_over,
+            on_missed=self._pass_on_missed,
             on_exit=self._news.put,
         )
 
     def _attend(self, command: GuardedCommand) -> Exit:
         while not isinstance(said := self._news.get(), Exit):
-            if isinstance(said, FinishEpoch):
+            if isinstance(said, LetEnd):
                 command.let_end()
             elif _unwanted(said):
                 command.ask_to_stop()
@@ -180,6 +180,9 @@ class Attendant:
 
     def _pass_on(self, line: bytes) -> None:
         self._channel.send(Printed(line.decode(errors="replace")))
+
+    def _pass_on_missed(self, line: bytes) -> None:
+        self._channel.send(Printed(line.decode(errors="replace"), missed=True))
 
 
 def _pass_over(line: bytes) -> None:

@@ -29,6 +29,7 @@ from stretto.substrate.gang_effects import Effect, Moment, Rules, Spawn, Trainin
 from stretto.substrate.gang_lines import PrintedAccount, lines_of
 from stretto.substrate.gang_losses import Losses
 from stretto.substrate.gang_reports import Account, untold
+from stretto.substrate.gang_training import TrainingGang
 from stretto.substrate.process_command import Command
 from stretto.substrate.process_history import PastJob, fold
 from stretto.substrate.provision import Provisioner
@@ -168,7 +169,7 @@ class ElasticSubstrate:
 
     def finish_epochs(self) -> None:
         """Let every running job end its present epoch, save and leave; events tell of it as ever."""
-        self._engine.tell_all(Gang.finish_epoch)
+        self._engine.tell_all(lambda gang, now: gang.finish_epoch(now))
         self._engine.wind_down()
 
     def close(self) -> None:
@@ -176,11 +177,11 @@ class ElasticSubstrate:
 
         What jobs reported meanwhile can still be had with `next_event`.
         """
-        self._close(Gang.close, self._rules.grace_s + PATIENCE_S)
+        self._close(lambda gang, now: gang.close(now), self._rules.grace_s + PATIENCE_S)
 
     def stop_now(self) -> None:
         """As `close`, without waiting for checkpoints."""
-        self._close(Gang.kill, PATIENCE_S)
+        self._close(lambda gang, now: gang.kill(now), PATIENCE_S)
 
     def _close(self, end: Callable[[Gang, Moment], Sequence[Effect]], patience_s: float) -> None:
         if self._closed:
@@ -210,7 +211,7 @@ class ElasticSubstrate:
         folder, epoch = self._folder_of(past.job), past.progress.epoch
         nodes = max(len(past.allocation.nodes), 1)
         written = partial(untold, folder / METRICS)
-        return Gang(
+        return TrainingGang(
             past.job,
             spec,
             self._rules,

@@ -29,7 +29,7 @@ from stretto.core.job import Job
 from stretto.substrate.gang_crew import Crew, Goal, Member, Order, Phase, as_order
 from stretto.substrate.gang_effects import Effect, Emit, Exit, Moment, Rules, Send, TrainingJob
 from stretto.substrate.gang_losses import Blame, Cause, Losses
-from stretto.substrate.gang_reports import Account, Held
+from stretto.substrate.gang_reports import Ledger
 from stretto.wire.messages import (
     Ack,
     Beat,
@@ -53,7 +53,7 @@ from stretto.wire.messages import (
 
 
 class Gang:
-    """One job's workers. Every method returns what is to be done."""
+    """One job's workers, whatever they run. Every method returns what is to be done."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Gang:
         rules: Rules,
         log: str,
         *,
-        account: Account,
+        account: Ledger,
         losses: Losses,
         places_of: Callable[[Allocation], Counter[str]],
     ) -> None:
@@ -339,10 +339,6 @@ class Gang:
                 self.described = message
             case Note():
                 self._note(message.text, now)
-            case Report() if member.led and self.goal is not Goal.OVER:
-                self._report(message, now)
-            case Saved() if member.led:
-                self._emit(self._account.saved(message, t_s=now.t_s))
 
     def _take_last_word(self, member: Member, message: Finished | Failed | Left, now: Moment) -> None:
         match message:
@@ -354,14 +350,6 @@ class Gang:
                 self._finish(member, now)
             case Left() if self.phase is Phase.LIVE and not member.leaving:
                 self._lost(member, Cause(Blame.BYSTANDER, f"a worker left: {message.why}"), now)
-
-    def _report(self, report: Report, now: Moment) -> None:
-        workers = len(self._crew.formed or self._crew.forming)
-        self._account.held.append(Held(report, workers, self._order.nodes(workers)))
-        if not self._order.holds_reports:
-            self._tell(now)
-        elif report.ends:
-            self._tell_group(Ack(report.epoch))
 
     def _hold_no_more(self, now: Moment) -> None:
         """The job or the run ends: there will be no next report to tell of it with."""

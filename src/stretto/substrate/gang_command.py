@@ -22,7 +22,7 @@ from stretto.substrate.gang_losses import Cause, Losses
 from stretto.substrate.process_command import Command, filled_in, own_environment
 from stretto.substrate.process_reports import Setup
 from stretto.substrate.process_trials import Trial
-from stretto.wire.messages import CommandOrder, FinishEpoch, FromWorker, Printed, ToWorker
+from stretto.wire.messages import CommandOrder, FromWorker, LetEnd, Printed, ToWorker
 
 
 class CommandGang(Gang):
@@ -31,6 +31,8 @@ class CommandGang(Gang):
     A trial that has shown its last epoch may end by itself for as long as it would have to leave; then it
     is asked to. It has finished when nothing of it is left, however it ended.
     """
+
+    _account: PrintedAccount
 
     def __init__(
         self,
@@ -49,7 +51,6 @@ class CommandGang(Gang):
         assert command.gang, "a command that starts its workers itself cannot do so on other nodes"
         super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
         self._command = command
-        self._lines = account
         self._starts = starts
         self._setup: Setup | None = None
         """What the present incarnation runs with."""
@@ -68,6 +69,7 @@ class CommandGang(Gang):
             env=own_environment(self._command, setup, restarts=restarts, metrics=metrics),
             cwd="" if self._command.cwd is None else str(self._command.cwd),
             keys=tuple(sorted(setup.keys)),
+            tells_missed=setup.trial is not None and restarts > 0,
             restarts=restarts,
             grace_s=self._rules.command_s,
         )
@@ -106,9 +108,9 @@ class CommandGang(Gang):
         self._starts += 1
         # The first report ends a start here, not the first sign of a group.
         self._starting_s, order.asked_s = now.t_s if order.asked_s is None else order.asked_s, None
-        self._lines.begin(self._setup, t_s=now.t_s)
+        self._account.begin(self._setup, t_s=now.t_s)
         self._tell(now)
-        if self._lines.complete:
+        if self._account.complete:
             self.goal, self.phase = Goal.OVER, Phase.IDLE
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
@@ -153,7 +155,8 @@ class CommandGang(Gang):
 
     def _read(self, printed: Printed, now: Moment) -> None:
         assert self._setup is not None
-        seen = self._lines.read(printed.text.encode(), self._setup, t_s=now.t_s)
+        read = self._account.read_missed if printed.missed else self._account.read
+        seen = read(printed.text.encode(), self._setup, t_s=now.t_s)
         if seen.problems:
             notes = "".join(f"stretto: left out of a report: {problem}\n" for problem in seen.problems)
             self._crew.out.append(Write(self._log, notes))
@@ -161,7 +164,7 @@ class CommandGang(Gang):
             self._resize_s, self._starting_s = now.t_s - self._starting_s, None
         if not self._order.holds_reports:
             self._tell(now)
-        if self._lines.complete and not self._done:
+        if self._account.complete and not self._done:
             self._complete(now)
         elif seen.result and self.goal is Goal.EPOCH:
             self._rest(Goal.REST, now.awake_s + self._rules.park_s)
@@ -172,12 +175,9 @@ class CommandGang(Gang):
         self._hold_no_more(now)
         if not ends_anyway:
             self._kill_at_s = now.awake_s + self._rules.command_s + self._rules.grace_s
-            self._tell_group(FinishEpoch())
+            self._tell_group(LetEnd())
 
     # Small things
-
-    def _words(self, cause: Cause) -> str:
-        return cause.text if self._log in cause.text else super()._words(cause)
 
     def _tell_group(self, message: ToWorker) -> None:
         """All of it, as processes of a command agree on nothing."""

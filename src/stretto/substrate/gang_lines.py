@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stretto.core.events import JobNoted, JobReported
-from stretto.core.job import Tier
-from stretto.substrate.gang_reports import Account
+from stretto.core.events import JobReported
+from stretto.core.job import Job, Tier
 from stretto.substrate.process_reports import Progress, Setup, read_report
 from stretto.substrate.process_trials import Mark
 
@@ -24,9 +23,11 @@ class Seen:
 
 
 @dataclass(slots=True)
-class PrintedAccount(Account):
-    """What was told of a job that runs a command."""
+class PrintedAccount:
+    """The ledger of a job that runs a command."""
 
+    job: Job
+    metric: str | None
     progress: Progress = field(default_factory=Progress)
     missed: tuple[bytes, ...] = ()
     """Lines from before this process, of which nobody knows whether they were told."""
@@ -47,9 +48,7 @@ class PrintedAccount(Account):
     def begin(self, setup: Setup, *, t_s: float) -> None:
         """The command is started; first of all, what was missed is told."""
         for line in self.missed:
-            report = read_report(line, setup, self.progress, t_s=t_s, mark=Mark(counts=False)).report
-            if report is not None and report.results and not self.complete:
-                self._hold(report)
+            self.read_missed(line, setup, t_s=t_s)
         self.missed = ()
         self._mark = Mark(0 if self.job.tier is Tier.RIGID else self.progress.result_epoch)
         self._problems.clear()
@@ -65,7 +64,14 @@ class PrintedAccount(Account):
         self._hold(reading.report)
         return Seen(report=True, result=bool(reading.report.results), problems=new)
 
-    def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported | JobNoted]:
+    def read_missed(self, line: bytes, setup: Setup, *, t_s: float) -> Seen:
+        """Likewise, of a line from before the present start: only results that are not known yet count."""
+        report = read_report(line, setup, self.progress, t_s=t_s, mark=Mark(counts=False)).report
+        if report is not None and report.results and not self.complete:
+            self._hold(report)
+        return Seen()  # nothing that the present start has shown
+
+    def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported]:
         reports, self._waiting = self._waiting, []
         last = len(reports) - 1
         return [

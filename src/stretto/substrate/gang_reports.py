@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from stretto.core.events import CheckpointSaved, JobNoted, JobReported
 from stretto.core.job import Job
@@ -26,9 +27,23 @@ class Held:
     nodes: int
 
 
+class Ledger(Protocol):
+    """What was heard of one job, and how much of it was told."""
+
+    @property
+    def reached(self) -> Progress:
+        """How far the job is, for the question whether it gets on between two losses."""
+
+    def tell(self, *, t_s: float, resize_s: float | None = None) -> Sequence[JobReported | JobNoted]:
+        """All that is held back; `resize_s` goes with the last report."""
+
+
 @dataclass(slots=True)
 class Account:
-    """What was told of one job. A group that fell back to a checkpoint repeats epochs; they are told once."""
+    """The ledger of a job that trains.
+
+    A group that fell back to a checkpoint repeats epochs; they are told once.
+    """
 
     job: Job
     metric: str | None

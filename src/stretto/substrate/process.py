@@ -341,7 +341,7 @@ class ProcessSubstrate:
                 self._on_failure(run, how)
 
     def _on_failure(self, run: _Run, how: Exit) -> None:
-        error = f"{how.text}; {end_of(run.files.log)}"
+        error = f"{how.text}; {end_of(run.files.log)}\nlog: {run.files.log}"
         run.failures = run.failures.and_one(run.progress)
         if not how.started or run.failures.count > self._retries:
             self._end(run, JobFailed(t_s=self.now_s(), job_id=run.job.id, error=error))

@@ -54,7 +54,7 @@ def cannot_start(why: object) -> Exit:
 
 
 def end_of(log: Path) -> str:
-    """Where the log is, and how it ends."""
+    """How a log ends; where it is must be said besides."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -62,7 +62,7 @@ def end_of(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError:
         lines = []
-    return f"{log} ends:\n" + "\n".join(lines) if lines else f"nothing was written to {log}"
+    return "\n".join(["its log ends:", *lines]) if lines else "nothing was written to its log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from stretto.core.events import (
     JobReported,
     JobRetried,
     JobSubmitted,
+    NodeLost,
+    NodeReleased,
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
@@ -66,6 +68,11 @@ class PastJob:
         self.batch = instruction.batch
         self.starts += 1
 
+    def miss(self, node_id: str) -> None:
+        """A node is gone: the job stands still if it was there."""
+        if node_id in self.allocation.nodes:
+            self.allocation = NOTHING
+
     def retry(self) -> None:
         self.failures = self.failures.and_one(self.progress)
         self.starts += bool(self.allocation)
@@ -97,4 +104,7 @@ def fold(history: Iterable[Event]) -> Past:
             past.jobs[event.job_id].retry()
         elif isinstance(event, JobFinished | JobFailed):
             past.jobs[event.job_id].ended = True
+        elif isinstance(event, NodeLost | NodeReleased):
+            for one in past.jobs.values():
+                one.miss(event.node_id)
     return past

@@ -25,7 +25,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 def lr_factor(rule: Rule, optimizer: Optimizer, noise: NoiseSample | None, scale: float) -> float:
     """What learning rates are multiplied by for a step at `scale` times the initial batch.
 
-    Before any noise was measured, the rules that follow it leave the rate as it is.
+    Before any noise was measured, the rules that follow it leave the rate as it is, but a smaller batch
+    has its share.
     """
     match rule:
         case "linear":

@@ -13,6 +13,7 @@ A worker's life, seen from the controller:
     Beat                                       from everybody, all the time
                                  Ack           the results up to an epoch were seen and decided on
                                  SetBatch, Park, FinishEpoch    to rank 0: the group agrees on a step
+                                 Park, LetEnd  to every rank, where a command runs
                                  Leave         to a member that is not part of the next group
     Finished | Failed | Left                   the last word on this task; another may come
 """
@@ -36,6 +37,8 @@ class CommandOrder:
     """Empty: the worker's own."""
     keys: tuple[str, ...]
     """A line of its output that has one of these is a report."""
+    tells_missed: bool
+    """First of all, the first process tells what the metrics file has already."""
     restarts: int
     grace_s: float
     """Between SIGTERM and SIGKILL."""
@@ -121,6 +124,11 @@ class FinishEpoch:
 
 
 @dataclass(frozen=True, slots=True)
+class LetEnd:
+    """The command has shown all that was wanted of it: it may end by itself within the grace."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     epoch: int
 
@@ -188,6 +196,8 @@ class Printed:
     """A line of a command's output that may be a report."""
 
     text: str
+    missed: bool = False
+    """It is from before the present start, and nobody knows whether it was told then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +242,6 @@ class Left:
     """Its process ends, too, though its task allowed it to stay."""
 
 
-ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | Ack
+ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | LetEnd | Ack
 FromWorker = Ready | Formed | Described | Report | Saved | Printed | Note | Beat | Finished | Failed | Left
 Message = ToWorker | FromWorker

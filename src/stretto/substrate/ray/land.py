@@ -168,7 +168,9 @@ class RayLand:
 
     def look(self, t_s: float) -> Sequence[Event]:
         self._seats.tidy()
-        silent = [name for name, line in self._lines.items() if line.is_silent]
+        # Who is seen off is not listened to.
+        heard = [name for name in self._lines if name not in self._farewells]
+        silent = [name for name in heard if self._lines[name].is_silent]
         self._lost += [(name, TimeoutError("its agent does not answer")) for name in silent]
         seen = self._follow(self._fleet.look(t_s))
         return [

@@ -50,7 +50,10 @@ class Loading:
         one = self._arrivals.pop(node, None)
         if one is None:
             return []
-        return [replace(one.event, t_s=t_s, init_s=one.event.init_s + t_s - one.event.t_s)]
+        came = one.event
+        if came.queue_s == came.init_s == 0.0:  # nobody saw how long it took
+            return [replace(came, t_s=t_s)]
+        return [replace(came, t_s=t_s, init_s=came.init_s + t_s - came.t_s)]
 
     def cut_all_short(self, t_s: float) -> list[NodeAdded]:
         return [event for node in list(self._arrivals) for event in self.cut_short(node, t_s)]
