@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.app.machine_profile import MachineProfile
-from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, followed
+from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, followed, until
 from stretto.app.real_request import tuning_on
 from stretto.app.study_cluster import slots_offer
 from stretto.app.study_file import parse_study, read_outline
@@ -173,6 +173,16 @@ def test_loading_adds_to_doubt_and_never_passes_the_deadline(
     assert ended.finish_s.p90 <= deadline_s
     assert ended.cost_usd is not None
     assert ended.cost_usd.p90 <= 0.002 * (deadline_s + 1.0), "nothing is paid for after it"
+
+
+def test_a_run_that_its_deadline_ends_is_not_expected_to_go_on() -> None:
+    finish_s, cost_usd = Estimate(30.0, 20.0, 31.0), Estimate(0.06, 0.04, 0.062)
+    before = Expectation(finish_s=finish_s, cost_usd=cost_usd, epochs=None, first_usd_per_s=0.002)
+    after = until(before, 28.0)
+    assert after.finish_s == Estimate(28.0, 20.0, 28.0)
+    assert after.cost_usd is not None
+    assert (after.cost_usd.mean, after.cost_usd.p10) == (pytest.approx(0.056), 0.04)
+    assert until(before, None) is before
 
 
 def test_without_loading_nothing_changes() -> None:

@@ -232,6 +232,17 @@ def after_loading(expectation: Expectation, loading_s: float, deadline_s: float 
     )
 
 
+def until(expectation: Expectation, deadline_s: float | None) -> Expectation:
+    """The same of a run that ends at the deadline, whatever is not done; a plan says what it takes."""
+    finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
+    if deadline_s is None or finish_s is None or cost_usd is None or expectation.planned is not None:
+        return expectation
+    most_usd = _held_usd(expectation, deadline_s)
+    return dataclasses.replace(
+        expectation, finish_s=_at_most(finish_s, deadline_s), cost_usd=_at_most(cost_usd, most_usd)
+    )
+
+
 def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:
     """The same with what it has cost to measure the training."""
     cost_usd = expectation.cost_usd
@@ -251,7 +262,11 @@ def _plus(estimate: Estimate, more: float, most: float) -> Estimate:
     mean, spread = estimate.mean + more, P90 * LOADING_SD * more
     low = mean - math.hypot(estimate.mean - estimate.p10, spread)
     high = mean + math.hypot(estimate.p90 - estimate.mean, spread)
-    return Estimate(*(min(one, most) for one in (mean, low, high)))
+    return _at_most(Estimate(mean, low, high), most)
+
+
+def _at_most(estimate: Estimate, most: float) -> Estimate:
+    return Estimate(*(min(one, most) for one in (estimate.mean, estimate.p10, estimate.p90)))
 
 
 def corrected(forecast: Estimate, now_s: float, slowness: float, deadline_s: float | None) -> Estimate:

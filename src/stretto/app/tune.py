@@ -22,7 +22,7 @@ from stretto.app.real_drive import (
     drive,
     wall_clock,
 )
-from stretto.app.real_expect import Expectation, after_loading, after_measuring, expect
+from stretto.app.real_expect import Expectation, after_loading, after_measuring, expect, until
 from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_leftovers import let_go_of_nodes
@@ -132,14 +132,13 @@ def prepare(
         profile = checked.outline.profile or _measured(checked, site, offer, make, on_progress)
     tuning = checked.tuning(profile, offer, _deadline_s(checked, asked_s))
     request, deadline_s = checked.request, tuning.limits.deadline_s
-    expectation = kept_expectation(checked.folder) or after_measuring(
-        after_loading(
-            expect(checked.outline, tuning, request.policy, request.options, request.seed, nodes=site.held),
-            _loading_s(checked),
-            deadline_s,
-        ),
-        checked.measuring_usd,
-    )
+    expectation = kept_expectation(checked.folder)
+    if expectation is None:
+        policy, options = request.policy, request.options
+        found = expect(checked.outline, tuning, policy, options, request.seed, nodes=site.held)
+        found = after_loading(found, _loading_s(checked), deadline_s)
+        left_s = _deadline_s(checked, asked_s)  # expecting takes time, too
+        expectation = after_measuring(until(found, left_s), checked.measuring_usd)
     return Prepared(
         checked=checked,
         at_s=time.monotonic(),
