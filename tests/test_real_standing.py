@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from stretto.app.real_board import Board, Phase
-from stretto.app.real_drive import RealSubstrate, Unwatched
+from stretto.app.real_drive import EndedBy, RealSubstrate, Unwatched
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import tune_result
 from stretto.app.real_standing import Standing, check_free, is_going_on, state_of
 from stretto.app.real_stop import Stop
 from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder
+from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError
-from stretto.core.events import Event, RunPaused, RunResumed
+from stretto.core.events import Event, NodeRefused, RunPaused, RunResumed, RunStarted
 from stretto.journal.sqlite import SqliteJournal
 from study_command import StudyCommand
 from tune_world import SimulatedHands, simulated, write_study
@@ -206,3 +207,14 @@ def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand, name: 
     stopped(checked)
     (checked.folder.path / f"{name}.json").write_text(text)
     assert f"runs/tiny/{name}.json: is not as it was written" in stretto.refused("report", "tiny")
+
+
+def test_a_run_without_a_node_says_why_none_came(checked: Checked) -> None:
+    folder = checked.folder
+    offer = slots_offer(2, Machine())
+    begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=checked.asked, slots=2, offer=offer))
+    refused = NodeRefused(t_s=2.0, instance="box", count=1, why="no quota")
+    with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
+        journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=()), refused])
+    problem = tune_result(folder, EndedBy.DEADLINE).problem
+    assert problem == "no trial came to the end of an epoch: no box came (no quota)."

@@ -24,7 +24,7 @@ from stretto.app.real_standing import is_going_on, standing_of, state_of
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
-from stretto.core.events import Event, RunResumed
+from stretto.core.events import Event, NodeRefused, RunResumed
 from stretto.core.job import Value
 from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
@@ -260,13 +260,21 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
         return f"every trial that was started failed; the first: {failed[0].error.strip()}"
     reported = [line for line in lines if line.epoch]
     if not reported:
-        return "no trial came to the end of an epoch."
+        return f"no trial came to the end of an epoch{_without_nodes(folder, lines)}."
     shown = _shown(folder)
     if metric not in shown.names:
         return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
     if any(line.phase in ENDED for line in reported):
         return f"no trial showed a number as {metric!r}: all diverged."
     return f"no trial has shown {metric!r} yet."
+
+
+def _without_nodes(folder: RunFolder, lines: Sequence[JobLine]) -> str:
+    """Why none was even started, if that is because no node came."""
+    refused = [event for event in folder.events() if isinstance(event, NodeRefused)]
+    if not refused or any(line.started_s is not None for line in lines):
+        return ""
+    return f": no {refused[-1].instance} came ({refused[-1].why})"
 
 
 def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:
