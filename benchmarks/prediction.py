@@ -5,7 +5,8 @@ one `tune` keeps before it begins, from a probe of other configurations right be
 afterwards. The machine must be quiet: what others do to it meanwhile is not in any forecast.
 
 `--calibrate` prints how much epochs and starts of a study differ from its probe, in other studies, of one
-configuration each and of other networks: the doubt that forecasts take for granted, `PACE_SD` and `START_SD`.
+configuration each and of other networks: what `PACE_SD` and `START_SD`, which forecasts take for
+granted, stand for.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from stretto.planning.learning import LatencyPosterior
 from stretto.planning.profile import Profile
 
 PACE_SD = 0.05
-"""How much a machine's pace differs from what it was during a probe, relative to it. This is what
-`benchmarks/prediction.py --calibrate` measures, on other studies than the benchmark reports on."""
+"""How much a machine's pace differs from what it was during a probe, relative to it. Chosen by hand, from a
+few short studies; `benchmarks/prediction.py --calibrate` measures it on others than the benchmark reports on:
+0.05 there, but 0.28 of a network whose epochs take milliseconds."""
 LONE_CHANCE = 1.08
 """By so much some seconds of training differ from the next ones, whoever trains beside them."""
 

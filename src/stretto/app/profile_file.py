@@ -29,7 +29,7 @@ VERSION = 1
 LEAST_OTHERS = 3
 """Points that a model is fitted to when another is left out."""
 START_SD = 0.3
-"""How much what starts cost differs from what a probe saw, relative to it; measured likewise to `PACE_SD`."""
+"""How much what starts cost differs from what a probe saw, relative to it; chosen like `PACE_SD`."""
 LEAST_STARTS = 3
 """Of fewer it cannot be said how much they differ .."""
 UNKNOWN_START_SD = 0.5

@@ -26,7 +26,7 @@ from stretto.cli.progress import measuring
 from stretto.cli.run import agree, how_to_resume
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
-from stretto.core.units import counted
+from stretto.core.units import counted, format_duration
 from stretto.policies.registry import check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
@@ -141,6 +141,10 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
     if prepared.resumes:
         print(f"{checked.folder.path} is resumed.", file=sys.stderr)
     else:
+        given_s, left_s = checked.limits.deadline_s, tuning.limits.deadline_s
+        if given_s is not None and left_s is not None and given_s - left_s >= 1.0:
+            gone = f"{format_duration(given_s - left_s)} of the {format_duration(given_s)}"
+            print(f"Measuring and planning took {gone} until the deadline.", file=sys.stderr)
         if checked.measuring_usd and checked.limits.budget_usd is not None:
             spent = f"${checked.measuring_usd:.2f} of the ${checked.limits.budget_usd:g}"
             print(f"Measuring has cost {spent} that may be spent; the rest is for the run.", file=sys.stderr)

@@ -62,7 +62,7 @@ def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> s
     if expectation.finish_s is not None and expectation.epochs is not None:
         epochs = _between(expectation.epochs, lambda value: f"{value:.0f}")
         lines.append(
-            f"Expected: done after {_between(expectation.finish_s, format_duration)}, {epochs} epochs in all"
+            f"Expected: done after {_between(expectation.finish_s, format_duration)}; epochs in all: {epochs}"
             + _cost(expectation.cost_usd)
             + "."
         )
