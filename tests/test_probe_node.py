@@ -27,12 +27,11 @@ from stretto.app.tune import node_to_launch, prepare
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeRefused, NodeReleased
-from stretto.core.job import Job
 from stretto.core.resources import Resources
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
 from study_command import StudyCommand
-from tune_world import STUDY, SimulatedHands, write_study
+from tune_world import STUDY, endless, write_study
 
 BOX = Instance(name="box", gpus=2, usd_per_hour=3.6)
 FAST = Instance(name="fast", gpus=2, usd_per_hour=36.0, speed=2.0)
@@ -150,19 +149,6 @@ class TestLending:
         assert fleet.closed == 1
 
 
-class Endless(SimulatedHands):
-    """A probe trains for as long as it likes; simulated curves have to end somewhere."""
-
-    def admit(self, job: Job) -> None:
-        work = dataclasses.replace(job.work, epochs=job.work.epochs or 1000)
-        super().admit(dataclasses.replace(job, work=work))
-
-
-def simulated(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-    del folder, clock
-    return Endless(hands)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(ThisMachine):
     """A made-up one, which has a node as long as one was launched."""
@@ -232,7 +218,7 @@ def to_launch(asked: Checked) -> Instance | None:
 def test_it_is_measured_once_and_what_the_node_took_is_believed(fleets: list[ScriptedFleet]) -> None:
     asked = checked()
     assert to_launch(asked) == BOX
-    prepared = prepare(asked, make=simulated)
+    prepared = prepare(asked, make=endless)
     (fleet,) = fleets
     assert fleet.closed == 1
     measured = read_profile(asked.folder.profile)
@@ -244,28 +230,28 @@ def test_it_is_measured_once_and_what_the_node_took_is_believed(fleets: list[Scr
     assert (profile.queue_s.mean, profile.init_s.mean) == (5.0, 15.0), "10 s were believed, and 20 s seen"
     assert profile.latency.epoch_s == pytest.approx(10.0, rel=0.2)
     assert to_launch(asked) is None
-    prepare(asked, make=simulated)
+    prepare(asked, make=endless)
     assert len(fleets) == 1
 
 
 @pytest.mark.usefixtures("fleets")
 def test_the_time_of_a_probe_is_a_share_of_what_starting_nodes_leaves() -> None:
     said: list[Progress] = []
-    prepare(checked(deadline_s=600.0), make=simulated, on_progress=said.append)
+    prepare(checked(deadline_s=600.0), make=endless, on_progress=said.append)
     assert said[0] == Progress(0.0, 120.0, "waiting for a box, launched for this")
     assert said[1].time_s == pytest.approx((600.0 - 25.0) / 8, abs=2.0)
 
 
 def test_a_deadline_that_is_over_before_nodes_are_there_is_told(fleets: list[ScriptedFleet]) -> None:
     with pytest.raises(InputError, match=r"deadline of 20s leaves no time.*box takes 25s"):
-        prepare(checked(deadline_s=20.0), make=simulated)
+        prepare(checked(deadline_s=20.0), make=endless)
     assert fleets[0].closed == 1
 
 
 @pytest.mark.usefixtures("fleets")
 def test_what_it_cost_counts_in_the_end() -> None:
     asked = checked()
-    prepared = prepare(asked, make=simulated)
+    prepared = prepare(asked, make=endless)
     node = read_profile(asked.folder.profile).node
     assert node is not None
     assert node.cost_usd == pytest.approx(0.06, abs=0.01), "a minute is the least that is billed"
@@ -277,7 +263,7 @@ def test_what_it_cost_counts_in_the_end() -> None:
 @pytest.mark.usefixtures("fleets")
 def test_it_is_taken_off_the_budget_and_added_to_what_is_expected() -> None:
     asked = checked(budget_usd=10.0)
-    prepared = prepare(asked, make=simulated)
+    prepared = prepare(asked, make=endless)
     assert asked.measuring_usd > 0.0
     assert prepared.tuning.limits.budget_usd == 10.0 - asked.measuring_usd
     planned = prepared.expectation.planned
@@ -293,8 +279,8 @@ def test_it_is_taken_off_the_budget_and_added_to_what_is_expected() -> None:
 @pytest.mark.usefixtures("fleets")
 def test_the_budget_may_be_spent_with_it() -> None:
     with pytest.raises(InputError, match=r"budget of \$0\.01 is spent: measuring .* has cost \$0\.06"):
-        prepare(checked(budget_usd=0.01), make=simulated)
-    prepare(checked(budget_usd=10.0), make=simulated)
+        prepare(checked(budget_usd=0.01), make=endless)
+    prepare(checked(budget_usd=10.0), make=endless)
 
 
 def test_two_at_a_time_do_not_take_the_node_from_each_other(fleets: list[ScriptedFleet]) -> None:
@@ -302,8 +288,8 @@ def test_two_at_a_time_do_not_take_the_node_from_each_other(fleets: list[Scripte
 
     def other(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         with pytest.raises(InputError, match="in use"):
-            prepare(_without_nodes(asked), make=simulated)
-        return simulated(hands, folder, clock)
+            prepare(_without_nodes(asked), make=endless)
+        return endless(hands, folder, clock)
 
     def _without_nodes(asked: Checked) -> Checked:
         fleets[-1].closed += 1  # the other command was given before the node was there
@@ -334,7 +320,7 @@ class TestAsking:
         def stopped(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("stretto.cli.tune.prepare", lambda checked, **_: prepare(checked, make=simulated))
+        monkeypatch.setattr("stretto.cli.tune.prepare", lambda checked, **_: prepare(checked, make=endless))
         monkeypatch.setattr("stretto.cli.tune.start", stopped)
         words = ("--policy", "rubberband", "--on", "ray", "--budget", "10", "--yes")
         code, _, err = stretto("tune", "study.toml", "train.py:train", *words)

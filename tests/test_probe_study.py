@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,16 +12,13 @@ import pytest
 from stretto.app.probe_seen import Progress
 from stretto.app.probe_study import study_to_plan
 from stretto.app.profile_file import read_profile
-from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.run_folder import RunSpec, begin
 from stretto.app.study_cluster import slots_offer
 from stretto.app.tune import prepare
 from stretto.core.errors import InputError
-from stretto.core.job import Job
 from study_command import StudyCommand, write
-from tune_world import STUDY, TRAIN, TRUTH, SimulatedHands, write_study
+from tune_world import STUDY, TRAIN, TRUTH, endless, write_study
 
 UNKNOWN = STUDY[: STUDY.index("[profile]")].replace("slots = 2", "slots = 2\nusd_per_slot_hour = 3.6")
 CLUSTER = """
@@ -37,25 +33,12 @@ usd_per_hour = 7.2
 """
 
 
-class Endless(SimulatedHands):
-    """A probe trains for as long as it likes; simulated curves have to end somewhere."""
-
-    def admit(self, job: Job) -> None:
-        work = dataclasses.replace(job.work, epochs=job.work.epochs or 1000)
-        super().admit(dataclasses.replace(job, work=work))
-
-
-def simulated(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-    del folder, clock
-    return Endless(hands)
-
-
 @pytest.fixture
 def stretto(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> StudyCommand:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=simulated))
+    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=endless))
     return StudyCommand(monkeypatch, capsys)
 
 
@@ -92,7 +75,7 @@ def test_what_was_measured_once_serves_again_and_serves_tune(stretto: StudyComma
     assert "runs/tiny/profile.json" in err
     said: list[Progress] = []
     checked = check_request(TuneRequest(study=study, work="train.py:train", deadline_s=900.0))
-    prepare(checked, make=simulated, on_progress=said.append)
+    prepare(checked, make=endless, on_progress=said.append)
     assert not said
 
 
@@ -115,7 +98,7 @@ def test_a_study_for_a_cluster_is_planned_for_it_with_the_speeds_seen_here(
     assert "assumed to hold" in err
     assert "two" in out
     request = TuneRequest(study=study, work="train.py:train", policy="rubberband")
-    tuning = study_to_plan(request, make=simulated).file.tuning
+    tuning = study_to_plan(request, make=endless).file.tuning
     assert tuning.max_nodes == 8
     assert (tuning.profile.queue_s.mean, tuning.profile.init_s.mean) == (5.0, 20.0)
     assert tuning.profile.latency.node_sd > 0, "nodes elsewhere may differ from this one and each other"
@@ -169,10 +152,10 @@ def test_limits_of_the_file_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     study = write_study(tmp_path, UNKNOWN + '[limits]\ndeadline = "30m"\nq = 0.8\n')
     request = TuneRequest(study=study, work="train.py:train", policy="rubberband")
-    limits = study_to_plan(request, make=simulated).file.tuning.limits
+    limits = study_to_plan(request, make=endless).file.tuning.limits
     assert (limits.deadline_s, limits.q) == (1800.0, 0.8)
     with pytest.raises(InputError, match="not above 0"):
-        study_to_plan(dataclasses.replace(request, deadline_s=-1.0), make=simulated)
+        study_to_plan(dataclasses.replace(request, deadline_s=-1.0), make=endless)
 
 
 def test_a_real_training_is_measured(

@@ -52,9 +52,7 @@ from stretto.planning.profile import Spread
 from stretto.pricing.instances import Instance
 from stretto.substrate.ray.substrate import RaySubstrate
 from stretto.wire.messages import Described
-from tune_world import STUDY, TRAIN
-
-KNOWN = STUDY.replace("epoch_s = 10", "epoch_s = 0.1").replace("slots = 2", "usd_per_slot_hour = 3.6")
+from tune_world import KNOWN, TRAIN
 
 
 @pytest.fixture(scope="module")

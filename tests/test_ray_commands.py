@@ -32,7 +32,7 @@ from stretto.substrate.process_command import Command
 from stretto.substrate.ray.agent import Agent, Charge
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.substrate import RayCommandSubstrate
-from tune_world import STUDY
+from tune_world import KNOWN
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -55,7 +55,6 @@ while epoch < last:
     if os.path.exists(f"fail-{name}"):
         raise RuntimeError("as I was told")
 """
-KNOWN = STUDY.replace("epoch_s = 10", "epoch_s = 0.1").replace("slots = 2", "usd_per_slot_hour = 3.6")
 COMMAND = (sys.executable, "train.py", "8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
 from stretto.core.events import Event
+from stretto.core.job import Job
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.pricing.instances import Instance
 from stretto.search.study import Direction
@@ -42,6 +44,9 @@ epoch_s = 10
 speedup = { "1" = 1.0, "2" = 1.8 }
 start_s = 2
 """
+
+KNOWN = STUDY.replace("epoch_s = 10", "epoch_s = 0.1").replace("slots = 2", "usd_per_slot_hour = 3.6")
+"""The same where training is real: on a cluster's own slots, with a price."""
 
 SCRIPT = """
 def train(config, run):
@@ -110,6 +115,19 @@ def simulated(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> Re
     del folder, clock
     assert hands.study is None or hands.study.direction is Direction.MAX
     return SimulatedHands(hands)
+
+
+class Endless(SimulatedHands):
+    """A probe trains for as long as it likes; simulated curves have to end somewhere."""
+
+    def admit(self, job: Job) -> None:
+        work = dataclasses.replace(job.work, epochs=job.work.epochs or 1000)
+        super().admit(dataclasses.replace(job, work=work))
+
+
+def endless(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    del folder, clock
+    return Endless(hands)
 
 
 def write_study(folder: Path, text: str = STUDY) -> Path:
