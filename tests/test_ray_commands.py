@@ -47,13 +47,13 @@ def leave(*_):
         open(path, "w").write(str(epoch))
     sys.exit()
 signal.signal(signal.SIGTERM, leave)
+if os.path.exists(f"fail-{name}"):
+    raise RuntimeError("as I was told")
 while epoch < last:
     time.sleep(0.05)
     epoch += 1
     if first:
         print(json.dumps({"epoch": epoch, "accuracy": 1 - 1 / epoch}), flush=True)
-    if os.path.exists(f"fail-{name}"):
-        raise RuntimeError("as I was told")
 """
 COMMAND = (sys.executable, "train.py", "8")
 
