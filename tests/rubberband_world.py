@@ -137,6 +137,7 @@ def controller_for(
     epoch_s: Sequence[float] | None = None,
     ahead: int = 8,
     replan: float = 0.0,
+    agreed: Planned | None = None,
     nodes: Sequence[Node] = (),
     until_s: float = math.inf,
     substrate: type[SimSubstrate] = SimSubstrate,
@@ -151,7 +152,7 @@ def controller_for(
         for number, curve in enumerate(curves)
     }
     return Controller(
-        policy=RubberBand(tuning=conditions, replan=replan),
+        policy=RubberBand(tuning=conditions, replan=replan, agreed=agreed),
         substrate=substrate(lambda job: truths[job.id], physics=Physics(restart_s=START_S), cloud=cloud),
         journal=journal,
         nodes=nodes,

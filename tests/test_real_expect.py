@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.app.machine_profile import MachineProfile
-from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, followed, until
+from stretto.app.real_expect import BEGIN_S, Expectation, after_loading, carried_out, expect, until
 from stretto.app.real_request import tuning_on
 from stretto.app.study_cluster import slots_offer
 from stretto.app.study_file import parse_study, read_outline
@@ -47,7 +47,7 @@ def tuning_of(profile: Profile, deadline_s: float | None = None) -> Tuning:
 def plan_of(tuning: Tuning) -> Plan:
     expectation = expected("rubberband", tuning)
     assert expectation.planned is not None
-    return followed(tuning, expectation.planned.outcome)
+    return expectation.planned.outcome.followed(tuning.limits).plan
 
 
 def expected(policy: str, tuning: Tuning, *own: Node) -> Expectation:
@@ -125,14 +125,17 @@ def test_doubt_that_all_trials_share_widens_the_forecast(policy: str) -> None:
         assert (finish_s.p90 - finish_s.p10) / finish_s.mean == pytest.approx(width, abs=0.15)
 
 
-def test_planning_when_the_run_begins_is_part_of_the_finish() -> None:
-    tuning = tuning_of(BUSY)
-    expectation = expected("rubberband", tuning)
-    assert expectation.planned is not None
-    assert expectation.finish_s is not None
-    assert expectation.planned.planning_s > 0
-    run = carried_out(tuning, plan_of(tuning), np.random.default_rng(1))
-    assert expectation.finish_s.mean > run.finish_s.mean() * 0.98
+def test_a_plan_keeps_its_deadline_also_after_the_time_that_planning_took() -> None:
+    """At any deadline, so also where the cheaper plan just keeps it, and would not a moment later."""
+    cheapest = expected("rubberband", tuning_of(BUSY)).planned
+    assert cheapest is not None
+    edge_s = cheapest.outcome.cheapest.due_s
+    for deadline_s in (edge_s + 1e-6, edge_s + BEGIN_S, edge_s + 10.0):
+        planned = expected("rubberband", tuning_of(BUSY, deadline_s)).planned
+        assert planned is not None
+        chosen = planned.outcome.chosen
+        assert chosen is not None
+        assert chosen.due_s <= deadline_s - BEGIN_S
 
 
 def test_loading_is_paid_for_by_a_plan_with_the_slots_it_holds_first() -> None:

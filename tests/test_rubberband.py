@@ -53,6 +53,18 @@ def test_the_timeline_is_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> N
     assert_within_nodes(outcome.events)
 
 
+@pytest.mark.parametrize(("due_s", "planned"), [(499.0, 0), (501.0, 1)])
+def test_a_plan_agreed_on_is_followed_if_it_keeps_the_deadline(
+    due_s: float, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditions, rng = study(2, (), 2, deadline_s=500.0), np.random.default_rng(0)
+    shown = Script([[stage(1, 2, 2, 2, 1)]], finish_s=due_s)(conditions, rng, planner="search", rule="mean")
+    script = follow(monkeypatch, Script([[stage(1, 2, 2, 4, 2)]]))
+    outcome = execute(conditions, BEST_LAST[:2], agreed=shown)
+    assert len(script.asked) == planned
+    assert nodes_at(outcome.events) == [(50.0, 1 + planned)]
+
+
 def test_the_published_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 trials of 2 GPUs on 4 nodes; 4 of 3 on 3, where node 4 goes and T8 moves to nodes 1 and 2."""
     follow(monkeypatch, Script([[stage(1, 4, 8, 2, 4), stage(5, 12, 4, 3, 3)]]))

@@ -162,6 +162,22 @@ def test_a_forecast_is_kept_from_before_the_start(here: Path) -> None:
     assert result.predicted_finish_s.mean == pytest.approx(result.finished_s, rel=0.1)
 
 
+def test_the_plan_that_was_shown_is_the_one_that_is_followed(here: Path) -> None:
+    prepared = prepare(asked(here, policy="rubberband", deadline_s=600.0), make=simulated)
+    planned = prepared.expectation.planned
+    assert planned is not None
+    shown = planned.outcome.static
+    assert shown is not None
+    other = dataclasses.replace(planned, outcome=dataclasses.replace(planned.outcome, chosen=shown))
+    expectation = dataclasses.replace(prepared.expectation, planned=other)
+    start(dataclasses.replace(prepared, expectation=expectation), make=simulated)
+    decisions = (event for event in prepared.checked.folder.events() if isinstance(event, Decided))
+    memory = next(decision.memory for decision in decisions if decision.memory is not None)
+    nodes = [stage["nodes"] for stage in memory["course"]["stages"]]
+    assert nodes == [stage.nodes for stage in shown.plan.stages]
+    assert nodes != [stage.nodes for stage in planned.outcome.followed(planned.tuning.limits).plan.stages]
+
+
 def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_happened(here: Path) -> None:
     whole = tuned(dataclasses.replace(asked(here), folder=RunFolder(here / "runs" / "whole")))
     checked = asked(here)

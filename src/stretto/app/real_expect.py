@@ -26,7 +26,8 @@ from stretto.planning.forecast import Estimate, Outcome, Progress
 from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
 from stretto.planning.profile import Latency, Profile
-from stretto.planning.tuning import Tuning
+from stretto.planning.tuning import Limits, Tuning
+from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.policies.rubberband import RubberBand
 from stretto.policies.rubberband_plan import beginning
@@ -46,6 +47,8 @@ DRAWS_EACH = 25
 """Draws from what is believed of which a world is the middle one."""
 SAMPLES = 1000
 """Of a plan's execution, for what is expected of it here."""
+BEGIN_S = 0.5
+"""Between planning and the start of a run: a plan must keep its deadline that much later, too."""
 LOADING_SD = 0.1
 """How much the time that loading code takes varies, relative to it: a probe sees it once."""
 P90 = 1.2816
@@ -88,20 +91,26 @@ def expect(
 
 
 def _planned(tuning: Tuning, policy: RubberBand, seed: int, start: Progress | None) -> Expectation:
-    """What the plan comes to; the policy plans once more when the run begins, before it wishes for a slot."""
+    """What the plan comes to that the policy will follow, if the run begins at once."""
+
+    def plan_by(limits: Limits) -> Outcome:
+        earlier, rng = dataclasses.replace(tuning, limits=limits), child_rng(seed, "plan")
+        return plan_study(earlier, rng, planner=policy.planner, rule=policy.rule, start=start)
+
     began_s = time.perf_counter()
     with one_blas_thread():
-        outcome = plan_study(
-            tuning, child_rng(seed, "plan"), planner=policy.planner, rule=policy.rule, start=start
-        )
-    planning_s = time.perf_counter() - began_s
-    plan = followed(tuning, outcome)
+        outcome = plan_by(tuning.limits)
+        planning_s = time.perf_counter() - began_s
+        if not outcome.keeps(_nearer(tuning.limits, planning_s + BEGIN_S)):
+            outcome = plan_by(_nearer(tuning.limits, 2 * planning_s + BEGIN_S))
+            planning_s = time.perf_counter() - began_s
+    plan = outcome.followed(tuning.limits).plan
     run = carried_out(tuning, plan, child_rng(seed, "expect"), start)
     first = plan.stages[0]
     rented = max(first.nodes - (0 if start is None else start.held(first.instance)), 0)
     epochs = float(sum(stage.trials * stage.epochs for stage in plan.stages))
     return Expectation(
-        finish_s=_estimate((run.finish_s + planning_s).tolist()),
+        finish_s=_estimate(run.finish_s.tolist()),
         cost_usd=_estimate(run.cost_usd.tolist()),
         epochs=Estimate(epochs, epochs, epochs),
         planned=Planned(tuning, outcome, policy.rule, planning_s),
@@ -109,10 +118,17 @@ def _planned(tuning: Tuning, policy: RubberBand, seed: int, start: Progress | No
     )
 
 
-def followed(tuning: Tuning, outcome: Outcome) -> Plan:
-    """The plan a study goes by, also where none keeps its limits."""
-    best_effort = outcome.cheapest if tuning.limits.deadline_s is None else outcome.earliest
-    return (outcome.chosen or best_effort).plan
+def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
+    """The policy that follows the plan behind an expectation, if there is one."""
+    if isinstance(policy, RubberBand) and expectation.planned is not None:
+        return dataclasses.replace(policy, agreed=expectation.planned.outcome)
+    return policy
+
+
+def _nearer(limits: Limits, later_s: float) -> Limits:
+    """What is left of them so much later."""
+    deadline_s = limits.deadline_s
+    return limits if deadline_s is None else dataclasses.replace(limits, deadline_s=deadline_s - later_s)
 
 
 def carried_out(

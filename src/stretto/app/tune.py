@@ -22,7 +22,14 @@ from stretto.app.real_drive import (
     drive,
     wall_clock,
 )
-from stretto.app.real_expect import Expectation, after_loading, after_measuring, expect, until
+from stretto.app.real_expect import (
+    Expectation,
+    after_loading,
+    after_measuring,
+    as_agreed,
+    expect,
+    until,
+)
 from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_leftovers import let_go_of_nodes
@@ -370,7 +377,9 @@ def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s
     hands = _hands(prepared, site)
     return Score(
         folder=prepared.checked.folder,
-        policy=make_policy(request.policy, options=request.options, tuning=tuning),
+        policy=as_agreed(
+            make_policy(request.policy, options=request.options, tuning=tuning), prepared.expectation
+        ),
         make=lambda: make(hands, prepared.checked.folder, wall_clock(started_at_s)),
         nodes=hands.nodes,
         source=TrialSource(

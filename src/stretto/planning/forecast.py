@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.planning.plan import Plan
+from stretto.planning.tuning import Limits
 from stretto.search.study import Stage, Study, halving_stages
 
 
@@ -62,6 +63,18 @@ class Outcome:
     """The plan with the earliest deadline that can be kept, within the budget where one can be."""
     doubts: tuple[Doubt, ...]
     """Sources of doubt about the chosen plan (or the earliest), the largest first."""
+
+    def followed(self, limits: Limits) -> Forecast:
+        """The plan a study goes by.
+
+        Where none keeps the limits it is the one that ends first, or, without a deadline, costs least.
+        """
+        return self.chosen or (self.cheapest if limits.deadline_s is None else self.earliest)
+
+    def keeps(self, limits: Limits) -> bool:
+        """Whether that plan does now that the deadline is nearer; one that never did is as good as ever."""
+        deadline_s, chosen = limits.deadline_s, self.chosen
+        return deadline_s is None or chosen is None or chosen.due_s <= deadline_s
 
     def cheapest_by(self, deadline_s: float) -> Forecast | None:
         """The cheapest plan of the frontier that keeps this deadline: what would an hour more save?"""

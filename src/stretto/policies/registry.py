@@ -38,7 +38,7 @@ BUILT_IN = {
 Options = Mapping[str, Mapping[str, str]]
 """Option texts by policy and option name."""
 
-_NOT_OPTIONS = {"oracle", "tuning", "interval_s"}
+_NOT_OPTIONS = {"oracle", "tuning", "agreed", "interval_s"}
 
 
 def policy_names() -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import NodeRefused
-from stretto.planning.forecast import Progress
+from stretto.planning.forecast import Outcome, Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.planner import Planner, Rule
 from stretto.planning.tuning import Tuning
@@ -26,14 +26,14 @@ from stretto.policies.base import ClusterView, Memory
 from stretto.policies.common import check_option
 from stretto.policies.rubberband_course import Course, Footing, dump, load
 from stretto.policies.rubberband_outlook import as_seen
-from stretto.policies.rubberband_plan import beginning, make_plan
+from stretto.policies.rubberband_plan import beginning, laid_out, make_plan
 from stretto.policies.rubberband_turn import Turn
 from stretto.policies.trials import TUNING_EVENTS, beside_others
 
 
 @dataclass(frozen=True, kw_only=True)
 class RubberBand:
-    """Plans the whole study at its first decision, and follows the plan stage by stage."""
+    """Follows a plan of the whole study stage by stage: the one agreed on, or one made at first."""
 
     tuning: Tuning
     planner: Planner = "search"
@@ -42,6 +42,8 @@ class RubberBand:
     """Limits are kept with probability q (`quantile`), or on average (`mean`), as published."""
     replan: float = 0.15
     """Plan again when the finish is off the forecast by more than this share of the time; 0: never."""
+    agreed: Outcome | None = None
+    """What was planned before, and shown; it is followed if it still keeps the limits as the run begins."""
     interval_s: float = 600.0
 
     name: ClassVar[str] = "rubberband"
@@ -73,7 +75,10 @@ class RubberBand:
 
     def _begin(self, view: ClusterView, rng: np.random.Generator) -> Course:
         start = beginning(self.tuning, view.nodes)
-        stages, footing = make_plan(self.tuning, rng, self.planner, self.rule, start=start)
+        if self.agreed is not None and self.agreed.keeps(self.tuning.limits):
+            stages, footing = laid_out(self.agreed, self.tuning, self.rule, start=start)
+        else:
+            stages, footing = make_plan(self.tuning, rng, self.planner, self.rule, start=start)
         return Course(stages=stages, footing=footing, quota=stages[0].trials)
 
 

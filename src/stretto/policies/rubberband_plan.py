@@ -9,7 +9,7 @@ import numpy as np
 
 from stretto.core.cluster import Node
 from stretto.core.units import format_duration
-from stretto.planning.forecast import Forecast, Progress
+from stretto.planning.forecast import Forecast, Outcome, Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.planner import Planner, Rule, kept_how, plan_study
 from stretto.planning.profile import LatencyBelief, LatencyDraws
@@ -61,15 +61,18 @@ def make_plan(
     start: Progress | None = None,
     slowness: float = 1.0,
 ) -> tuple[list[StagePlan], Footing]:
-    """The plan to follow from `start` on, if epochs take `slowness` times what the profile says.
-
-    Where no plan keeps the limits it is the one that ends first, or, without a deadline, costs least.
-    """
+    """The plan to follow from `start` on, if epochs take `slowness` times what the profile says."""
     latency = Slowed(tuning.profile.latency, slowness)
     as_seen = replace(tuning, profile=replace(tuning.profile, latency=latency))
     outcome = plan_study(as_seen, rng, planner=planner, rule=rule, start=start)
-    instead = outcome.cheapest if tuning.limits.deadline_s is None else outcome.earliest
-    forecast = outcome.chosen or instead
+    return laid_out(outcome, tuning, rule, start=start, slowness=slowness)
+
+
+def laid_out(
+    outcome: Outcome, tuning: Tuning, rule: Rule, *, start: Progress | None = None, slowness: float = 1.0
+) -> tuple[list[StagePlan], Footing]:
+    """What was planned, to be followed from `start` on."""
+    forecast = outcome.followed(tuning.limits)
     stages = list(forecast.plan.stages)
     begun_s = start.elapsed_s if start else 0.0
     first = stages[0].instance
