@@ -65,6 +65,16 @@ def test_a_plan_agreed_on_is_followed_if_it_keeps_the_deadline(
     assert nodes_at(outcome.events) == [(50.0, 1 + planned)]
 
 
+def test_an_epoch_under_way_is_partly_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial on the later node ends at 101; if its epoch counted as not begun that would seem too late."""
+    plan = [stage(1, 16, 2, 4, 2)]
+    script = follow(monkeypatch, Script([plan, plan], finish_s=101.5))
+    curves, cloud = steady(0.1, 0.2, epochs=16), SteadyCloud(late_s=6.0)
+    outcome = execute(study(2, (), 16, deadline_s=102.0), curves, cloud=cloud, replan=0.15)
+    assert outcome.end_s == 101.0
+    assert len(script.asked) == 1
+
+
 def test_the_published_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 trials of 2 GPUs on 4 nodes; 4 of 3 on 3, where node 4 goes and T8 moves to nodes 1 and 2."""
     follow(monkeypatch, Script([[stage(1, 4, 8, 2, 4), stage(5, 12, 4, 3, 3)]]))

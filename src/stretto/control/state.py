@@ -48,6 +48,7 @@ class JobState:
     attained_gpu_s: float = 0.0
     counted_until_s: float = 0.0
     held_s: float = 0.0
+    epoch_since_s: float = 0.0
     work_done: float = 0.0
     epoch: int = 0
     results: tuple[Result, ...] = ()
@@ -57,7 +58,7 @@ class JobState:
         """From now on the job holds `allocation`; what it held until now is added up."""
         self.attained_gpu_s += self.gpus * (t_s - self.counted_until_s)
         self.held_s += (t_s - self.counted_until_s) if self.allocation else 0.0
-        self.counted_until_s = t_s
+        self.counted_until_s = self.epoch_since_s = t_s
         self.allocation = allocation
         self.gpus = allocation.gpus(self.job)
         if not allocation:
@@ -72,6 +73,7 @@ class JobState:
             age_s=now_s - self.job.submit_s,
             attained_gpu_s=self.attained_gpu_s + self.gpus * since_s,
             held_s=self.held_s + since_s if self.allocation.workers else self.held_s,
+            epoch_age_s=max(now_s - self.epoch_since_s, 0.0) if self.allocation.workers else 0.0,
             restarts=max(0, self.starts - 1),
             work_done=self.work_done,
             epoch=self.epoch,
@@ -161,9 +163,11 @@ class RunState:
         state.observed.losses.extend(event.losses)
         if event.results:
             state.results += event.results
+            state.epoch_since_s = event.t_s
         if event.resize_s is not None:
             state.observed.resizes_s.append(event.resize_s)
             state.start_times_s += (event.resize_s,)
+            state.epoch_since_s = max(state.epoch_since_s, state.counted_until_s + event.resize_s)
 
     def _remember(self, state: JobState) -> None:
         """A finished job's observations become the prior of its application."""

@@ -35,6 +35,8 @@ class JobView:
     """GPU seconds held so far, starting and resizing included."""
     held_s: float = 0.0
     """Time it held GPUs so far, starting and resizing included."""
+    epoch_age_s: float = 0.0
+    """Of a job that runs: time since its last result, or since the start or resize after it was done."""
     restarts: int
     """Starts and resizes so far, the first start excluded."""
     work_done: float

@@ -100,7 +100,8 @@ def _stage_left_s(tuning: Tuning, course: Course, jobs: Mapping[str, JobView], s
 
     def left_s(trial: str) -> float:
         epochs = stage.last_epoch - max(jobs[trial].epoch, stage.first_epoch - 1)
-        return epochs * epoch_s(tuning, stage, own.get(trial, slowness))
+        each_s = epoch_s(tuning, stage, own.get(trial, slowness))
+        return epochs * each_s - min(jobs[trial].epoch_age_s, each_s) if epochs else 0.0
 
     busy = [left_s(trial) for trial in course.runs if trial in jobs]
     idle = max(len(course.slots) - len(busy), 0)
