@@ -178,9 +178,10 @@ def test_the_plan_that_was_shown_is_the_one_that_is_followed(here: Path) -> None
     assert nodes != [stage.nodes for stage in planned.outcome.followed(planned.tuning.limits).plan.stages]
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_happened(here: Path) -> None:
-    whole = tuned(dataclasses.replace(asked(here), folder=RunFolder(here / "runs" / "whole")))
-    checked = asked(here)
+@pytest.mark.parametrize("policy", ["hypersched", "rubberband"])
+def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_happened(here: Path, policy: str) -> None:
+    whole = tuned(dataclasses.replace(asked(here, policy=policy), folder=RunFolder(here / "runs" / "whole")))
+    checked = asked(here, policy=policy)
     for events in (10, 25, 40):
         stop = Stop()
         part = start(
