@@ -11,6 +11,7 @@ import pytest
 
 from stretto.app.study_file import EXAMPLE_STUDY
 from stretto.cli.limits import parse_deadline_s
+from stretto.core.errors import InputError
 from study_command import StudyCommand, without_libraries, write
 from study_inputs import NO_LIMITS, SMALL_STUDY
 
@@ -225,3 +226,10 @@ def test_an_infeasible_plan_has_a_report_too(stretto: StudyCommand, study: Path,
 def test_a_deadline_may_be_a_time_of_day(text: str | None, hours: float | None) -> None:
     now = datetime(2026, 11, 15, 14, 30, tzinfo=UTC)
     assert parse_deadline_s(text, now) == (None if hours is None else pytest.approx(3600 * hours))
+
+
+@pytest.mark.parametrize("text", ["yesterday", "25:00", "0"])
+def test_a_deadline_that_is_none_is_told_all_that_may_be_written(text: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_deadline_s(text, datetime(2026, 11, 15, 14, 30, tzinfo=UTC))
+    assert refused.value.remedy.endswith("; a time of day, 18:00; or none.")

@@ -149,7 +149,8 @@ def test_a_command_is_tuned_explained_and_reported(stretto: StudyCommand, study:
         "epoch 1",
         "epoch 2",
     ]
-    assert any("GPU" in line["text"] for line in one["lines"])
+    assert any("slot" in line["text"] for line in one["lines"])
+    assert not any("GPU" in line["text"] for line in one["lines"]), "slots may be cores"
     assert "has no job 'x'" in stretto.refused("explain", "tiny", "x")
 
 

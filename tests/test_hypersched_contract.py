@@ -98,7 +98,7 @@ class TestContract:
         jobs = [shown(STUDY, n, [value], gpus=1) for n, value in enumerate((0.3, 0.1, 0.2))]
         decision, _ = ask(policy, *jobs, memory=begun(policy, 3), gpus=2)
         assert counts(decision) == {"trial-000": 1, "trial-002": 1}
-        assert decision.reasons["trial-001"].text == "Only 2 GPUs are left."
+        assert decision.reasons["trial-001"].text == "Only 2 slots are left."
 
     def test_a_job_that_is_no_trial_keeps_what_it_holds_and_trials_take_the_rest(self) -> None:
         other = make_view(make_job("other", 5), on_nodes({"0": 5}))

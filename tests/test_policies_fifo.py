@@ -41,8 +41,16 @@ def test_the_head_of_the_line_blocks() -> None:
     decision = decide(Fifo(), make_cluster(gpu_nodes(1, 4), jobs))
     assert decision.allocations == {"a": on_nodes({"0": 3})}
     assert decision.reasons["b"].code is ReasonCode.WAITS
-    assert decision.reasons["b"].text == "Needs 2 workers together (2 GPU); free over all nodes: 1 GPU."
+    assert decision.reasons["b"].text == "Needs 2 workers together; free over all nodes: 1 slot."
     assert "Behind b" in decision.reasons["c"].text
+
+
+def test_what_is_short_is_told_by_resource_where_there_are_several() -> None:
+    needs = make_job("b", 2, demand=Resources(gpu=1, cpu=3))
+    jobs = [make_view(make_job("a", 3)), make_view(needs)]
+    decision = decide(Fifo(), make_cluster([make_node("0", gpu=4, cpu=8)], jobs))
+    told = "Needs 2 workers together (2 GPU, 6 CPU); free over all nodes: 1 GPU, 8 CPU."
+    assert decision.reasons["b"].text == told
 
 
 def test_backfill_lets_later_jobs_past() -> None:

@@ -445,7 +445,7 @@ def test_tasks_that_need_more_than_gpus_are_refused() -> None:
 def test_reasons_say_what_decided() -> None:
     decision = decide(three_jobs())
     assert decision.reasons["z"].code is ReasonCode.STARTED
-    assert "0 to 1 GPU, on 1 node:" in decision.reasons["z"].text
+    assert "0 to 1 slot, on 1 node:" in decision.reasons["z"].text
     assert "fair share of 3" in decision.reasons["z"].text
 
 

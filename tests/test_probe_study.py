@@ -79,6 +79,18 @@ def test_what_was_measured_once_serves_again_and_serves_tune(stretto: StudyComma
     assert not said
 
 
+def test_it_is_measured_for_the_run_that_is_named(stretto: StudyCommand, tmp_path: Path) -> None:
+    study = write_study(tmp_path, UNKNOWN)
+    code, _, err = stretto("plan", study, "train.py:train", "--name", "mine")
+    assert code == 0
+    assert "runs/mine/profile.json" in err
+    said: list[Progress] = []
+    for name in ("mine", None):
+        checked = check_request(TuneRequest(study=study, work="train.py:train", name=name))
+        prepare(checked, make=endless, on_progress=said.append)
+        assert bool(said) == (name is None), "a run of another name is measured anew"
+
+
 def test_the_entry_or_command_may_be_in_the_file(stretto: StudyCommand, tmp_path: Path) -> None:
     study = write_study(tmp_path, UNKNOWN.replace("trials = 6", 'trials = 6\nentry = "train.py:train"'))
     assert stretto("plan", study)[0] == 0
@@ -125,7 +137,8 @@ def _spec(checked: Checked) -> RunSpec:
 
 def test_what_is_there_already_is_not_measured(stretto: StudyCommand, tmp_path: Path) -> None:
     study = write_study(tmp_path)
-    assert "there is nothing to measure" in stretto.refused("plan", study, "train.py:train")
+    for words in (("train.py:train",), ("--on", "ray"), ("--name", "mine"), ("--store", "there")):
+        assert "there is nothing to measure" in stretto.refused("plan", study, *words)
     code, _, err = stretto("plan", study)
     assert code == 0
     assert err == ""

@@ -118,6 +118,15 @@ def test_what_trials_get_is_called_a_slot_where_it_may_be_a_core(instance: str, 
     assert heading[4] == unit
 
 
+def test_a_unit_that_is_known_is_taken() -> None:
+    tuning = limited(Limits(deadline_s=7200.0))
+    assert "GPUs" in plan_text(tuning, outcome())
+    told = plan_text(tuning, outcome(), "slots")
+    assert "GPU" not in told
+    assert "slots each" in told
+    assert "slots per trial" in told
+
+
 def test_of_an_infeasible_study_the_earliest_is_shown() -> None:
     nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
     text = plan_text(limited(Limits(deadline_s=60)), nothing)

@@ -70,7 +70,7 @@ def test_the_display_tells_where_the_run_stands(prepared: Prepared, events: list
     assert "done after 2m" in text
     assert "best accuracy 0." in text
     assert "running" in text
-    assert "No GPU is free for a new trial." in text
+    assert "No slot is free for a new trial." in text
 
 
 def test_where_there_is_little_room_reasons_are_cut_and_nothing_else(
@@ -80,8 +80,8 @@ def test_where_there_is_little_room_reasons_are_cut_and_nothing_else(
     assert "trial-000" in text
     assert "waiting" in text
     assert "done after" in text
-    assert "No GPU is free" in text
-    assert "No GPU is free for a new trial." not in text
+    assert "No slot is free" in text
+    assert "No slot is free for a new trial." not in text
     assert all(len(line) <= 90 for line in text.splitlines())
 
 
@@ -165,6 +165,25 @@ def test_improvements_are_told_every_few_seconds_and_the_last_always(
     assert out.getvalue().count("has the best") == 3
     lines.tick(30.0)
     assert out.getvalue().count("has the best") == 3
+
+
+def test_of_equal_trials_the_one_that_the_summary_names_is_told(
+    prepared: Prepared, events: list[Event]
+) -> None:
+    first, second = [event.job for event in events if isinstance(event, JobSubmitted)][:2]
+    out = io.StringIO()
+    lines = PlainLines(Console(file=out, width=80), prepared.tuning.study, Stop())
+    for job in (first, second):
+        lines.observe(JobSubmitted(t_s=0.0, job=job))
+    lines.tick(0.0)
+    for t_s, job in ((10.0, second), (20.0, first), (30.0, second)):
+        result = Result(1, 0.5, None, 1, 1)
+        lines.observe(JobReported(t_s=t_s, job_id=job.id, work_done=1, epoch=1, results=(result,)))
+    told = [line.strip() for line in out.getvalue().splitlines()]
+    assert told == [
+        "10s  trial-001 has the best accuracy: 0.5 after epoch 1",
+        "20s  trial-000 has the same accuracy as trial-001: 0.5",
+    ]
 
 
 def test_the_last_line_of_a_traceback() -> None:

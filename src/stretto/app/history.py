@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stretto.core.allocation import Allocation, BatchChoice
+from stretto.core.cluster import Node
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -23,7 +24,9 @@ from stretto.core.events import (
     NodeLost,
     NodeRefused,
     NodeReleased,
+    RunPaused,
     RunResumed,
+    RunStarted,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
@@ -110,6 +113,30 @@ class JobHistory:
         return sum(hold.resizing_s * hold.allocation.gpus(self.job) for hold in self.holds)
 
 
+@dataclass(slots=True)
+class NodeStay:
+    """A node from when it began to start up until it went; one that went and came again has two."""
+
+    node: Node
+    start_s: float
+    ready_s: float
+    """When it was of use; infinite if it never was."""
+    end_s: float = math.inf
+    """Infinite while it is there."""
+    came: bool = True
+    """On the way; else it was there when the run started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time in which nobody drove the run."""
+
+    start_s: float
+    end_s: float
+    stopped: bool
+    """It was stopped, with everything saved and given back; else it was killed."""
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """Everything that happened in one run."""
@@ -117,16 +144,70 @@ class History:
     jobs: dict[str, JobHistory]
     decisions: list[Decided]
     end_s: float
+    nodes: tuple[NodeStay, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    stopped: bool = False
+    """The last that is known of it is that it was stopped."""
+
+    def gaps_until(self, end_s: float, *, dead: bool) -> tuple[Gap, ...]:
+        """Those of a run that was over at a time; of one that was `dead` then, nobody saw its end."""
+        seen = [replace(gap, end_s=min(gap.end_s, end_s)) for gap in self.gaps if gap.start_s < end_s]
+        unseen = [Gap(self.end_s, end_s, self.stopped)] if dead and self.end_s < end_s else []
+        return (*seen, *unseen)
 
 
 def history_of(events: Iterable[Event], until_s: float = 0.0) -> History:
     """Fold a journal; jobs still running at its end hold what they have until then, or until `until_s`."""
     fold = _Fold()
+    cluster = _Cluster()
     for event in events:
         fold.apply(event)
+        cluster.apply(event)
     for job_id in list(fold.holding):
         fold.release(job_id, max(fold.end_s, until_s))
-    return History(fold.jobs, fold.decisions, fold.end_s)
+    return History(
+        fold.jobs,
+        fold.decisions,
+        fold.end_s,
+        nodes=tuple(cluster.stays),
+        gaps=tuple(cluster.gaps),
+        stopped=cluster.stopped,
+    )
+
+
+class _Cluster:
+    """What becomes of nodes, and when nobody was there to drive them."""
+
+    def __init__(self) -> None:
+        self.stays: list[NodeStay] = []
+        self.gaps: list[Gap] = []
+        self._here: dict[str, NodeStay] = {}
+        self.stopped = False
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                for node in event.nodes:
+                    stay = self._come(node, event.t_s)
+                    stay.ready_s, stay.came = event.t_s, False
+            case NodeLaunched():
+                self._come(event.node, event.t_s)
+            case NodeAdded():
+                stay = self._here.get(event.node.id) or self._come(event.node, event.t_s - event.init_s)
+                stay.node, stay.ready_s = event.node, event.t_s
+            case NodeLost() | NodeReleased() if event.node_id in self._here:
+                self._here.pop(event.node_id).end_s = event.t_s
+            case RunResumed():
+                self.gaps.append(Gap(event.t_s - event.down_s, event.t_s, self.stopped))
+            case _:
+                pass
+        self.stopped = isinstance(event, RunPaused)
+
+    def _come(self, node: Node, t_s: float) -> NodeStay:
+        stay = NodeStay(node, t_s, math.inf)
+        self.stays.append(stay)
+        self._here[node.id] = stay
+        return stay
 
 
 class _Fold:

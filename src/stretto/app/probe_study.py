@@ -37,18 +37,7 @@ def study_to_plan(
     """
     outline = read_outline(request.study)
     if outline.profile is not None:
-        if request.work is not None:
-            raise InputError(
-                "there is nothing to measure: the file has a [profile].",
-                where=str(outline.path),
-                remedy="Leave the training out, or take the [profile] out of the file.",
-            )
-        if request.on != LOCAL:
-            raise InputError(
-                f"--on {request.on} says where to measure, and the file has a [profile].",
-                where=str(outline.path),
-                remedy="Leave it out, or take the [profile] out of the file.",
-            )
+        _check_nothing_is_measured(request, outline)
         return PlannableStudy(study_of(outline.tables, outline.path))
     if request.work is None and outline.entry is None and not outline.command:
         raise InputError(
@@ -67,6 +56,23 @@ def study_to_plan(
     if not outline.has_cluster:
         tables["machine"] = {**tables.get("machine", {}), "slots": slots}
     return PlannableStudy(study_of(tables, outline.path), (note,))
+
+
+def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> None:
+    """What is about measuring says nothing of a study with a profile."""
+    given = (
+        ("the training", request.work is not None, "it says what to measure"),
+        (f"--on {request.on}", request.on != LOCAL, "it says where to measure"),
+        (f"--store {request.store}", bool(request.store), "it is about measuring"),
+        (f"--name {request.name}", request.name is not None, "it says for which run to measure"),
+    )
+    for what, is_given, why in given:
+        if is_given:
+            raise InputError(
+                f"{what}: {why}, and there is nothing to measure: the file has a [profile].",
+                where=str(outline.path),
+                remedy="Leave it out, or take the [profile] out of the file.",
+            )
 
 
 def _check_needs_no_node(checked: Checked, site: OpenSite) -> None:

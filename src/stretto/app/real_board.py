@@ -48,6 +48,8 @@ class Phase(StrEnum):
 
 
 ENDED = frozenset({Phase.STOPPED, Phase.FINISHED, Phase.FAILED})
+NOT_STARTED = "not started"
+"""What is said of trials that never ran: those that wait, those that are not wanted, those not even drawn."""
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class Board:
             self._heard(line, event)
 
     def best(self) -> JobLine | None:
-        """The trial with the best value that did not diverge."""
+        """The trial with the best value that did not diverge; of equals, the one submitted first."""
         assert self._study is not None
         shown = [line for line in self.jobs.values() if self.best_value(line) is not None]
         return max(shown, key=lambda line: self._score(self.best_value(line)), default=None)
@@ -133,6 +135,15 @@ class Board:
 
     def count(self, *phases: Phase) -> int:
         return sum(line.phase in phases for line in self.jobs.values())
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs stand where; of a study all its trials, also those that were not drawn."""
+        if self._study is None:
+            return {str(phase): count for phase in Phase if (count := self.count(phase))}
+        begun = [line.phase for line in self.jobs.values() if line.started_s is not None]
+        counts = {str(phase): begun.count(phase) for phase in Phase if phase in begun}
+        left = self._study.trials - len(begun)
+        return {**counts, NOT_STARTED: left} if left else counts
 
     def slowness(self, profile: Profile) -> float:
         """How much longer epochs took lately than the profile says; 1 if nothing is known."""

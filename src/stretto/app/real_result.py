@@ -12,10 +12,10 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from stretto.app.history import history_of
+from stretto.app.history import Gap, history_of
 from stretto.app.profile_file import read_profile
 from stretto.app.real_belief import belief_of
-from stretto.app.real_board import ENDED, Board, JobLine, Phase
+from stretto.app.real_board import ENDED, NOT_STARTED, Board, JobLine, Phase
 from stretto.app.real_cost import RunMeter, left_usd, measuring_usd
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation
@@ -77,6 +77,11 @@ class TuneResult:
     predicted_finish_s: Estimate | None
     predicted_cost_usd: Estimate | None
     trials: tuple[TrialResult, ...]
+    """Those that were drawn, the first ones first."""
+    not_drawn: int = 0
+    """Trials of the study that it did not come to."""
+    gaps: tuple[Gap, ...] = ()
+    """When nobody drove it."""
     past_limits: tuple[PastLimits, ...] = ()
     """Limits that were raised on the way; what was predicted with them is not compared."""
     problem: str = ""
@@ -94,7 +99,9 @@ class TuneResult:
 
     @property
     def trials_by_state(self) -> dict[str, int]:
-        return dict(Counter(trial.state for trial in self.trials))
+        counts = Counter(trial.state for trial in self.trials)
+        counts[NOT_STARTED] += self.not_drawn
+        return dict(+counts)
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -189,7 +196,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     standing = standing_of(folder, events) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
     finished_s = board.now_s if deadline_s is None else _ended_s(events, deadline_s)
-    plan = kept_expectation(folder)
+    history, plan = history_of(events), kept_expectation(folder)
     return TuneResult(
         run=folder.path,
         policy=spec.policy,
@@ -204,10 +211,12 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         )
         + measuring_usd(folder, spec.asked["study"]),
         finished_s=finished_s,
-        gpu_hours=sum(job.gpu_s for job in history_of(events).jobs.values()) / HOUR_S,
+        gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
         predicted_cost_usd=None if plan is None else plan.cost_usd,
         trials=tuple(_trial(folder, board, line, standing) for line in board.jobs.values()),
+        not_drawn=tuning.study.trials - len(board.jobs),
+        gaps=history.gaps_until(finished_s, dead=ended_by is not None and read_ending(folder) is None),
         past_limits=spec.past_limits,
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
@@ -230,7 +239,7 @@ def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> Tri
     return TrialResult(
         id=line.job.id,
         config=dict(line.job.config),
-        state=state_of(line.phase, standing),
+        state=NOT_STARTED if line.started_s is None else state_of(line.phase, standing),
         epochs=line.epoch,
         best_metric=board.best_value(line),
         retries=line.retries,

@@ -12,6 +12,7 @@ from stretto.core.units import parse_duration_s
 
 DAY_S = 86400.0
 NO_LIMIT = "none"
+OTHER_DEADLINES = f"; a time of day, 18:00; or {NO_LIMIT}"
 
 _MONEY = re.compile(r"\$?(\d+|\d{1,3}(,\d{3})+)(\.\d*)?", re.ASCII)
 """Commas stand between thousands only: 1,5 is not 15."""
@@ -30,11 +31,11 @@ def parse_deadline_s(text: str | None, now: datetime) -> float | None:
     if match := _TIME_OF_DAY.fullmatch(text.strip()):
         then = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
         return (then - now).total_seconds() % DAY_S or DAY_S
-    deadline_s = parse_duration_s(text, where="--deadline")
+    deadline_s = parse_duration_s(text, where="--deadline", other_forms=OTHER_DEADLINES)
     if not 0 < deadline_s < math.inf:
         raise InputError(
             f"--deadline {reprlib.repr(text)} is not later than the start, or never comes.",
-            remedy="Give one like 2h, or a time of day like 18:00.",
+            remedy=f"Give one like 2h{OTHER_DEADLINES}.",
         )
     return deadline_s
 
@@ -47,6 +48,6 @@ def parse_budget_usd(text: str | None) -> float | None:
     if not 0 < budget_usd < math.inf:
         raise InputError(
             f"--budget {reprlib.repr(text)} is not a sum of money.",
-            remedy="Give US dollars, such as 60 or 1,500.50.",
+            remedy=f"Give US dollars, such as 60 or 1,500.50; or {NO_LIMIT}.",
         )
     return budget_usd

@@ -93,7 +93,8 @@ class PlainLines:
         self._board = Board(study)
         self._study = study
         self._begun = False
-        self._best: float | None = None
+        self._best: tuple[float, str] | None = None
+        """The best value, and whose it is."""
         self._untold: str | None = None
         """The last improvement, until it is told."""
         self._told_s = -math.inf
@@ -112,7 +113,8 @@ class PlainLines:
     def tick(self, now_s: float) -> None:
         """From the first moment on, events are news."""
         if not self._begun and self._study is not None and (best := self._board.best()) is not None:
-            self._best = self._board.best_value(best)
+            value = self._board.best_value(best)
+            self._best = None if value is None else (value, best.job.id)
         self._begun = True
         self._tell_best(now_s, BEST_EVERY_S)
         if self._stop() and not self._stopping:
@@ -147,9 +149,13 @@ class PlainLines:
     def _note_best(self, study: Study, event: JobReported) -> None:
         best = self._board.best()
         value = None if best is None else self._board.best_value(best)
-        if best is not None and value is not None and study.score(value) > study.score(self._best):
-            self._best = value
+        if best is None or value is None or (value, best.job.id) == self._best:
+            return
+        before, self._best = self._best, (value, best.job.id)
+        if before is None or study.score(value) > study.score(before[0]):
             self._untold = f"{best.job.id} has the best {study.metric}: {value:.6g} after epoch {event.epoch}"
+        elif value == before[0]:  # of equals the first one is named, here as in the end
+            self._untold = f"{best.job.id} has the same {study.metric} as {before[1]}: {value:.6g}"
 
 
 def _print(console: Console, t_s: float, text: str) -> None:
@@ -254,8 +260,8 @@ class Display:
         yield Text(clock)
 
     def _counts(self) -> str:
-        counts = [(phase, self._board.count(phase)) for phase in Phase]
-        return ", ".join(f"{count} {phase}" for phase, count in counts if count) or "nothing has come yet"
+        counts = self._board.counts()
+        return ", ".join(f"{count} {where}" for where, count in counts.items()) or "nothing has come yet"
 
     def _table(self) -> Table:
         metric = "epochs" if self._study is None else self._study.metric

@@ -54,6 +54,12 @@ def plan(
     ] = None,
     on: On = LOCAL,
     store: Store = "",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the run that is to come: what is measured is kept for it.", show_default="the study's"
+        ),
+    ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
     report: ReportFile = None,
@@ -63,9 +69,9 @@ def plan(
     With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
     keeps it. With both: the cheapest that keeps both. With neither: the trade-off. No trial is started.
     A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine, or
-    where --on says, for at most 90 s, and [bold]stretto tune[/bold] need not measure again. It is planned
-    for its [bold]\[cluster][/bold], else for where it was measured. The exit code is 1 if no plan keeps the
-    limits.
+    where --on says, for at most 90 s, and [bold]stretto tune[/bold] of the same name, there, need not
+    measure again. It is planned for its [bold]\[cluster][/bold], else for where it was measured. The exit
+    code is 1 if no plan keeps the limits.
 
     Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
     Example: [bold]stretto plan study.toml train.py:train --deadline 10m[/bold]
@@ -84,6 +90,7 @@ def plan(
                 budget_usd=budget_usd,
                 on=on,
                 store=store,
+                name=name,
                 seed=seed,
             ),
             on_progress=show,

@@ -12,14 +12,16 @@ _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
 
 
-def parse_duration_s(text: str, *, where: str = "") -> float:
-    """Seconds of `90`, `90s`, `20m` or `1h30m`."""
+def parse_duration_s(text: str, *, where: str = "", other_forms: str = "") -> float:
+    """Seconds of `90`, `90s`, `20m` or `1h30m`; `other_forms` are what may be written instead there."""
     compact = text.strip().lower()
     parts = _PART.findall(compact)
     mixed = len(parts) > 1 and any(not unit for _, unit in parts)
     if not parts or mixed or "".join(number + unit for number, unit in parts) != compact:
         raise InputError(
-            f"{text!r} is not a duration.", where=where, remedy="Write seconds or units: 90, 20m, 1h30m."
+            f"{text!r} is not a duration.",
+            where=where,
+            remedy=f"Write seconds or units: 90, 20m, 1h30m{other_forms}.",
         )
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 

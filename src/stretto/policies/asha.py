@@ -227,7 +227,7 @@ class _Turn:
         for trial in reported:
             if self._target(trial) < counts[trial]:
                 counts[trial] = self._target(trial)
-                self._why[trial] = f"Its share of the GPUs is down to {counts[trial]}."
+                self._why[trial] = f"Its share of the slots is down to {counts[trial]}."
         free = self._view.total_gpus - sum(counts.values())
         for trial in queue:
             if free:
@@ -239,18 +239,18 @@ class _Turn:
             if 0 < more <= free:
                 counts[trial] += more
                 free -= more
-                self._why[trial] = f"No other trial can use them: its share of the GPUs is {counts[trial]}."
+                self._why[trial] = f"No other trial can use them: its share of the slots is {counts[trial]}."
         return counts
 
     def _start(self, trial: str) -> None:
         if trial in self._paused:
             self._why[trial] = f"Now {self._standing(trial, self._paused.pop(trial))}"
         elif trial in self._passed:
-            self._why[trial] = "It was interrupted, and a GPU is free to go on."
+            self._why[trial] = "It was interrupted, and a slot is free to go on."
         else:
             self._begun += 1
             self._passed[trial] = 0
-            self._why[trial] = f"Trial {self._begun} of {self._study.trials}: a GPU is free for it."
+            self._why[trial] = f"Trial {self._begun} of {self._study.trials}: a slot is free for it."
 
     def _set_shares(self, running: Sequence[str], queue: Sequence[str], unseen: int) -> None:
         """Set the shares anew if others share, or there are more or fewer GPUs for them."""
@@ -293,5 +293,5 @@ class _Turn:
         if job.id in counts:
             return "Its nodes go away."
         if job.allocation:
-            return "There are fewer GPUs than running trials."
+            return "There are fewer slots than running trials."
         return why_waits(job)

@@ -10,6 +10,7 @@ from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node
 from stretto.core.job import Job, Tier
 from stretto.core.resources import Resources
+from stretto.core.units import counted
 from stretto.policies.base import JobView
 
 
@@ -95,13 +96,23 @@ def never_fits(job: JobView, gang: Gang, empty: EmptyCluster) -> str | None:
     """The sentence for a job that could not run even alone; None for all others."""
     if empty.place(job.job, gang) is not None:
         return None
-    return f"Needs {gang} ({amounts(gang.needs(job.job))}), which do not fit even on the empty cluster."
+    needs = "" if _takes_slots(job.job) else f" ({amounts(gang.needs(job.job))})"
+    return f"Needs {gang}{needs}, which do not fit even on the empty cluster."
 
 
 def shortage(job: JobView, gang: Gang, free: FreeCapacity) -> str:
     """The sentence for a job that does not fit at the moment."""
+    left = free.total()
+    if _takes_slots(job.job) and left == Resources(gpu=round(left.gpu)):
+        slots = counted(round(left.gpu), "slot") if left.gpu else "nothing"
+        return f"Needs {gang} together; free over all nodes: {slots}."
     needs = amounts(gang.needs(job.job))
-    return f"Needs {gang} together ({needs}); free over all nodes: {amounts(free.total())}."
+    return f"Needs {gang} together ({needs}); free over all nodes: {amounts(left)}."
+
+
+def _takes_slots(job: Job) -> bool:
+    """Whether its workers take a slot each, be that a GPU or a core, and nothing else."""
+    return job.server is None and job.worker.demand == Resources(gpu=1)
 
 
 def amounts(resources: Resources) -> str:

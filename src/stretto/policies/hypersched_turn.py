@@ -17,9 +17,9 @@ from stretto.policies.hypersched_speed import believed_scaling, most_useful, sta
 from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
 from stretto.search.halving import order
 
-NEW_WAITS: Final = Reason(ReasonCode.WAITS, "No GPU is free for a new trial, or too little time is left.")
+NEW_WAITS: Final = Reason(ReasonCode.WAITS, "No slot is free for a new trial, or too little time is left.")
 PAUSED_WAITS: Final = Reason(
-    ReasonCode.WAITS, "Paused until it is at or above its cut-offs and a GPU is free."
+    ReasonCode.WAITS, "Paused until it is at or above its cut-offs and a slot is free."
 )
 
 
@@ -115,7 +115,7 @@ class Turn:
         free = self._free
         if not free:
             return
-        again = "Its GPUs are gone, and another is free."
+        again = "Its slots are gone, and another is free."
         lost = [trial for trial in self._notes.live if trial not in self._counts][:free]
         for trial, text in {**dict.fromkeys(lost, again), **self._admitted(free - len(lost))}.items():
             self._notes.live[trial] = self._rules.results_between
@@ -163,13 +163,13 @@ class Turn:
         if let_in or self._rules.published:
             above = "at or above its cut-offs, "
             return {
-                trial: f"A GPU is free{spare}: {above if self._trials[trial].results else ''}{trains}."
+                trial: f"A slot is free{spare}: {above if self._trials[trial].results else ''}{trains}."
                 for trial in let_in
             }
         waiting = self._waiting()
         fallen = [trial for trial in self._notes.rungs.best_first() if trial in waiting]
         room = max(self._total // self._largest - len(live), 0 if live else 1)
-        text = f"No other trial can use a GPU that is free: below its cut-offs, {trains}."
+        text = f"No other trial can use a slot that is free: below its cut-offs, {trains}."
         return dict.fromkeys(fallen[: min(room, max(free, 0))], text)
 
     def _would_idle(self, trial: str) -> bool:
@@ -202,10 +202,10 @@ class Turn:
             if gain <= GAIN:
                 return
             self._why[trial] = (
-                f"{share} GPUs instead of {held} make {gain:.2f} times the progress {self._in_time}."
+                f"{share} slots instead of {held} make {gain:.2f} times the progress {self._in_time}."
             )
         else:
-            self._why[trial] = f"{counted(share, 'GPU')} instead of {held}: the others go to better trials."
+            self._why[trial] = f"{counted(share, 'slot')} instead of {held}: the others go to better trials."
         self._counts[trial] = share
         self._notes.live[trial] = self._rules.results_between
 
@@ -214,7 +214,7 @@ class Turn:
         proposal = self._proposal()
         for trial, held in self._counts.items():
             if proposal.get(trial) != held:
-                left = "1 GPU is" if self._total == 1 else f"{self._total} GPUs are"
+                left = "1 slot is" if self._total == 1 else f"{self._total} slots are"
                 self._why[trial] = f"Only {left} left."
         self._counts = {trial: count for trial, count in proposal.items() if trial in self._counts}
 

@@ -301,9 +301,9 @@ def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], 
     if new is None:
         least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
         if least > gpus:
-            return f"needs {counted(least, 'GPU')}, the cluster has {gpus}"
-        fair = counted(fair_gpus, "GPU")
+            return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
+        fair = counted(fair_gpus, "slot")
         return f"others gain more: {counted(len(shares), 'job')} share the cluster, a fair share is {fair}"
-    gpus_now, nodes = counted(new.worker_count, "GPU"), counted(len(new.nodes), "node")
+    gpus_now, nodes = counted(new.worker_count, "slot"), counted(len(new.nodes), "node")
     sizes = f"{job.allocation.worker_count} to {gpus_now}, on {nodes}"
     return f"{sizes}: {shares[job.id]:.2f} times its progress on a fair share of {fair_gpus}"

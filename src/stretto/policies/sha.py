@@ -253,7 +253,7 @@ class SynchronousTurn:
                 self._open()
                 place = len(self._halvings) - 1
             self._halvings[place] = self._halvings[place].join(trial)
-            self._why[trial] = f"Trial {self._begun} of {self._limit}: a GPU is free for it."
+            self._why[trial] = f"Trial {self._begun} of {self._limit}: a slot is free for it."
         return joining
 
     def _open(self) -> None:
@@ -267,8 +267,8 @@ class SynchronousTurn:
     def _otherwise(self, job: JobView, counts: dict[str, int]) -> str:
         if job.id not in counts:
             if job.allocation:
-                return "There are fewer GPUs than running trials."
+                return "There are fewer slots than running trials."
             return why_waits(job)
         if job.allocation:
             return "Its nodes go away."
-        return f"There is room on {counted(counts[job.id], 'GPU')} to go on after epoch {job.epoch}."
+        return f"There is room on {counted(counts[job.id], 'slot')} to go on after epoch {job.epoch}."

@@ -106,8 +106,9 @@ class Tiresias:
 
     def _why(self, job: JobView, code: ReasonCode, demoted: list[str]) -> str:
         queue = "lower" if job.id in demoted else "upper"
-        service = f"{job.attained_gpu_s / 3600.0:.1f} of {self.threshold_gpu_h:g} GPU-h served, {queue} queue"
-        wants = counted(_gpus(job), "GPU")
+        served_h = job.attained_gpu_s / 3600.0
+        service = f"{served_h:.1f} of {self.threshold_gpu_h:g} slot hours served, {queue} queue"
+        wants = counted(_gpus(job), "slot")
         if code is ReasonCode.WAITS:
             return f"{service}; the jobs before it leave less than its {wants}"
         if code is ReasonCode.PREEMPTED:

@@ -125,7 +125,7 @@ def why_waits(job: JobView) -> str:
     """Why a trial waits, in words that stay the same while it does."""
     if job.epoch:
         return f"Paused after epoch {job.epoch} until its turn to go on."
-    return "No GPU is free for a new trial."
+    return "No slot is free for a new trial."
 
 
 def as_before(view: ClusterView) -> Decision:

@@ -10,13 +10,16 @@ from typing import Any
 from stretto.app.history import History
 from stretto.core.cluster import Node
 from stretto.core.job import Job
-from stretto.core.units import format_duration
+from stretto.core.units import counted, format_duration
+from stretto.report.figures_nodes import node_bars
 from stretto.report.palette import Palette
 from stretto.report.plotting import TimeUnit, graph_objects, safe, styled, time_unit, wrapped
 from stretto.report.slots import Rows, Stay, rows_of, stays_of
 
 SHADES = 3
 MOST_LABELS = 32
+FEW = 300
+"""Rectangles that are large enough for borders to be seen."""
 HOVER = (
     "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>"
     "<i>%{customdata[3]}</i><extra></extra>"
@@ -40,10 +43,13 @@ def by_application(history: History, palette: Palette) -> Groups:
     return Groups(sorted(names), lambda job: job.application, palette.application)
 
 
-def gpus_over_time(history: History, nodes: Sequence[Node], groups: Groups, end_s: float) -> Any:
+def gpus_over_time(
+    history: History, nodes: Sequence[Node], groups: Groups, end_s: float, *, slot: str = "GPU"
+) -> Any:
     """A rectangle for every time a job held GPUs: rows are GPUs, the colour is the job's group.
 
-    One trace of bars per group keeps a page with thousands of rectangles quick.
+    One trace of bars per group keeps a page with thousands of rectangles quick. Behind them are the nodes
+    that came on the way. `slot` is what the unit that jobs hold is called.
     """
     go, unit = graph_objects(), time_unit(end_s)
     rows = rows_of(nodes, history)
@@ -52,12 +58,21 @@ def gpus_over_time(history: History, nodes: Sequence[Node], groups: Groups, end_
     grouped: defaultdict[str, list[Stay]] = defaultdict(list)
     for stay in stays_of(history, rows):
         grouped[groups.of(stay.job)].append(stay)
-    figure = go.Figure()
+    figure = go.Figure(list(node_bars(history, rows, end_s, unit)))
     for group in groups.names:
         if grouped[group]:
             figure.add_trace(_legend_entry(go, group, groups))
+            told = [
+                [
+                    safe(stay.job.id),
+                    _holding(stay, slot),
+                    _when(stay),
+                    reasons.get((stay.job.id, stay.start_s), ""),
+                ]
+                for stay in grouped[group]
+            ]
             figure.add_trace(
-                _bars(go, group, grouped[group], groups=groups, shades=shades, reasons=reasons, unit=unit)
+                _bars(go, group, grouped[group], groups=groups, shades=shades, told=told, unit=unit)
             )
     for first in rows.first[1:]:
         figure.add_shape(
@@ -91,7 +106,7 @@ def _bars(
     *,
     groups: Groups,
     shades: dict[str, int],
-    reasons: dict[tuple[str, float], str],
+    told: Sequence[Sequence[str]],
     unit: TimeUnit,
 ) -> Any:
     return go.Bar(
@@ -102,12 +117,9 @@ def _bars(
         width=[stay.rows for stay in stays],
         marker={
             "color": [groups.colour(group, shades[stay.job.id]) for stay in stays],
-            "line": {"color": "#ffffff", "width": 0.3},
+            "line": {"color": "#ffffff", "width": 1.0 if len(stays) < FEW else 0.3},
         },
-        customdata=[
-            [safe(stay.job.id), _holding(stay), _when(stay), reasons.get((stay.job.id, stay.start_s), "")]
-            for stay in stays
-        ],
+        customdata=told,
         hovertemplate=HOVER,
         legendgroup=group,
         showlegend=False,
@@ -126,11 +138,10 @@ def _legend_entry(go: Any, group: str, groups: Groups) -> Any:
     )
 
 
-def _holding(stay: Stay) -> str:
-    gpus = f"{stay.gpus} GPU{'s' if stay.gpus != 1 else ''}"
+def _holding(stay: Stay, slot: str) -> str:
     first, last = stay.batches[0], stay.batches[-1]
     sizes = f"{first:,}" if len(stay.batches) == 1 else f"{first:,} to {last:,}"
-    return f"{gpus}, batch {sizes}"
+    return f"{counted(stay.gpus, slot)}, batch {sizes}"
 
 
 def _when(stay: Stay) -> str:

@@ -17,12 +17,12 @@ SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best 
 """How plans are drawn in a plot of characters."""
 
 
-def plan_text(tuning: Tuning, outcome: Outcome) -> str:
-    """The whole answer, for a terminal or for pasting."""
-    parts = [verdict(tuning, outcome), _trade_off(outcome)]
+def plan_text(tuning: Tuning, outcome: Outcome, unit: str = "") -> str:
+    """The whole answer, for a terminal or for pasting; `unit` is what trials get, where that is known."""
+    parts = [verdict(tuning, outcome), _trade_off(outcome, unit)]
     shown = outcome.chosen or outcome.earliest
     what = "the chosen plan" if outcome.chosen else "the earliest plan"
-    parts.append(f"Stages of {what}:\n\n{stage_table(shown.plan)}")
+    parts.append(f"Stages of {what}:\n\n{stage_table(shown.plan, unit)}")
     if is_priced(tuning):
         parts.append(f"Mean cost against mean finish:\n\n{frontier_plot(outcome)}")
     parts.append("\n".join(closing(tuning, outcome)))
@@ -108,13 +108,13 @@ def units(plan: Plan) -> str:
     return "slots" if all(stage.instance.startswith(SLOT) for stage in plan.stages) else "GPUs"
 
 
-def stage_table(plan: Plan) -> str:
-    return markdown_table(*stage_rows(plan))
+def stage_table(plan: Plan, unit: str = "") -> str:
+    return markdown_table(*stage_rows(plan, unit))
 
 
-def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+def stage_rows(plan: Plan, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of a plan's stages."""
-    heading = ["stage", "epochs", "trials", "at once", f"{units(plan)} each", "nodes", "instance"]
+    heading = ["stage", "epochs", "trials", "at once", f"{unit or units(plan)} each", "nodes", "instance"]
     rows = [
         [
             str(index),
@@ -141,9 +141,9 @@ def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
     return [(name, forecast) for name, forecast in named if forecast is not None]
 
 
-def comparison_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
+def comparison_rows(outcome: Outcome, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of the comparison of plans."""
-    per_trial = f"{units(outcome.cheapest.plan)} per trial"
+    per_trial = f"{unit or units(outcome.cheapest.plan)} per trial"
     heading = ["plan", per_trial, "nodes", "finish (P10-P90)", "cost (P10-P90)", "on time"]
     rows = [
         [
@@ -159,8 +159,8 @@ def comparison_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     return heading, rows
 
 
-def _trade_off(outcome: Outcome) -> str:
-    heading, rows = comparison_rows(outcome)
+def _trade_off(outcome: Outcome, unit: str) -> str:
+    heading, rows = comparison_rows(outcome, unit)
     return markdown_table(heading, rows, left=3)
 
 

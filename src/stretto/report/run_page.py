@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import stretto
 from stretto.app.history import History, history_of
 from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
 from stretto.app.run_folder import RunFolder, RunSpec
-from stretto.app.run_jobs import run_result
+from stretto.app.run_jobs import RunResult, run_result
 from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, StudyRun
-from stretto.core.cluster import Node
-from stretto.core.events import RunStarted
 from stretto.core.units import format_duration
 from stretto.planning.tuning import Tuning
 from stretto.report.figures_gantt import by_application, gpus_over_time
+from stretto.report.figures_nodes import with_expected, with_gaps
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import Palette
-from stretto.report.plotting import graph_objects
+from stretto.report.plotting import graph_objects, time_unit
 from stretto.report.run_jobs_text import JOB_HEADING, job_row
-from stretto.report.run_text import config_text, past_text, ranked, trial_heading, trial_row
+from stretto.report.run_text import came_to, config_text, gaps_text, ranked, trial_heading, trial_row
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
 
 PLACES = {"ray": "a Ray cluster"}
+SLOTS_TEXT = "Left to right is time; each row is a slot and each rectangle"
 
 
 def write_run_page(path: Path | str, folder: RunFolder) -> None:
@@ -37,24 +39,40 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
     tuning = run_tuning(folder, run_outline(folder, spec), spec)
     study = tuning.study
     result = tune_result(folder, ending_of(folder))
-    history = history_of(folder.events())
-    end_s = max(result.finished_s, 1.0)
-    page = Page(title=f"{study.name}: {result.policy}", lead=_lead(spec))
+    history = replace(history_of(folder.events()), gaps=result.gaps)
+    end_s = _shown_until_s(result)
+    unit = time_unit(end_s)
+
+    def finished(figure: Any) -> Any:
+        marked = with_gaps(figure, result.gaps, unit)
+        expected = result.predicted_finish_s
+        if expected is None or not result.is_over:
+            return marked
+        return with_expected(marked, expected.mean, unit)
+
+    page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(spec))
     page.heading(2, "Summary")
-    page.html(facts_html(_facts(result, tuning)))
+    page.html(facts_html(_facts(result, tuning, spec)))
     page.html(table_html(trial_heading(study), [trial_row(trial) for trial in ranked(result, study)]))
     if any(job.results for job in history.jobs.values()):
         run = _as_study_run(folder, spec, result, history)
         page.heading(2, f"Best {study.metric} over time")
-        page.figure(best_over_time({result.policy: [run]}, study, end_s), f"best {study.metric} over time")
+        best = best_over_time({result.policy: [run]}, study, end_s)
+        page.figure(finished(best), f"best {study.metric} over time")
         page.heading(2, "Trials")
         page.text("Each line is a trial's learning curve, darker the further it came.")
-        page.figure(curves_figure(run, study, end_s), "learning curves of trials")
+        page.figure(finished(curves_figure(run, study, end_s)), "learning curves of trials")
     page.heading(2, "Slots")
-    page.text("Left to right is time; each row is a slot and each rectangle a trial on it.")
-    figure = gpus_over_time(history, _nodes(folder), by_rung(history, study), end_s)
-    page.figure(figure, "slots held by trials over time")
+    page.text(f"{SLOTS_TEXT} a trial on it.{_nodes_text(history)}")
+    figure = gpus_over_time(history, (), by_rung(history, study), end_s, slot="slot")
+    page.figure(finished(figure), "slots held by trials over time")
     return page.render()
+
+
+def _shown_until_s(result: TuneResult) -> float:
+    """To its end; where it was over sooner than expected, to when that was to be."""
+    expected = result.predicted_finish_s if result.is_over else None
+    return max(result.finished_s, 1.0, 0.0 if expected is None else expected.mean)
 
 
 def _jobs_html(folder: RunFolder) -> str:
@@ -63,13 +81,20 @@ def _jobs_html(folder: RunFolder) -> str:
     palette = Palette.of([result.policy], {job.job.application for job in history.jobs.values()})
     page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(folder.begun_spec()))
     page.heading(2, "Summary")
+    page.html(facts_html(_job_facts(result, history)))
     page.html(table_html(JOB_HEADING, [job_row(job) for job in result.jobs]))
     page.heading(2, "Slots")
-    page.text("Left to right is time; each row is a slot and each rectangle a job on it.")
+    page.text(f"{SLOTS_TEXT} a job on it.{_nodes_text(history)}")
     end_s = max(result.finished_s, 1.0)
-    figure = gpus_over_time(history, _nodes(folder), by_application(history, palette), end_s)
-    page.figure(figure, "slots held by jobs over time")
+    figure = gpus_over_time(history, (), by_application(history, palette), end_s, slot="slot")
+    page.figure(with_gaps(figure, history.gaps, time_unit(end_s)), "slots held by jobs over time")
     return page.render()
+
+
+def _nodes_text(history: History) -> str:
+    """What more there is to see where nodes came and went."""
+    came = any(stay.came for stay in history.nodes)
+    return " Behind them are nodes that start up, or that nobody uses." if came else ""
 
 
 def _lead(spec: RunSpec) -> str:
@@ -77,25 +102,29 @@ def _lead(spec: RunSpec) -> str:
     return f"A real run on {place} by Stretto {stretto.__version__}: measured, not simulated."
 
 
-def _nodes(folder: RunFolder) -> tuple[Node, ...]:
-    """Nodes that were there from the start; rented ones are read off what was held."""
-    first = next(folder.events(), None)
-    return first.nodes if isinstance(first, RunStarted) else ()
-
-
-def _facts(result: TuneResult, tuning: Tuning) -> list[tuple[str, str]]:
+def _facts(result: TuneResult, tuning: Tuning, spec: RunSpec) -> list[tuple[str, str]]:
     deadline_s = tuning.limits.deadline_s
     best = "none" if result.best_metric is None else f"{result.best_metric:.6g} ({result.best_trial})"
+    study = tuning.study.name
     return [
+        *([] if study == result.run.name else [("study", study)]),
         (f"best {result.metric}", best),
         ("configuration", config_text(result.best_config or {})),
         ("checkpoint", str(result.checkpoint or "none")),
         ("ended by", result.ended_by),
-        ("finish", format_duration(result.finished_s)),
+        *came_to(result),
         ("deadline", "none" if deadline_s is None else format_duration(deadline_s)),
-        *([("limits", past_text(result))] if result.past_limits else []),
-        ("cost", f"${result.cost_usd:.2f}"),
-        ("slots", str(tuning.max_nodes)),
+        ("slots", f"{spec.slots} at most"),
+    ]
+
+
+def _job_facts(result: RunResult, history: History) -> list[tuple[str, str]]:
+    return [
+        ("ended by", result.ended_by),
+        ("finish", format_duration(result.finished_s)),
+        ("slot hours", f"{result.gpu_hours:.3f}"),
+        *([("cost", f"${result.cost_usd:.2f}")] if result.cost_usd else []),
+        *([("not driven", gaps_text(history.gaps))] if history.gaps else []),
     ]
 
 

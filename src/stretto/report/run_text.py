@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from stretto.app.explain import time_text
+from stretto.app.history import Gap
+from stretto.app.real_board import NOT_STARTED
 from stretto.app.real_expect import Expectation
 from stretto.app.real_result import TrialResult, TuneResult
 from stretto.app.replay import Replayed
@@ -20,6 +23,8 @@ from stretto.report.text_table import markdown_table
 from stretto.search.study import Study
 from stretto.worlds.replay import Origin
 
+SLOTS = "slots"
+"""What trials of a real run get: GPUs or cores."""
 MOST_ROWS = 10
 """Trials in the table of a summary: the best."""
 
@@ -39,10 +44,10 @@ def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> s
     """The plan of a policy that makes one; of any other what is known beforehand."""
     planned = expectation.planned
     if planned is not None and tuning.instances[0].usd_per_hour:
-        return plan_text(tuning, planned.outcome)
+        return plan_text(tuning, planned.outcome, SLOTS)
     if planned is not None:  # without a price there is no trade-off to show
-        plan = (planned.outcome.chosen or planned.outcome.earliest).plan
-        return f"{verdict(tuning, planned.outcome)}\n\n{stage_table(plan)}\n"
+        plan = planned.outcome.followed(tuning.limits).plan
+        return f"{verdict(tuning, planned.outcome)}\n\n{stage_table(plan, SLOTS)}\n"
     study, limits = tuning.study, tuning.limits
     until = (
         "without a deadline" if limits.deadline_s is None else f"until {format_duration(limits.deadline_s)}"
@@ -88,7 +93,8 @@ def replayed_json(other: Replayed) -> dict[str, Any]:
 
 def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterator[str]:
     ending = _ENDINGS.get(result.ended_by, result.ended_by)
-    yield f"{study.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
+    name = one_line(run_name(result, study))
+    yield f"{name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
     if result.best_metric is None:
         yield f"There is no best trial: {result.problem}"
     else:
@@ -97,24 +103,53 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         yield f"best {study.metric}   {result.best_metric:.6g} ({which})"
         yield f"configuration   {config_text(result.best_config or {})}"
         yield f"checkpoint      {result.checkpoint or 'none was kept'}"
-    states = ", ".join(f"{count} {state}" for state, count in sorted(result.trials_by_state.items()))
-    yield f"trials          {states or 'none'}"
-    yield f"slot hours      {result.gpu_hours:.3f}"
-    so_far = "" if result.is_over else " so far"
-    finish = f"{format_duration(result.finished_s)}{so_far}{_predicted(result.predicted_finish_s)}"
-    yield f"finish          {finish}"
-    if result.cost_usd or (result.predicted_cost_usd and result.predicted_cost_usd.mean):
-        expected = result.predicted_cost_usd
-        yield f"cost            ${result.cost_usd:.2f}" + (
-            f" (expected {_between(expected, lambda usd: f'${usd:.2f}')})" if expected else ""
-        )
-    if result.past_limits:
-        yield f"limits          {past_text(result)}"
+    facts = came_to(result)
     if other is not None:
-        yield f"elsewhere       {_elsewhere(other)}"
+        facts.append(("elsewhere", _elsewhere(other)))
+    for what, text in facts:
+        yield f"{what:<15} {text}"
     yield ""
     yield trial_table(result, study)
     yield from failure_lines((trial.id, trial.error) for trial in result.trials if trial.error)
+
+
+def run_name(result: TuneResult, study: Study) -> str:
+    """What other commands call the run, and the study it is of where that has another name."""
+    return result.run.name if result.run.name == study.name else f"{result.run.name}, of {study.name},"
+
+
+def came_to(result: TuneResult) -> list[tuple[str, str]]:
+    """What a study has come to, each with what was expected of it."""
+    so_far = "" if result.is_over else " so far"
+    finish = f"{format_duration(result.finished_s)}{so_far}{_predicted(result.predicted_finish_s)}"
+    facts = [
+        ("trials", trials_text(result)),
+        ("slot hours", f"{result.gpu_hours:.3f}"),
+        ("finish", finish),
+    ]
+    expected = result.predicted_cost_usd
+    if result.cost_usd or (expected and expected.mean):
+        facts.append(("cost", f"{_usd(result.cost_usd)}{_predicted(expected, _usd)}"))
+    if result.gaps:
+        facts.append(("not driven", gaps_text(result.gaps)))
+    if result.past_limits:
+        facts.append(("limits", past_text(result)))
+    return facts
+
+
+def trials_text(result: TuneResult) -> str:
+    """How many trials stand where; last, those of the study that never ran."""
+    counts = sorted(result.trials_by_state.items(), key=lambda item: (item[0] == NOT_STARTED, item[0]))
+    return ", ".join(f"{count} {state}" for state, count in counts) or "none"
+
+
+def gaps_text(gaps: Iterable[Gap]) -> str:
+    """When nobody drove a run, and why."""
+    return "; ".join(
+        f"{time_text(gap.start_s)} to {time_text(gap.end_s)}, after it was "
+        + ("stopped" if gap.stopped else "interrupted")
+        for gap in gaps
+    )
 
 
 def past_text(result: TuneResult) -> str:
@@ -137,10 +172,10 @@ def trial_table(result: TuneResult, study: Study) -> str:
 
 
 def ranked(result: TuneResult, study: Study) -> list[TrialResult]:
-    """Trials that came to something or failed, the best first."""
+    """Trials that came to something or failed, the best first; of equals, the one submitted first."""
     return sorted(
         (trial for trial in result.trials if trial.epochs or trial.state == "failed"),
-        key=lambda trial: (-study.score(trial.best_metric), trial.id),
+        key=lambda trial: -study.score(trial.best_metric),
     )
 
 
@@ -175,8 +210,12 @@ def _elsewhere(other: Replayed) -> str:
     )
 
 
-def _predicted(estimate: Estimate | None) -> str:
-    return "" if estimate is None else f" (expected {_between(estimate, format_duration)})"
+def _predicted(estimate: Estimate | None, shown: Callable[[float], str] = format_duration) -> str:
+    return "" if estimate is None else f" (expected {_between(estimate, shown)})"
+
+
+def _usd(usd: float) -> str:
+    return f"${usd:.2f}"
 
 
 def _cost(estimate: Estimate | None) -> str:

@@ -43,8 +43,9 @@ class Stay:
 
 
 def rows_of(nodes: Sequence[Node], history: History) -> Rows:
-    """Rows for the nodes of the cluster, and for others that somebody held."""
-    sizes = {node.id: node.gpus for node in nodes}
+    """Rows for the nodes of the cluster, for those that came later, and for others that somebody held."""
+    came = [stay.node for stay in history.nodes if stay.ready_s < math.inf]
+    sizes = {node.id: node.gpus for node in (*came, *nodes)}
     cluster = frozenset(sizes)
     for job in history.jobs.values():
         for hold in job.holds:

@@ -16,7 +16,7 @@ from stretto.core.job import Job
 from stretto.core.units import format_duration
 from stretto.report.figures_gantt import Groups, gpus_over_time
 from stretto.report.page import Page, facts_html, table_html, write_page
-from stretto.report.palette import Palette, lighter, ramp
+from stretto.report.palette import Palette, ramp
 from stretto.report.plotting import graph_objects, safe, styled, time_unit
 from stretto.report.study_table import HEADING, policy_row
 from stretto.search.study import Study
@@ -71,6 +71,7 @@ def best_over_time(by_policy: dict[str, list[StudyRun]], study: Study, end_s: fl
     figure = go.Figure()
     palette = Palette.of(by_policy, ())
     moments = np.linspace(0.0, end_s, MOMENTS)
+    several = len(by_policy) > 1
     for name, runs in by_policy.items():
         best = np.mean([_best_at(run.history, study, moments) for run in runs], axis=0)
         style = palette.policy(name)
@@ -79,7 +80,12 @@ def best_over_time(by_policy: dict[str, list[StudyRun]], study: Study, end_s: fl
             y=[float(value) if np.isfinite(value) else None for value in best],
             name=safe(name),
             mode="lines",
-            line={"color": style.colour, "dash": style.dash, "width": 2.2, "shape": "hv"},
+            line={
+                "color": style.colour,
+                "dash": style.dash if several else "solid",
+                "width": 2.2,
+                "shape": "hv",
+            },
         )
     figure.update_xaxes(**unit.axis(end_s))
     figure.update_yaxes(title_text=safe(f"best {study.metric} so far"))
@@ -126,11 +132,11 @@ def curves_figure(run: StudyRun, study: Study, end_s: float) -> Any:
 
 
 def by_rung(history: History, study: Study) -> Groups:
-    """Trials by the last comparison they lived through."""
+    """Trials by the last comparison they lived through; shades would be taken for other comparisons."""
     marks = [f"to epoch {rung}" for rung in study.rungs] + ["past the last comparison"]
     colours = dict(zip(marks, ramp(len(marks)), strict=True))
     group = {job_id: marks[_rungs_passed(study, len(job.results))] for job_id, job in history.jobs.items()}
-    return Groups(marks, lambda job: group[job.id], lambda name, shade: lighter(colours[name], 0.12 * shade))
+    return Groups(marks, lambda job: group[job.id], lambda name, _: colours[name])
 
 
 def _rungs_passed(study: Study, epochs: int) -> int:

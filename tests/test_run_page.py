@@ -1,0 +1,330 @@
+"""The page and the summary of a real run: what was expected, who drove it when, its nodes and trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builders import make_job
+from report_pages import figures
+from stretto.app.history import Gap, History, history_of
+from stretto.app.real_board import NOT_STARTED, Board
+from stretto.app.real_drive import EndedBy, RealSubstrate
+from stretto.app.real_expect import Expectation
+from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_result import TrialResult, TuneResult, plan_tables, tune_result
+from stretto.app.real_substrate import Hands
+from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.tune import prepare, start
+from stretto.core.allocation import BatchChoice, on_nodes
+from stretto.core.cluster import Node
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFinished,
+    JobSubmitted,
+    NodeAdded,
+    NodeLaunched,
+    NodeReleased,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+)
+from stretto.core.instructions import Action, Instruction
+from stretto.core.resources import Resources
+from stretto.core.units import format_duration
+from stretto.journal.sqlite import SqliteJournal
+from stretto.planning.forecast import Estimate
+from stretto.report.figures_gantt import Groups, gpus_over_time
+from stretto.report.figures_nodes import IDLE, STARTING, UNDRIVEN
+from stretto.report.run_page import write_run_page
+from stretto.report.run_text import ranked, tune_text
+from stretto.report.slots import rows_of, stays_of
+from stretto.search.study import Study
+from study_command import StudyCommand
+from test_report_study import STUDY as SEARCHED
+from tune_world import STUDY, SimulatedHands, simulated, write_study
+
+KILLED_S = 35.0
+DOWN_S = 20.0
+MANY = STUDY.replace("trials = 6", "trials = 60")
+BOX = Node("box-1", Resources(gpu=2), "box")
+ALL_ALIKE = Groups(["all"], lambda _: "all", lambda *_: "#123456")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def killed(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    del folder, clock
+    return SimulatedHands(hands, until_s=KILLED_S, break_off=True)
+
+
+def resumed_run(here: Path) -> RunFolder:
+    """A run that was killed once, under another name than its study's."""
+    request = TuneRequest(study=write_study(here), work="train.py:train", policy="asha", name="mine")
+    checked = check_request(request)
+    with pytest.raises(SystemExit):
+        start(prepare(checked, make=simulated), make=killed)
+    with closing(SqliteJournal(checked.folder.journal, run="mine")) as journal:
+        last_s = max(event.t_s for event in journal.events())
+        journal.append([RunResumed(t_s=last_s + DOWN_S, down_s=DOWN_S)])
+    start(prepare(checked, make=simulated), make=simulated)
+    return checked.folder
+
+
+def page_of(folder: RunFolder) -> str:
+    write_run_page("run.html", folder)
+    return Path("run.html").read_text(encoding="utf-8")
+
+
+def told(page: str, what: str) -> str:
+    """A fact of the summary."""
+    found = re.search(f"<td>{what}</td><td>(.*?)</td>", page)
+    assert found is not None, what
+    return found[1]
+
+
+def test_a_page_has_the_name_that_commands_call_the_run_by(here: Path) -> None:
+    page = page_of(resumed_run(here))
+    assert "<title>mine: asha</title>" in page
+    assert told(page, "study") == "tiny"
+
+
+def test_what_came_stands_beside_what_was_expected(here: Path) -> None:
+    folder = resumed_run(here)
+    folder.write(
+        "plan",
+        plan_tables(
+            Expectation(finish_s=Estimate(500.0, 400.0, 600.0), cost_usd=Estimate(7.0, 6.0, 8.0), epochs=None)
+        ),
+    )
+    page = page_of(folder)
+    assert told(page, "finish").endswith("(expected 8m 20s, 6m 40s to 10m 00s)")
+    assert told(page, "cost") == "$0.00 (expected $7.00, $6.00 to $8.00)"
+    for figure in figures(page):
+        names = [trace.get("name") for trace in figure["data"]]
+        assert "expected end, 8m 20s" in names
+        assert figure["layout"]["xaxis"]["range"][1] >= 500.0 / 60.0, "the time it was to take is shown"
+
+
+def test_the_time_in_which_nobody_drove_a_run_is_told_and_drawn(here: Path) -> None:
+    folder = resumed_run(here)
+    (gap,) = tune_result(folder, EndedBy.JOBS).gaps
+    assert gap.end_s - gap.start_s == DOWN_S
+    assert not gap.stopped
+    page = page_of(folder)
+    assert told(page, "not driven").endswith("after it was interrupted")
+    for figure in figures(page):
+        assert UNDRIVEN[0] in [trace.get("name") for trace in figure["data"]]
+        (band,) = [shape for shape in figure["layout"]["shapes"] if shape["type"] == "rect"]
+        assert (band["x0"] * 60.0, band["x1"] * 60.0) == pytest.approx((gap.start_s, gap.end_s))
+
+
+def test_a_run_that_was_driven_all_the_time_says_nothing_of_it(here: Path) -> None:
+    checked = check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
+    result = start(prepare(checked, make=simulated), make=simulated)
+    assert result.gaps == ()
+    assert "not driven" not in page_of(checked.folder)
+
+
+def test_a_deadline_that_passed_while_nobody_drove_the_run(here: Path) -> None:
+    request = TuneRequest(study=write_study(here), work="train.py:train", policy="asha", deadline_s=400.0)
+    checked = check_request(request)
+    with pytest.raises(SystemExit):
+        start(prepare(checked, make=simulated), make=killed)
+    spec = checked.folder.read("spec")
+    assert spec is not None
+    checked.folder.write("spec", {**spec, "started_at_s": time.time() - 401.0})
+    found = tune_result(checked.folder, EndedBy.DEADLINE)
+    (gap,) = found.gaps
+    assert gap.end_s == found.finished_s
+    assert gap.start_s == pytest.approx(KILLED_S, abs=10.0)
+
+
+def test_gaps_end_when_the_run_was_over() -> None:
+    events: list[Event] = [
+        RunStarted(t_s=0.0, identity={}, nodes=()),
+        RunPaused(t_s=10.0),
+        RunResumed(t_s=25.0, down_s=15.0),
+        RunResumed(t_s=90.0, down_s=40.0),
+    ]
+    history = history_of(events)
+    assert history.gaps == (Gap(10.0, 25.0, stopped=True), Gap(50.0, 90.0, stopped=False))
+    assert history.gaps_until(60.0, dead=True) == (history.gaps[0], Gap(50.0, 60.0, stopped=False))
+    assert history.gaps_until(40.0, dead=False) == history.gaps[:1]
+    assert history.gaps_until(99.0, dead=True)[-1] == Gap(90.0, 99.0, stopped=False)
+
+
+def rented() -> History:
+    """Two trials on a node that was launched, came, and was given back; another never came."""
+    never = Node("box-2", Resources(gpu=2), "box")
+    jobs = [make_job("a"), make_job("b")]
+    starts = tuple(
+        Instruction(1, Action.START, job.id, on_nodes({BOX.id: 1}), BatchChoice(1)) for job in jobs
+    )
+    return history_of(
+        [
+            RunStarted(t_s=0.0, identity={}, nodes=()),
+            *(JobSubmitted(t_s=0.0, job=job) for job in jobs),
+            NodeLaunched(t_s=1.0, node=BOX),
+            NodeLaunched(t_s=1.0, node=never),
+            NodeAdded(t_s=8.0, node=BOX, init_s=7.0),
+            Decided(t_s=10.0, policy="p", instructions=starts, reasons={}, memory=None),
+            NodeReleased(t_s=15.0, node_id=never.id, never_came=True),
+            RunResumed(t_s=30.0, down_s=10.0),
+            JobFinished(t_s=40.0, job_id="a"),
+            JobFinished(t_s=41.0, job_id="b"),
+            NodeReleased(t_s=44.0, node_id=BOX.id),
+        ]
+    )
+
+
+def test_nodes_are_followed_from_launch_to_release() -> None:
+    stays = [(one.node.id, one.start_s, one.ready_s, one.end_s, one.came) for one in rented().nodes]
+    assert stays == [("box-1", 1.0, 8.0, 44.0, True), ("box-2", 1.0, math.inf, 15.0, True)]
+
+
+def test_a_rented_node_has_a_row_for_each_of_its_slots() -> None:
+    history = rented()
+    rows = rows_of((), history)
+    assert (rows.nodes, rows.count) == (("box-1",), 2)
+    taken = [(stay.first_row, stay.start_s, stay.end_s) for stay in stays_of(history, rows)]
+    for row in range(2):
+        times = sorted((start_s, end_s) for first, start_s, end_s in taken if first == row)
+        assert all(before[1] <= after[0] for before, after in pairwise(times))
+    assert {first for first, _, _ in taken} == {0, 1}
+
+
+def bars(figure: Any, name: str) -> list[tuple[float, float]]:
+    """From when to when the rectangles of a trace are."""
+    (trace,) = [one for one in figure.data if one.name == name]
+    return [(base, base + x) for base, x in zip(trace.base, trace.x, strict=True)]
+
+
+def test_nodes_are_drawn_while_they_start_and_while_they_are_there() -> None:
+    figure = gpus_over_time(rented(), (), ALL_ALIKE, 50.0, slot="slot")
+    assert bars(figure, STARTING[0]) == [(1.0, 8.0)]
+    assert bars(figure, IDLE[0]) == [(8.0, 20.0), (30.0, 44.0)], "not while nobody drove the run"
+    hover = [one.customdata[0][1] for one in figure.data if one.customdata is not None]
+    assert hover[-1] == "1 slot, batch 1"
+
+
+def test_bars_of_trials_have_the_colours_of_the_legend(here: Path) -> None:
+    figure = figures(page_of(resumed_run(here)))[-1]
+    swatches, drawn = set(), set()
+    for trace in figure["data"]:
+        if trace["type"] == "bar":
+            assert trace.get("opacity", 1) == trace["marker"].get("opacity", 1) == 1
+            colour = trace["marker"]["color"]
+            if trace.get("showlegend", True):
+                swatches.add(colour)
+            else:
+                drawn.update(colour)
+    assert drawn
+    assert drawn <= swatches
+
+
+def test_a_page_of_jobs_tells_how_they_ended_and_when_nobody_drove_them(here: Path) -> None:
+    folder = RunFolder(here / "shared")
+    begin(folder, RunSpec(kind="run", started_at_s=0.0, asked={"policy": "fifo", "seed": 0}, slots=2))
+    start = Instruction(1, Action.START, "a", on_nodes({"local": 2}), BatchChoice(1))
+    with closing(SqliteJournal(folder.journal, run="shared")) as journal:
+        journal.append(
+            [
+                RunStarted(t_s=0.0, identity={"policy": "fifo"}, nodes=(Node("local", Resources(gpu=2)),)),
+                JobSubmitted(t_s=0.0, job=make_job("a", 2)),
+                Decided(t_s=1.0, policy="fifo", instructions=(start,), reasons={}, memory=None),
+                RunResumed(t_s=30.0, down_s=20.0),
+                JobFinished(t_s=40.0, job_id="a"),
+            ]
+        )
+    folder.write("result", {"ended_by": "jobs"})
+    page = page_of(folder)
+    assert (told(page, "ended by"), told(page, "finish")) == ("jobs", "40s")
+    assert told(page, "not driven") == "10.0s to 30.0s, after it was interrupted"
+    (figure,) = figures(page)
+    assert UNDRIVEN[0] in [trace.get("name") for trace in figure["data"]]
+    assert "2 slots, batch 2" in str(figure)
+    assert "GPU" not in str(figure)
+
+
+class TestTrialsThatNeverRan:
+    def test_they_are_counted(self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+        request = TuneRequest(
+            study=write_study(here, MANY), work="train.py:train", policy="asha", deadline_s=45.0
+        )
+        checked = check_request(request)
+        result = start(prepare(checked, make=simulated), make=simulated)
+        assert result.ended_by == "deadline"
+        assert result.not_drawn > 0
+        assert sum(result.trials_by_state.values()) == 60, "as many as the study has"
+        left = result.trials_by_state[NOT_STARTED]
+        assert left == 60 - sum(bool(trial.epochs) or trial.state == "cut off" for trial in result.trials)
+        said = f"{left} not started"
+        assert f" {said}\n" in tune_text(result, checked.outline.study)
+        assert told(page_of(checked.folder), "trials").endswith(said)
+        stretto = StudyCommand(monkeypatch, capsys)
+        assert stretto.json("report", "tiny")["trials_by_state"] == result.trials_by_state
+        states = [job["state"] for job in stretto.json("explain", "tiny")["jobs"]]
+        assert states.count(NOT_STARTED) == left - result.not_drawn
+
+    def test_a_display_counts_them_too(self) -> None:
+        board = Board(SEARCHED)
+        assert board.counts() == {NOT_STARTED: SEARCHED.trials}
+        board.observe(JobSubmitted(t_s=0.0, job=make_job("a")))
+        assert board.counts() == {NOT_STARTED: SEARCHED.trials}
+        start = Instruction(1, Action.START, "a", on_nodes({"0": 1}), BatchChoice(1))
+        board.observe(Decided(t_s=1.0, policy="p", instructions=(start,), reasons={}, memory=None))
+        assert board.counts() == {"starting": 1, NOT_STARTED: SEARCHED.trials - 1}
+
+    def test_of_jobs_nothing_else_is_expected(self) -> None:
+        board = Board()
+        board.observe(JobSubmitted(t_s=0.0, job=make_job("a")))
+        assert board.counts() == {"waiting": 1}
+
+
+def result_of(names: Sequence[str], study: Study) -> TuneResult:
+    """Trials with the same best value."""
+    trials = [
+        TrialResult(
+            id=name, config={}, state="finished", epochs=1, best_metric=0.5, retries=0, error="",
+            log=Path("log"), checkpoint=None,
+        )
+        for name in names
+    ]  # fmt: skip
+    return TuneResult(
+        run=Path(study.name), policy="p", metric=study.metric, ended_by="jobs", best_trial=names[0],
+        best_config={}, best_metric=0.5, checkpoint=None, cost_usd=0.0, finished_s=1.0, gpu_hours=0.0,
+        predicted_finish_s=None, predicted_cost_usd=None, trials=tuple(trials),
+    )  # fmt: skip
+
+
+def test_of_equal_trials_the_first_leads_the_table_too() -> None:
+    """By number, not by letters: trial-1000 comes after trial-999."""
+    found = result_of(["trial-999", "trial-1000"], SEARCHED)
+    assert [trial.id for trial in ranked(found, SEARCHED)] == ["trial-999", "trial-1000"]
+
+
+def test_a_summary_names_the_run_and_what_it_is_of() -> None:
+    found = dataclasses.replace(result_of(["trial-000"], SEARCHED), run=Path("runs/mine"))
+    assert tune_text(found, SEARCHED).startswith(f"mine, of {SEARCHED.name}, under p: ")
+    same = dataclasses.replace(found, run=Path("runs") / SEARCHED.name)
+    assert tune_text(same, SEARCHED).startswith(f"{SEARCHED.name} under p: ")
+    assert "not driven" not in tune_text(found, SEARCHED)
+    gap = dataclasses.replace(found, gaps=(Gap(5.0, 70.0, stopped=True),))
+    assert f"not driven      5.0s to {format_duration(70.0)}, after it was stopped\n" in tune_text(
+        gap, SEARCHED
+    )
