@@ -22,6 +22,7 @@ from pathlib import Path
 from stretto.core.errors import InputError
 from stretto.substrate.elastic_lock import RunLock
 from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
+from stretto.substrate.ray.keepers import Sitter
 from stretto.substrate.ray.tail import Piece, Tail
 from stretto.wire.store_url import UNCOPIED
 
@@ -104,10 +105,11 @@ class Order:
     birth: Birth | None = None
 
 
-class Agent:
-    """A Ray actor with two threads: one carries out orders, one waits for news."""
+class Agent(Sitter):
+    """A Ray actor with two threads: one carries out orders, one waits for news. Others hold seats."""
 
     def __init__(self, charge: Charge) -> None:
+        super().__init__()
         self._charge = charge
         self._folder = charge.folder or charge.scratch
         self._lock: RunLock | None = None

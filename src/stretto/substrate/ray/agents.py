@@ -16,9 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stretto.core.errors import InputError
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, News, Order
+from stretto.substrate.ray.keepers import HOLDS
 from stretto.substrate.ray.nodes import RayNode
 from stretto.substrate.ray.tail import Piece
 
+_RAY: Any = ray  # parts of it have no types
 START_S = 120.0
 """An agent that is not there by then does not come: it imports a little, and Ray installs nothing for it."""
 PULSE_S = 15.0
@@ -55,7 +57,7 @@ class AgentLine:
         self._limit_s = START_S
         self._heard_s = awake_s()
         self._actor: Any = (
-            ray.remote(Agent)
+            _RAY.remote(concurrency_groups={HOLDS: node.slots})(Agent)
             .options(
                 num_cpus=0,
                 max_concurrency=2,
@@ -65,6 +67,11 @@ class AgentLine:
             .remote(charge)
         )
         self._ask(self._actor.begin, self._begun)
+
+    @property
+    def sitter(self) -> Any:
+        """Who shows whose the seats of the node are."""
+        return self._actor
 
     @property
     def is_silent(self) -> bool:

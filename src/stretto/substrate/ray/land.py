@@ -16,10 +16,12 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeAdded, NodeDraining, NodeLost, NodeReleased
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.elastic_workers import Place, Post
+from stretto.substrate.fleet_nodes import Resource
 from stretto.substrate.fleet_record import Record
 from stretto.substrate.ray.agent import Charge, Do, News, Said
 from stretto.substrate.ray.agents import AgentLine, RemoteNursery
 from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.ray.keepers import CpuKeeper, GpuKeeper
 from stretto.substrate.ray.loading import Loading
 from stretto.substrate.ray.nodes import RayNode
 from stretto.substrate.ray.seats import Seats
@@ -51,7 +53,7 @@ class RayLand:
         fleet: RayFleet,
         *,
         slots: int,
-        resource: str,
+        resource: Resource,
         host: str,
         charge_of: Callable[[RayNode], Charge],
         scratch_of: Callable[[RayNode], Path] | None,
@@ -75,7 +77,7 @@ class RayLand:
         self._awake_s: Callable[[], float]
         self._seats = Seats(
             run=run,
-            resource=resource,
+            keeper=GpuKeeper() if resource == "GPU" else CpuKeeper(lambda node: self._lines[node].sitter),
             scratch_of=scratch_of,
             where=self._where,
             now_s=time.monotonic,

@@ -1,23 +1,18 @@
 """Places for workers, held in Ray's books: each is a placement group of one bundle, pinned to its node.
 
 A group that spans nodes could neither grow nor give back a part, so a gang has a seat for each worker: what a
-decision takes away is free at once, and who stays keeps what they have. The actor in a seat holds its GPU
-under the name of the job, and knows which GPU Ray has given it.
+decision takes away is free at once, and who stays keeps what they have.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing import Any, Protocol
 
 from stretto.substrate.elastic_workers import Place, Post
+from stretto.substrate.ray.keepers import HOLDS
 from stretto.substrate.ray.nodes import RayNode
 
 _SURE_S = 5.0
@@ -28,34 +23,44 @@ IDLE_S = 10.0
 """A seat that nobody took for so long is given back: others may want it, and an idle node can go."""
 
 
-class Sitter:
-    """The actor in a seat. `hold` runs for as long as a job has it, and is called as the job is."""
+class Kept(Protocol):
+    """One seat in Ray's books."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._freed: set[str] = set()
+    @property
+    def sitter(self) -> Any:
+        """The handle of the `Sitter` that shows whose it is."""
 
-    def gpus(self) -> str:
-        """The seat's GPUs, as CUDA wants them listed."""
-        return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
+    def leave(self) -> None:
+        """Give it back, whether or not it was had."""
 
-    def hold(self, worker_id: str) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: worker_id in self._freed)
 
-    def free(self, worker_id: str) -> None:
-        """Ray may deliver this before the other."""
-        with self._changed:
-            self._freed.add(worker_id)
-            self._changed.notify_all()
+class Keeper(Protocol):
+    """How seats are kept."""
+
+    def keep(
+        self,
+        name: str,
+        *,
+        node: str,
+        ray_id: str,
+        on_ready: Callable[[str], None],
+        on_lost: Callable[[], None],
+    ) -> Kept:
+        """Take a seat on a node as soon as Ray has one.
+
+        From any thread, `on_ready` is told when somebody can sit down, with the seat's GPUs as CUDA wants
+        them listed; `on_lost` when Ray has taken it away. Either may also be told of a seat that was left.
+        """
+
+    def close(self) -> None:
+        """All seats were left."""
 
 
 @dataclass(slots=True)
 class _Seat:
     number: int
     node: RayNode
-    group: PlacementGroup
-    sitter: Any
+    kept: Kept
     gpus: str | None = None
     """None until somebody could sit down."""
     worker_id: str = ""
@@ -65,6 +70,18 @@ class _Seat:
     noted: bool = False
     """It was said that somebody waits for it."""
 
+    @property
+    def sitter(self) -> Any:
+        return self.kept.sitter
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self.worker_id) and self.gpus is None
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.worker_id) and self.gpus is not None
+
 
 class Seats:
     """Who sits where, and who waits. Called in one thread only; what Ray says is posted there."""
@@ -73,7 +90,7 @@ class Seats:
         self,
         *,
         run: str,
-        resource: str,
+        keeper: Keeper,
         scratch_of: Callable[[RayNode], Path] | None,
         where: Callable[[str], RayNode | None],
         now_s: Callable[[], float],
@@ -81,9 +98,9 @@ class Seats:
         on_lost: Callable[[str], None],
         idle_s: float = IDLE_S,
     ) -> None:
-        """`resource` is what a seat takes one of; `on_lost` is told whose seat Ray took away."""
+        """`on_lost` is told whose seat Ray took away."""
         self._run = run
-        self._resource = resource
+        self._keeper = keeper
         self._scratch_of = scratch_of
         self._where = where
         self._now_s = now_s
@@ -111,9 +128,17 @@ class Seats:
     def _assign(self, seat: _Seat, worker_id: str, job_id: str) -> None:
         seat.worker_id, seat.job_id = worker_id, job_id
         self._seat_of[worker_id] = seat
-        self._hold(seat, job_id)
         if seat.gpus is not None:
-            self._granted.append(worker_id)
+            self._grant(seat)
+
+    def _grant(self, seat: _Seat) -> None:
+        self._granted.append(seat.worker_id)
+        held = seat.sitter.hold.options(name=seat.job_id, concurrency_group=HOLDS).remote(seat.worker_id)
+        held.future().add_done_callback(
+            lambda future: (
+                self._post(lambda: self._vanish(seat.number)) if future.exception() is not None else None
+            )
+        )
 
     def withdraw(self, worker_id: str) -> bool:
         if self._waiting.pop(worker_id, None) is not None:
@@ -151,21 +176,11 @@ class Seats:
 
     def _hand_on(self, seat: _Seat) -> None:
         """Whoever waits until Ray has room on the node for another seat can have this one."""
-        waits = next(
-            (
-                one
-                for one in self._seats.values()
-                if self._is_pending(one) and one.node.name == seat.node.name
-            ),
-            None,
-        )
+        pending = (one for one in self._seats.values() if one.is_pending and one.node.name == seat.node.name)
+        waits = next(pending, None)
         if waits is not None and seat.gpus is not None:
             self._remove(waits)
             self._assign(seat, waits.worker_id, waits.job_id)
-
-    @staticmethod
-    def _is_pending(seat: _Seat) -> bool:
-        return bool(seat.worker_id) and seat.gpus is None
 
     def lose(self, node: str) -> None:
         """The node is gone, and its seats with it."""
@@ -185,9 +200,7 @@ class Seats:
     def overdue(self) -> list[tuple[str, str]]:
         """Jobs that wait for long, and on which node; each is told once."""
         since_s = self._now_s() - _LONG_S
-        late = [
-            s for s in self._seats.values() if self._is_pending(s) and s.since_s < since_s and not s.noted
-        ]
+        late = [s for s in self._seats.values() if s.is_pending and s.since_s < since_s and not s.noted]
         for seat in late:
             seat.noted = True
         return [(seat.job_id, seat.node.name) for seat in late]
@@ -198,55 +211,39 @@ class Seats:
         return names
 
     def close(self) -> None:
-        self._drop(list(self._seats.values()))
+        try:
+            self._drop(list(self._seats.values()))
+        finally:
+            self._keeper.close()
 
     def _make(self, node: str) -> _Seat | None:
         found = self._where(node)
         if found is None:
             return None
         self._made += 1
-        group = placement_group(
-            [{self._resource: 1.0}],
-            bundle_label_selector=[{"ray.io/node-id": found.ray_id}],
-            name=f"{self._run} seat {self._made} on {found.name}",
+        number = self._made
+        kept = self._keeper.keep(
+            f"{self._run} seat {number} on {found.name}",
+            node=found.name,
+            ray_id=found.ray_id,
+            on_ready=lambda gpus: self._post(lambda: self._sat_down(number, gpus)),
+            on_lost=lambda: self._post(lambda: self._vanish(number)),
         )
-        uses = {"num_gpus": 1} if self._resource == "GPU" else {}
-        sitter: Any = (
-            ray.remote(Sitter)
-            .options(
-                num_cpus=1 if self._resource == "CPU" else 0,
-                max_concurrency=2,
-                name=f"{self._run} seat {self._made} on {found.name}",
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
-                **uses,
-            )
-            .remote()
-        )
-        seat = self._seats[self._made] = _Seat(self._made, found, group, sitter, since_s=self._now_s())
-        sitter.gpus.remote().future().add_done_callback(
-            lambda future: self._post(lambda: self._sat_down(seat, future))
-        )
+        seat = self._seats[number] = _Seat(number, found, kept, since_s=self._now_s())
         return seat
 
-    def _sat_down(self, seat: _Seat, future: Any) -> None:
-        if seat.number not in self._seats:
+    def _sat_down(self, number: int, gpus: str) -> None:
+        seat = self._seats.get(number)
+        if seat is None:
             return
-        if future.exception() is not None:
-            self._vanish(seat)
-            return
-        seat.gpus = future.result()
+        seat.gpus = gpus
         if seat.worker_id:
-            self._granted.append(seat.worker_id)
+            self._grant(seat)
 
-    def _hold(self, seat: _Seat, job_id: str) -> None:
-        held = seat.sitter.hold.options(name=job_id).remote(seat.worker_id)
-        held.future().add_done_callback(
-            lambda future: self._post(lambda: self._vanish(seat)) if future.exception() is not None else None
-        )
-
-    def _vanish(self, seat: _Seat) -> None:
+    def _vanish(self, number: int) -> None:
         """Ray has taken the seat away."""
-        if seat.number not in self._seats:
+        seat = self._seats.get(number)
+        if seat is None:
             return
         if seat.worker_id:
             self._vanished.append((self._now_s(), seat.node.name, seat.worker_id))
@@ -274,6 +271,6 @@ class Seats:
         self._seat_of.pop(seat.worker_id, None)
         if seat.worker_id in self._granted:
             self._granted.remove(seat.worker_id)
-        remove_placement_group(seat.group)
-        if seat.gpus is None:  # with its group goes an actor that is there, but not one that is still to come
-            ray.kill(seat.sitter)
+        if seat.is_held:
+            seat.sitter.free.remote(seat.worker_id)
+        seat.kept.leave()
