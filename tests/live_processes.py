@@ -22,7 +22,7 @@ def running_with(text: str) -> list[str]:
     return found
 
 
-def eventually(done: Callable[[], bool], within_s: float = 20.0) -> bool:
+def eventually(done: Callable[[], bool], within_s: float = 60.0) -> bool:
     end_s = time.monotonic() + within_s
     while not done():
         if time.monotonic() > end_s:

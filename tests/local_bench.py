@@ -83,7 +83,7 @@ class Bench:
 
     def wait_for(self, kind: type[Event], where: Callable[[Event], bool] = lambda _: True) -> Event:
         """The next event of a kind; those before it are seen too."""
-        until_s = self.substrate.now_s() + 30.0
+        until_s = self.substrate.now_s() + 90.0
         while (event := self.substrate.next_event(until_s)) is not None:
             self.seen.append(event)
             if isinstance(event, kind) and where(event):

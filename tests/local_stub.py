@@ -109,8 +109,18 @@ class _Worker:
         epochs = self.task.epochs or 1
         while self.step < epochs * STEPS_PER_EPOCH:
             self.check_orders()
+            if self.is_held():
+                time.sleep(0.002)
+                continue
             self.wait_for_others()
             self.do_step()
+
+    def is_held(self) -> bool:
+        """Half-way it waits for the change that its config says will come, however long that takes."""
+        assert self.form is not None
+        now = {"until_workers": self.form.world, "until_batch": self.batch}
+        changed = all(self.config.get(name, value) == value for name, value in now.items())
+        return self.step >= 3 * STEPS_PER_EPOCH and not changed
 
     def do_step(self) -> None:
         time.sleep(float(self.config.get("step_s", STEP_S)))

@@ -41,7 +41,7 @@ def trial_of(job_id: str, *, epochs: int | None = 3, tier: Tier = Tier.ELASTIC, 
     return replace(job_of(job_id), study="s", work=work, tier=tier, config=tuple(config.items()))
 
 
-eventually = functools.partial(live_processes.eventually, within_s=5.0)
+eventually = functools.partial(live_processes.eventually, within_s=30.0)
 
 
 def start(job_id: str = "a", allocation: Allocation = ONE, number: int = 1) -> Instruction:

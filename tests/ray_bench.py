@@ -27,7 +27,11 @@ from stretto.substrate.ray.seats import IDLE_S
 from stretto.substrate.ray.substrate import RaySubstrate
 
 LIGHT = {"object_store_memory": 80 * 1024 * 1024}
-SWIFT = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+SWIFT = {
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+    "agent_register_timeout_ms": 180_000,  # a raylet whose own agents start slowly, on a busy machine, ends
+}
 
 
 @dataclass(slots=True)
@@ -131,7 +135,7 @@ class RayBench:
         self._number += 1
         self.substrate.apply([Instruction(self._number, action, job_id, allocation, BATCH)])
 
-    def wait_for(self, wanted: Callable[[Event], bool], within_s: float = 60.0) -> Event:
+    def wait_for(self, wanted: Callable[[Event], bool], within_s: float = 180.0) -> Event:
         until_s = self.substrate.now_s() + within_s
         while (event := self.substrate.next_event(until_s)) is not None:
             self.events.append(event)

@@ -55,6 +55,17 @@ class SteadyCloud:
         ]
 
 
+@dataclass(frozen=True)
+class MoodyCloud(SteadyCloud):
+    """Gives so many nodes to the first request, to the second, ..; then all."""
+
+    gives: tuple[int, ...] = ()
+
+    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+        most = self.gives[request] if request < len(self.gives) else count
+        return super().launch(instance, min(count, most), request)
+
+
 def stage(
     first: int, last: int, trials: int, gpus: int, nodes: int, *, at_once: int | None = None
 ) -> StagePlan:
@@ -218,3 +229,31 @@ BEST_LAST = steady(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, epochs=7)
 
 def two_stages() -> list[StagePlan]:
     return [stage(1, 4, 4, 1, 1), stage(5, 8, 2, 2, 1)]
+
+
+class Mishaps(SimSubstrate):
+    """Something goes wrong at 58 s: a node or a trial is lost, or a node begins to drain."""
+
+    mishap: Event = NodeLost(t_s=58.0, node_id="four-2")
+
+    def next_event(self, until_s: float) -> Event | None:
+        due_s, self._happened = self.mishap.t_s, getattr(self, "_happened", False)
+        event = super().next_event(until_s if self._happened else min(until_s, due_s))
+        if event is not None or self._happened or until_s < due_s:
+            return event
+        self._happened = True
+        self._strike()
+        return self.mishap
+
+    def _strike(self) -> None:
+        gone = self.mishap
+        assert self._cloud is not None
+        if isinstance(gone, NodeLost):
+            self._cloud._here.pop(gone.node_id)
+            struck = [job for job in self._active.values() if gone.node_id in job.allocation.nodes]
+        else:
+            struck = [self._active[gone.job_id]] if isinstance(gone, JobFailed) else []
+        for job in struck:
+            job.advance(self._now_s)
+            job.park()
+            del self._active[job.job.id]

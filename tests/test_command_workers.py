@@ -90,7 +90,7 @@ class TestConformance(SubstrateConformance):
             batch=BATCH,
             other_batch=BatchChoice(32),
             tick_s=0.3,
-            patience_s=30.0,
+            patience_s=90.0,
         )
 
     def leftovers(self, folder: Path) -> list[str]:
@@ -208,11 +208,13 @@ class Play:
     """One trial under command workers."""
 
     def __init__(
-        self, folder: Path, code: str, job: Job, *, retries: int = 0, command_s: float = 1.0
+        self, folder: Path, code: str, job: Job, *, retries: int = 0, command_s: float = 30.0
     ) -> None:
+        """`command_s` is how long processes have to leave; those that can do so at once."""
         self.bench = Bench(folder)
         self.job = job
-        self.command = self.bench.code(SHOW + code, gang=True, metric="accuracy")
+        last = str(job.work.epochs)
+        self.command = self.bench.code(SHOW + code, last, gang=True, metric="accuracy")
         self.substrate = CommandWorkers({"a": self.command}, folder, retries=retries, command_s=command_s)
         self.events: list[Event] = []
         self._number = 0
@@ -225,8 +227,16 @@ class Play:
         self.substrate.admit(self.job)
         self.tell(Action.START, allocation)
 
+    def let_go_to(self, epoch: int) -> None:
+        """A command that saves does not go on after this epoch until it is let."""
+        (self.bench.folder / "saved.until").write_text(str(epoch))
+
+    def wait_until_told(self, count: int) -> None:
+        """So many processes have begun."""
+        assert eventually(lambda: len(told(self)) == count), told(self)
+
     def wait_for(self, kind: type[Event], epoch: int = 0) -> None:
-        until_s = self.substrate.now_s() + 30.0
+        until_s = self.substrate.now_s() + 90.0
         while (event := self.substrate.next_event(until_s)) is not None:
             self.events.append(event)
             if isinstance(event, kind) and getattr(event, "epoch", 0) >= epoch:
@@ -255,33 +265,47 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "STRETTO_RESTAR
 os.write(1, ("told " + " ".join(os.environ[name] for name in names) + "\\n").encode())
 first = os.environ["RANK"] == "0"
 def leave(*_):
-    if first: open(path, "w").write(str(epoch))
+    if first:
+        open(path + ".new", "w").write(str(epoch))
+        os.replace(path + ".new", path)
     sys.exit()
+def is_held():
+    return os.path.exists(path + ".until") and epoch >= int(open(path + ".until").read() or 0)
 signal.signal(signal.SIGTERM, leave)
 part = path + os.environ["STRETTO_RESTARTS"] + "-"
 open(part + os.environ["RANK"], "w").close()
 while not all(os.path.exists(part + str(rank)) for rank in range(int(os.environ["WORLD_SIZE"]))):
     time.sleep(0.01)
-while True:
+while epoch < int(sys.argv[1]):
     time.sleep(0.05)
+    if is_held():
+        continue
     epoch += 1
     if first: show(epoch=epoch, accuracy=epoch)
 """
 
 
 def told(play: Play) -> list[str]:
-    return [line for line in play.bench.log.read_text().splitlines() if line.startswith("told")]
+    log = play.bench.log.read_text() if play.bench.log.exists() else ""
+    return [line for line in log.splitlines() if line.startswith("told")]
 
 
 def test_whatever_changes_all_processes_save_and_start_again(tmp_path: Path) -> None:
     with Play(tmp_path, SAVING, trial_of("a", epochs=40)) as play:
+        play.let_go_to(4)
         play.start()
         play.wait_for(JobReported, 3)
         play.tell(Action.RESIZE, THREE)
+        play.wait_until_told(4)
+        play.let_go_to(10)
         play.wait_for(JobReported, 8)
         play.tell(Action.SET_BATCH, THREE, BatchChoice(8))
+        play.wait_until_told(7)
+        play.let_go_to(15)
         play.wait_for(JobReported, 12)
         play.tell(Action.RESIZE, ONE, BatchChoice(8))
+        play.wait_until_told(8)
+        play.let_go_to(40)
         play.rest()
     epochs = [epoch for epoch, _ in shown(play.events)]
     assert epochs == list(range(1, 41)), "nothing is lost, nothing is told twice"
@@ -301,9 +325,12 @@ def test_whatever_changes_all_processes_save_and_start_again(tmp_path: Path) -> 
 
 def test_a_change_of_mind_while_it_starts_counts(tmp_path: Path) -> None:
     with Play(tmp_path, SAVING, trial_of("a", epochs=3)) as play:
+        play.let_go_to(0)
         play.start()
         play.tell(Action.RESIZE, THREE)
         play.tell(Action.RESIZE, TWO)
+        assert eventually(lambda: any(line.split()[3] == "2" for line in told(play)))
+        play.let_go_to(3)
         play.rest()
     assert [workers for event in play.events for workers in workers_of(event)] == [2, 2, 2]
 
@@ -320,10 +347,12 @@ TALKATIVE = SAVING.replace(
 
 def test_a_parked_trial_tells_its_last_epochs_when_it_goes_on(tmp_path: Path) -> None:
     with Play(tmp_path, TALKATIVE, trial_of("a", epochs=10)) as play:
+        play.let_go_to(3)
         play.start()
         play.wait_for(JobReported, 3)
         play.tell(Action.PARK)
         assert every(play.substrate) == [], "it stands still"
+        play.let_go_to(10)
         play.tell(Action.START, TWO)
         play.rest()
     assert [epoch for epoch, _ in shown(play.events)] == list(range(1, 11))
@@ -394,10 +423,12 @@ def test_closing_does_not_wait_for_a_trial_that_has_shown_all(tmp_path: Path) ->
 
 def test_a_worker_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> None:
     with Play(tmp_path, SAVING, trial_of("a", epochs=20), retries=1) as play:
+        play.let_go_to(5)
         play.start(TWO)
         play.wait_for(JobReported, 2)
         guards = [int(line.split()[0]) for line in running_with(str(tmp_path)) if "process_guard" in line]
         os.kill(parent_of(guards[0]), signal.SIGKILL)
+        play.let_go_to(20)
         play.rest()
     assert (play.count(JobRetried), play.count(JobFinished)) == (1, 1)
     assert [epoch for epoch, _ in shown(play.events)] == list(range(1, 21))

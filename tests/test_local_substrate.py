@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,16 @@ def _stubs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestConformance(SubstrateConformance):
+    until: Mapping[str, Value] = {}
+    """The change that jobs wait for half-way."""
+
     def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
         fails = {sketch.id: sketch.fails for sketch in sketches}
 
         def spec_of(job_id: str) -> TrainingJob:
-            trouble: dict[str, Value] = {"trouble": "raise", "at_step": 14} if fails[job_id] else {}
+            trouble: dict[str, Value] = (
+                {"trouble": "raise", "at_step": 14} if fails[job_id] else dict(self.until)
+            )
             return TrainingJob(
                 entry=str(folder / "train.py:train"), config=trouble, epochs=EPOCHS, follows_batch=True
             )
@@ -49,9 +55,17 @@ class TestConformance(SubstrateConformance):
             batch=BATCH,
             other_batch=BatchChoice(32),
             tick_s=0.25,
-            patience_s=30.0,
+            patience_s=90.0,
             wish=Wish((("slot", 2),)),
         )
 
     def leftovers(self, folder: Path) -> list[str]:
         return running_with(str(folder))
+
+    def test_a_resize_keeps_the_work_done(self, tmp_path: Path) -> None:
+        self.until = {"until_workers": 2}
+        super().test_a_resize_keeps_the_work_done(tmp_path)
+
+    def test_a_new_batch_size_keeps_the_work_done(self, tmp_path: Path) -> None:
+        self.until = {"until_batch": 32}
+        super().test_a_new_batch_size_keeps_the_work_done(tmp_path)

@@ -75,7 +75,7 @@ def substrate_of(folder: Path, configs: Mapping[str, Mapping[str, Value]]) -> Lo
 class Drive:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.substrate = substrate_of(folder, {"a": {}, "b": {"step_s": 0.0, "raises_at": 2}})
+        self.substrate = substrate_of(folder, {"a": {"step_s": 0.05}, "b": {"step_s": 0.0, "raises_at": 2}})
         self.events: list[Event] = []
         self._number = 0
 
@@ -85,7 +85,7 @@ class Drive:
         self.substrate.apply([Instruction(self._number, action, job_id, allocation, BatchChoice(8))])
 
     def wait_for_epoch(self, epoch: int) -> None:
-        until_s = self.substrate.now_s() + 60.0
+        until_s = self.substrate.now_s() + 180.0
         while (event := self.substrate.next_event(until_s)) is not None:
             self.events.append(event)
             if isinstance(event, JobReported) and event.job_id == "a" and event.epoch >= epoch:
@@ -128,7 +128,7 @@ class RealWorkers(SubstrateConformance):
             batch=BatchChoice(8),
             other_batch=BatchChoice(4),
             tick_s=0.3,
-            patience_s=60.0,
+            patience_s=180.0,
         )
 
 

@@ -15,7 +15,7 @@ from stretto.core.errors import InputError
 from stretto.substrate.elastic_engine import Engine
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, Order, Said
-from stretto.substrate.ray.seats import Sitter
+from stretto.substrate.ray.keepers import Sitter
 from stretto.wire.store_url import UNCOPIED
 
 
@@ -123,18 +123,18 @@ def test_an_agent_that_departs_while_it_begins_leaves_nothing_either(
 
     def slow(*_: object, **__: object) -> dict[str, str]:
         inside.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return {}
 
     monkeypatch.setattr("stretto.substrate.ray.agent.training_env", slow)
     begins = threading.Thread(target=agent.begin)
     begins.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     departs = threading.Thread(target=agent.depart)
     departs.start()
     go_on.set()
-    begins.join(20)
-    departs.join(20)
+    begins.join(60)
+    departs.join(60)
     assert not (tmp_path / "scratch").exists()
 
 
@@ -169,7 +169,7 @@ def test_each_hold_ends_with_its_own_release_in_whatever_order_they_come() -> No
     threading.Thread(target=hold, daemon=True).start()
     assert not ended.wait(0.1), "what the first job gave back is not the second's"
     sitter.free("second")
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 def test_a_seat_that_was_lost_is_no_news_of_a_worker_that_is_gone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -60,11 +60,14 @@ def actors() -> list[str]:
 
 @pytest.mark.usefixtures("cluster")
 class TestConformance(SubstrateConformance):
+    until: Mapping[str, Value] = {}
+    """The change that jobs wait for half-way."""
+
     def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
         fails = {sketch.id: sketch.fails for sketch in sketches}
 
         def config(job_id: str) -> dict[str, Value]:
-            slow: dict[str, Value] = {"step_s": 0.08}
+            slow: dict[str, Value] = {"step_s": 0.08, **self.until}
             return {**slow, "trouble": "raise", "at_step": 14} if fails[job_id] else slow
 
         first, second = sorted(node.name for node in read_nodes())
@@ -76,26 +79,34 @@ class TestConformance(SubstrateConformance):
             batch=BATCH,
             other_batch=BatchChoice(32),
             tick_s=0.5,
-            patience_s=60.0,
+            patience_s=180.0,
         )
 
     def leftovers(self, folder: Path) -> list[str]:
-        eventually(lambda: not running_with(str(folder)), within_s=5.0)
+        eventually(lambda: not running_with(str(folder)), within_s=60.0)
         return running_with(str(folder))
+
+    def test_a_resize_keeps_the_work_done(self, tmp_path: Path) -> None:
+        self.until = {"until_workers": 2}
+        super().test_a_resize_keeps_the_work_done(tmp_path)
+
+    def test_a_new_batch_size_keeps_the_work_done(self, tmp_path: Path) -> None:
+        self.until = {"until_batch": 32}
+        super().test_a_new_batch_size_keeps_the_work_done(tmp_path)
 
 
 def test_workers_are_on_the_nodes_that_were_decided_and_seats_are_given_back(
     tmp_path: Path, nodes: list[str]
 ) -> None:
-    bench = RayBench(tmp_path, epochs=400, idle_s=0.0)
+    bench = RayBench(tmp_path, epochs=4000, idle_s=0.0)
     first, second = nodes
     bench.start("a", on_nodes({first: 1, second: 2}))
     bench.wait_for_kind(JobReported, "a")
     assert held() == {first: 1, second: 2}
     bench.tell(Action.RESIZE, "a", on_nodes({second: 1}))
-    assert eventually(lambda: held() == {second: 1}, within_s=30.0), held()
+    assert eventually(lambda: held() == {second: 1}, within_s=120.0), held()
     bench.tell(Action.RESIZE, "a", on_nodes({first: 2}))
-    assert eventually(lambda: held() == {first: 2}, within_s=30.0), held()
+    assert eventually(lambda: held() == {first: 2}, within_s=120.0), held()
     bench.substrate.close()
     assert eventually(lambda: not held() and not actors()), (held(), actors())
 
@@ -205,7 +216,7 @@ def test_a_new_controller_does_not_start_jobs_on_nodes_that_are_gone(
         Decided(t_s=0.0, policy="test", instructions=(instruction,), reasons={}, memory=None),
     ]
     cluster.kill(dies)
-    assert eventually(lambda: dies not in {node.name for node in read_nodes()}, within_s=30.0)
+    assert eventually(lambda: dies not in {node.name for node in read_nodes()}, within_s=120.0)
     bench = RayBench(tmp_path)
     bench.substrate.recover(history)
     bench.wait_for_kind(NodeLost, dies)

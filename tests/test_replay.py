@@ -19,7 +19,7 @@ from stretto.app.simulate import Setup, simulate
 from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.study_run import StudyRun
 from stretto.core.cluster import gpu_nodes
-from stretto.core.events import Event, JobFailed, JobReported
+from stretto.core.events import Event, JobFailed, JobReported, NodeAdded
 from stretto.core.seeds import child_rng
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
@@ -129,6 +129,61 @@ def test_loading_the_training_code_counts_once() -> None:
     assert record_of(study_file(NO_LIMITS), events, SEED).loading_s == pytest.approx(100.0)
     (again,) = replay_study(study_file(NO_LIMITS), events, ["asha"], seed=SEED)
     assert again.result.finished_s == pytest.approx(done.result.finished_s + 100.0, rel=0.06)
+
+
+def at_once(events: list[Event]) -> list[Event]:
+    """The same run, where nobody saw how long nodes took."""
+    return [
+        replace(event, queue_s=0.0, init_s=0.0) if isinstance(event, NodeAdded) else event for event in events
+    ]
+
+
+def test_who_does_not_rent_waits_for_nodes_as_the_run_did_and_pays_for_their_start() -> None:
+    _, events = recorded("rubberband", NO_LIMITS)
+    file = study_file(NO_LIMITS)
+    delays = record_of(file, events, SEED).delays
+    assert delays is not None
+    came = [event for event in events if isinstance(event, NodeAdded)]
+    assert delays.init_s.mean == pytest.approx(np.mean([event.init_s for event in came]))
+    assert delays.queue_s.mean > 0.0
+    (there,) = replay_study(file, at_once(events), ["asha"], seed=SEED)
+    (rented,) = replay_study(file, events, ["asha"], seed=SEED)
+    wait_s = delays.queue_s.mean + delays.init_s.mean
+    usd_per_s = file.fixed_nodes * file.tuning.instances[0].usd_per_hour / 3600.0
+    assert rented.result.best_metric == there.result.best_metric
+    assert rented.result.finished_s == pytest.approx(there.result.finished_s + wait_s)
+    assert rented.result.cost_usd == pytest.approx(there.result.cost_usd + usd_per_s * delays.init_s.mean)
+
+
+def test_waiting_for_nodes_is_within_the_limits() -> None:
+    _, events = recorded("rubberband", TIGHT)
+    file = study_file(TIGHT)
+    (random,) = replay_study(file, events, ["random"], seed=SEED)
+    assert (random.result.ended_by, random.result.finished_s) == ("deadline", file.tuning.limits.deadline_s)
+    few = study_file(edited(NO_LIMITS, ("[limits]", "[limits]\nbudget_usd = 1")))
+    (random,) = replay_study(few, events, ["random"], seed=SEED)
+    assert random.result.ended_by == "budget"
+    assert random.result.cost_usd <= 1.0
+
+
+def test_who_rents_waits_as_long_as_was_seen() -> None:
+    _, events = recorded("rubberband", NO_LIMITS)
+    slow = [
+        replace(event, init_s=event.init_s + 300.0) if isinstance(event, NodeAdded) else event
+        for event in events
+    ]
+    usual, later = (record_of(study_file(NO_LIMITS), some, SEED).profile for some in (events, slow))
+    assert later.init_s.mean == pytest.approx(usual.init_s.mean + 300.0)
+    finished_s = [
+        replay_study(study_file(NO_LIMITS), some, ["rubberband"], seed=SEED)[0].result.finished_s
+        for some in (events, slow)
+    ]
+    assert finished_s[1] > finished_s[0] + 250.0
+
+
+def test_nodes_that_were_there_are_not_waited_for() -> None:
+    _, events = recorded("asha", NO_LIMITS)
+    assert record_of(study_file(NO_LIMITS), events, SEED).delays is None
 
 
 def test_a_trial_that_failed_has_no_number_from_there_on() -> None:

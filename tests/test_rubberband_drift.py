@@ -12,6 +12,7 @@ from rubberband_world import (
     INIT_S,
     QUEUE_S,
     START_S,
+    Mishaps,
     Script,
     SteadyCloud,
     assert_within_nodes,
@@ -23,11 +24,10 @@ from rubberband_world import (
     study,
     two_stages,
 )
-from stretto.core.events import Decided, Event, JobFailed, NodeDraining, NodeLost
+from stretto.core.events import Decided, JobFailed, NodeDraining
 from stretto.planning.forecast import HeldNode
 from stretto.planning.planner import Rule
 from stretto.policies.rubberband_plan import make_plan
-from stretto.substrate.sim import SimSubstrate
 from tuning_world import steady
 
 
@@ -137,34 +137,6 @@ def test_trials_whose_nodes_do_not_come_take_the_places_of_others(monkeypatch: p
     outcome = execute(study(4, (2,), 4), BEST_LAST[:4], cloud=SteadyCloud(most=2))
     assert sorted(outcome.finished) == ["trial-002", "trial-003"]
     assert_within_nodes(outcome.events)
-
-
-class Mishaps(SimSubstrate):
-    """Something goes wrong at 58 s: a node or a trial is lost, or a node begins to drain."""
-
-    mishap: Event = NodeLost(t_s=58.0, node_id="four-2")
-
-    def next_event(self, until_s: float) -> Event | None:
-        due_s, self._happened = self.mishap.t_s, getattr(self, "_happened", False)
-        event = super().next_event(until_s if self._happened else min(until_s, due_s))
-        if event is not None or self._happened or until_s < due_s:
-            return event
-        self._happened = True
-        self._strike()
-        return self.mishap
-
-    def _strike(self) -> None:
-        gone = self.mishap
-        assert self._cloud is not None
-        if isinstance(gone, NodeLost):
-            self._cloud._here.pop(gone.node_id)
-            struck = [job for job in self._active.values() if gone.node_id in job.allocation.nodes]
-        else:
-            struck = [self._active[gone.job_id]] if isinstance(gone, JobFailed) else []
-        for job in struck:
-            job.advance(self._now_s)
-            job.park()
-            del self._active[job.job.id]
 
 
 def test_a_lost_node_is_replaced_and_its_trials_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

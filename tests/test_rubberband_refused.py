@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from rubberband_world import (
@@ -15,8 +17,9 @@ from rubberband_world import (
     INIT_S,
     QUEUE_S,
     START_S,
+    Mishaps,
+    MoodyCloud,
     Script,
-    SteadyCloud,
     assert_within_nodes,
     controller_for,
     execute,
@@ -29,28 +32,16 @@ from rubberband_world import (
 )
 from stretto.app.explain import Line, cluster_lines
 from stretto.cli.live import PlainLines
-from stretto.core.cluster import Node
-from stretto.core.events import Decided, Event, NodeAdded, NodeRefused
+from stretto.core.cluster import Node, Wish
+from stretto.core.events import Decided, Event, NodeAdded, NodeLost, NodeRefused
 from stretto.core.resources import Resources
 from stretto.journal.base import MemoryJournal
 from stretto.planning.profile import Scaling, Spread
+from stretto.policies.rubberband_course import dump, load
 from stretto.policies.rubberband_outlook import as_seen
-from stretto.policies.rubberband_short import on_fewer
-from stretto.worlds.cloud import Launch
+from stretto.policies.rubberband_short import again_at_s, on_fewer
+from stretto.substrate.sim import SimSubstrate
 from tuning_world import Outcome
-
-PATIENCE_S = 60.0 + 2 * (QUEUE_S + INIT_S)
-
-
-@dataclass(frozen=True)
-class MoodyCloud(SteadyCloud):
-    """Gives so many nodes to the first request, to the second, ..; then all."""
-
-    gives: tuple[int, ...] = ()
-
-    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
-        most = self.gives[request] if request < len(self.gives) else count
-        return super().launch(instance, min(count, most), request)
 
 
 def wishes(outcome: Outcome) -> list[tuple[float, int]]:
@@ -104,13 +95,72 @@ def test_trials_that_run_are_not_disturbed_for_a_node_that_nobody_waits_for(
 
 def test_where_everything_is_refused_it_asks_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(monkeypatch, Script([two_stages()]))
-    outcome = execute(study(4, (4,), 8), BEST_LAST[:4], cloud=MoodyCloud(gives=(0, 0)))
+    outcome = execute(study(4, (4,), 8), BEST_LAST[:4], cloud=MoodyCloud(gives=(0,) * 9))
     refused = [event.t_s for event in outcome.events if isinstance(event, NodeRefused)]
-    assert refused == [0.0, PATIENCE_S]
-    assert wishes(outcome)[:3] == [(0.0, 1), (PATIENCE_S, 1), (2 * PATIENCE_S, 1)]
-    assert outcome.starts[0] == (2 * PATIENCE_S + 50.0, "trial-000")
+    pauses_s = [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0]
+    assert refused == [sum(pauses_s[:times]) for times in range(9)]
+    assert [t_s for t_s, count in wishes(outcome) if count][:10] == [*refused, sum(pauses_s)]
+    assert outcome.starts[0] == (sum(pauses_s) + 50.0, "trial-000")
     assert sorted(outcome.finished) == ["trial-002", "trial-003"]
-    assert any("asked for again at" in text for text in reasons(outcome.events))
+    told = [text for text in reasons(outcome.events) if "refused" in text]
+    assert told[0] == (
+        "Stage 1 of 2: 1 of 1 nodes were refused (the cloud had 0 of 1); they are asked for again at 5s."
+    )
+    assert "(the cloud had 0 of 1), 9 times in a row; they are asked for again at 20m 15s." in told[-1]
+
+
+def test_a_node_that_came_makes_it_hopeful_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(Mishaps):
+        mishap = NodeLost(t_s=100.0, node_id="four-1")
+
+    follow(monkeypatch, Script([two_stages()]))
+    cloud = MoodyCloud(gives=(0, 0, 0, 1, 0, 0))
+    outcome = execute(study(4, (4,), 8), BEST_LAST[:4], cloud=cloud, substrate=Lost)
+    refused = [event.t_s for event in outcome.events if isinstance(event, NodeRefused)]
+    assert refused == [0.0, 5.0, 15.0, 100.0, 105.0]
+    assert [t_s for t_s, count in wishes(outcome) if count][:7] == [0.0, 5.0, 15.0, 35.0, 100.0, 105.0, 115.0]
+    assert sorted(outcome.finished) == ["trial-002", "trial-003"]
+
+
+def test_where_nodes_are_refused_one_by_one_the_whole_stage_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OneByOne(SimSubstrate):
+        """Of the first wish, the four nodes are refused one after the other."""
+
+        def provision(self, wish: Wish) -> None:
+            if self._now_s or not dict(wish.nodes)["four"]:
+                super().provision(wish)
+            elif not self._ready:
+                self._ready.extend(
+                    NodeRefused(t_s=0.0, instance="four", count=1, why="full") for _ in range(4)
+                )
+
+    follow(monkeypatch, Script([[stage(1, 2, 4, 4, 4), stage(3, 4, 2, 4, 2)]]))
+    outcome = execute(study(4, (2,), 4), BEST_LAST[:4], substrate=OneByOne)
+    assert (5.0, 4) in wishes(outcome)
+    assert (55.0, 4) in nodes_at(outcome.events)
+
+
+@given(st.floats(0.0, 1e6), st.floats(0.0, 1e5), st.integers(1, 5000), st.none() | st.floats(0.0, 2e6))
+def test_the_next_try_lies_ahead_and_before_the_deadline_where_it_can(
+    refused_s: float, later_s: float, times: int, deadline_s: float | None
+) -> None:
+    now_s = refused_s + later_s
+    at_s = again_at_s(refused_s, now_s, times, deadline_s)
+    assert now_s + 5.0 <= at_s <= now_s + 300.0
+    if deadline_s is not None and deadline_s - now_s > 10.0:
+        assert at_s < deadline_s
+
+
+def test_what_was_remembered_before_tries_were_counted_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, Script([two_stages()]))
+    outcome = execute(study(4, (4,), 8), BEST_LAST[:4])
+    memory = next(event.memory for event in outcome.events if isinstance(event, Decided) and event.memory)
+    unknown = {"in_vain", "whole"}
+    course = load({name: value for name, value in memory["course"].items() if name not in unknown})
+    assert (course.in_vain, course.whole) == (0, None)
+    assert load(dump(course)) == course
 
 
 def test_refusals_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def results(events: list[Event]) -> int:
 
 def processes_of(folder: Path) -> list[str]:
     """Command lines of live processes that work in the folder, given a moment to go."""
-    for _ in range(100):
+    for _ in range(600):
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -3,30 +3,29 @@
 A study is replayed with the trials it had, in the order it drew them. True speeds come from its timed epochs:
 log epoch time = trial + workers, by least squares, where the profile's speed-up stands in for numbers of
 workers that were not seen. A start takes what starts took; loading the training code, once, is added to every
-policy's finish.
+policy's finish. Nodes that are rented take as long to come as they did in the run; a policy that does not
+rent waits for its nodes once, before it begins, and pays for their start.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
-
-import numpy as np
+from statistics import fmean, median, pstdev
 
 from stretto.app.history import JobHistory, history_of
 from stretto.app.real_expect import machine_instance
 from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
+from stretto.app.replay_times import Times
 from stretto.app.run_folder import RunFolder
 from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, simulate_study
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobReported
-from stretto.core.units import HOUR_S
-from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.core.events import Event, JobReported, NodeAdded
+from stretto.core.units import HOUR_S, format_duration
+from stretto.planning.profile import Profile, Spread
 from stretto.policies.registry import Options, make_policy, rents_nodes
 from stretto.search.samplers import ListedSampler, RandomSampler
 from stretto.search.space import Config
@@ -34,9 +33,6 @@ from stretto.search.study import Study
 from stretto.substrate.local_nodes import SLOT
 from stretto.worlds.curves import ROW
 from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch
-
-BELIEF_WEIGHT = 0.1
-"""How much the profile's speed-up counts against one timed epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +63,40 @@ class StudyRecord:
     """The speeds that were really so."""
     loading_s: float
     """What the very first start took longer than others."""
+    delays: Delays | None
+    """How long rented nodes took to come; None if nobody waited for any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Of nodes that were rented."""
+
+    queue_s: Spread
+    init_s: Spread
+    """Paid for, unlike the time in the queue."""
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> Delays | None:
+        """Those that came at once, or when nobody looked, tell nothing."""
+        came = [one for one in events if isinstance(one, NodeAdded) and one.queue_s + one.init_s > 0.0]
+        if not came:
+            return None
+        return Delays(_spread([one.queue_s for one in came]), _spread([one.init_s for one in came]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead:
+    """What passes before a policy can begin."""
+
+    wait_s: float
+    paid_s: float
+    """Of that, with all nodes held."""
+
+    @staticmethod
+    def of(record: StudyRecord, *, rents: bool) -> _Lead:
+        nodes = None if rents else record.delays
+        queue_s, init_s = (0.0, 0.0) if nodes is None else (nodes.queue_s.mean, nodes.init_s.mean)
+        return _Lead(queue_s + init_s + record.loading_s, init_s + record.loading_s)
 
 
 def is_study(folder: RunFolder) -> bool:
@@ -82,14 +112,25 @@ def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | Non
             "is not the run of a study.", where=str(folder.path), remedy="Name one that was tuned."
         )
     file, events = study_of_run(folder), list(folder.events())
-    moved = ("Its limits were raised on the way; others know the last ones from the start.",)
-    seed = spec.seed
+    record = record_of(file, events, spec.seed)
     return StudyReplay(
         study=file.tuning.study,
         actual=tune_result(folder, ending_of(folder)),
-        replayed=replay_study(file, events, policies, seed=seed, options=options),
-        notes=record_of(file, events, seed).curves.notes + (moved if spec.past_limits else ()),
+        replayed=replay_study(file, events, policies, seed=spec.seed, options=options),
+        notes=(*record.curves.notes, *_conditions(record, moved=bool(spec.past_limits))),
     )
+
+
+def _conditions(record: StudyRecord, *, moved: bool) -> Iterator[str]:
+    """What other policies are told or spared."""
+    if moved:
+        yield "Its limits were raised on the way; others know the last ones from the start."
+    if record.delays is not None:
+        took = format_duration(record.delays.queue_s.mean + record.delays.init_s.mean)
+        yield (
+            f"Its nodes took {took} to come on average; a policy that does not rent waits so long "
+            "before it begins, and keeps its nodes to the end."
+        )
 
 
 def study_of_run(folder: RunFolder) -> StudyFile:
@@ -126,7 +167,7 @@ def replay_study(
 def record_of(file: StudyFile, events: Sequence[Event], seed: int) -> StudyRecord:
     """What the journal shows of the trials' curves and speeds."""
     trials = list(history_of(events).jobs.values())
-    times = _Times.of(trials, file.tuning.profile.scaling)
+    times = Times.of(trials, file.tuning.profile.scaling)
     recorded = {
         row: RecordedTrial(_values(trial), times.relative(row))
         for row, trial in enumerate(trials)
@@ -144,54 +185,63 @@ def record_of(file: StudyFile, events: Sequence[Event], seed: int) -> StudyRecor
         trials=recorded,
         notes=_notes(file, recorded),
     )
+    profile = dataclasses.replace(times.profile(file.tuning.profile), start_s=start_s)
+    delays = Delays.of(events)
+    if delays is not None:
+        profile = dataclasses.replace(profile, queue_s=delays.queue_s, init_s=delays.init_s)
     loading_s = max(starts_s[0] - start_s, 0.0) if starts_s else 0.0
-    return StudyRecord(
-        curves=curves,
-        profile=dataclasses.replace(times.profile(file.tuning.profile), start_s=start_s),
-        loading_s=loading_s,
-    )
+    return StudyRecord(curves=curves, profile=profile, loading_s=loading_s, delays=delays)
 
 
 def _replay(
     file: StudyFile, record: StudyRecord, policy: str, seed: int, options: Mapping[str, str] | None
 ) -> Replayed:
-    world = _without_loading(_on_one_machine(file, policy, options), record)
+    rents = rents_nodes(make_policy(policy, options=options, tuning=file.tuning))
+    lead, machine = _Lead.of(record, rents=rents), file if rents else _on_one_machine(file)
+    held_usd_per_s = machine.tuning.instances[0].usd_per_hour * machine.fixed_nodes / HOUR_S
+    world = _without(machine, record, lead, 0.0 if rents else held_usd_per_s * lead.paid_s)
     run = simulate_study(world, record.curves, policy, seed=seed, options=options)
     seen = Counter(
         record.curves.origin(trial.job.config, result.epoch)
         for trial in run.history.jobs.values()
         for result in trial.results
     )
-    held = sum(instance.usd_per_hour for instance in world.tuning.instances[:1]) * world.fixed_nodes
     result = dataclasses.replace(
         run.result,
         deadline_s=file.tuning.limits.deadline_s,
-        finished_s=run.result.finished_s + record.loading_s,
-        cost_usd=run.result.cost_usd + held * record.loading_s / HOUR_S,
+        finished_s=run.result.finished_s + lead.wait_s,
+        cost_usd=run.result.cost_usd + held_usd_per_s * lead.paid_s,
     )
     return Replayed(result=result, shares={origin: seen[origin] / max(seen.total(), 1) for origin in Origin})
 
 
-def _on_one_machine(file: StudyFile, policy: str, options: Mapping[str, str] | None) -> StudyFile:
-    """The machine as a real run has it: slots to rent one by one, or one node with all of them."""
+def _on_one_machine(file: StudyFile) -> StudyFile:
+    """Slots of a machine, which others rent one by one, as one node with all of them."""
     tuning = file.tuning
-    rents = rents_nodes(make_policy(policy, options=options, tuning=tuning))
-    if rents or tuning.instances[0].name != SLOT:
+    if tuning.instances[0].name != SLOT:
         return file
     whole = dataclasses.replace(tuning, instances=(machine_instance(tuning),), max_nodes=1)
     return dataclasses.replace(file, tuning=whole, fixed_nodes=1)
 
 
-def _without_loading(file: StudyFile, record: StudyRecord) -> StudyFile:
-    """The study in the recorded world, with the time that is left once the training code is loaded."""
+def _without(file: StudyFile, record: StudyRecord, lead: _Lead, paid_usd: float) -> StudyFile:
+    """The study in the recorded world, with the time and money that are left when a policy can begin."""
     limits = file.tuning.limits
-    left_s = None if limits.deadline_s is None else max(limits.deadline_s - record.loading_s, 1.0)
+    left = dataclasses.replace(
+        limits,
+        deadline_s=None if limits.deadline_s is None else max(limits.deadline_s - lead.wait_s, 1.0),
+        budget_usd=None if limits.budget_usd is None else max(limits.budget_usd - paid_usd, 0.0),
+    )
     return dataclasses.replace(
         file,
         sampler="random",
-        tuning=dataclasses.replace(file.tuning, limits=dataclasses.replace(limits, deadline_s=left_s)),
+        tuning=dataclasses.replace(file.tuning, limits=left),
         world=WorldSpec(curves=record.curves.name, profile=record.profile),
     )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(fmean(values), pstdev(values))
 
 
 def _values(trial: JobHistory) -> tuple[float | None, ...]:
@@ -225,67 +275,3 @@ def _notes(file: StudyFile, recorded: Mapping[int, RecordedTrial]) -> tuple[str,
             f"{never} of {study.trials} trials never showed an epoch; they get curves of those that did."
         )
     return tuple(notes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Timed epochs taken apart: log epoch time = trial + workers + deviation."""
-
-    by_trial: Mapping[int, float]
-    """exp(trial): time of an epoch with one worker, by the trial's number."""
-    scaling: Scaling
-    epoch_sd: float
-
-    @staticmethod
-    def of(trials: Sequence[JobHistory], believed: Scaling) -> _Times:
-        timed = [
-            (row, result.workers, math.log(result.epoch_s))
-            for row, trial in enumerate(trials)
-            for result in trial.results
-            if result.epoch_s
-        ]
-        if not timed:
-            return _Times({}, believed, 0.0)
-        rows = sorted({row for row, _, _ in timed})
-        counts = sorted({workers for _, workers, _ in timed} - {1})
-        columns = {("trial", row): index for index, row in enumerate(rows)}
-        columns |= {("workers", workers): len(rows) + index for index, workers in enumerate(counts)}
-        matrix = np.zeros((len(timed) + len(counts), len(columns)))
-        target = np.zeros(len(timed) + len(counts))
-        for index, (row, workers, log_s) in enumerate(timed):
-            matrix[index, columns["trial", row]] = 1.0
-            if workers > 1:
-                matrix[index, columns["workers", workers]] = 1.0
-            target[index] = log_s
-        for index, workers in enumerate(counts, start=len(timed)):
-            matrix[index, columns["workers", workers]] = BELIEF_WEIGHT
-            target[index] = -BELIEF_WEIGHT * math.log(believed.speedup(workers))
-        solved = np.linalg.lstsq(matrix, target, rcond=None)[0]
-        errors = (matrix @ solved - target)[: len(timed)]
-        seen = {workers: math.exp(-solved[columns["workers", workers]]) for workers in counts}
-        return _Times(
-            {row: math.exp(solved[columns["trial", row]]) for row in rows},
-            _corrected(believed, seen),
-            float(errors.std()),
-        )
-
-    def relative(self, row: int) -> float | None:
-        return self.by_trial[row] / fmean(self.by_trial.values()) if row in self.by_trial else None
-
-    def profile(self, believed: Profile) -> Profile:
-        """The true speeds; as believed where no epoch was timed."""
-        if not self.by_trial:
-            return believed
-        times_s = list(self.by_trial.values())
-        latency = Latency(
-            epoch_s=fmean(times_s),
-            trial_sd=float(np.std(times_s) / np.mean(times_s)),
-            epoch_sd=self.epoch_sd,
-        )
-        return dataclasses.replace(believed, latency=latency, scaling=self.scaling)
-
-
-def _corrected(believed: Scaling, seen: Mapping[int, float]) -> Scaling:
-    """The speed-up that was seen, and the believed one for other numbers of workers."""
-    points = {**dict(believed.points), **seen, 1: 1.0}
-    return dataclasses.replace(believed, points=tuple(sorted(points.items())))

@@ -53,6 +53,10 @@ class Course:
     """How many refusals were taken note of."""
     again_s: float | None = None
     """When nodes are asked for again, all of the stage's having been refused; None: as soon as needed."""
+    in_vain: int = 0
+    """How often in a row that was: until a node comes."""
+    whole: StagePlan | None = None
+    """The stage as planned, if it is done on less; that is asked for again where nothing comes at all."""
 
     kept: list[str] = field(default_factory=list)
     """The stage's nodes, those to come included."""
@@ -164,8 +168,20 @@ class Course:
 
     def stand_by(self, until_s: float, why: str) -> None:
         """There is no node, and none will come: nobody runs until nodes are asked for again."""
+        self.stages[self.stage], self.whole = self.whole or self.plan, None
         self.slots, self.runs, self.homes = [], {}, {}
         self.again_s, self.check_s, self.short = until_s, None, why
+
+    def cut_down(self, stage: StagePlan) -> None:
+        """Do the stage in another way, for want of nodes."""
+        self.whole = self.whole or self.plan
+        self.stages[self.stage] = stage
+
+    def adopt(self, stage: int, stages: Sequence[StagePlan], footing: Footing) -> None:
+        """A new plan from a stage on."""
+        self.stages[stage:] = stages
+        self.footing, self.whole = footing, None
+        self.replans += 1
 
     def give_up_idle(self) -> None:
         """Keep only the slots in use, and their nodes."""

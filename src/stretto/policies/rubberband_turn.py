@@ -19,7 +19,7 @@ from stretto.policies.common import explain, requested_batch
 from stretto.policies.rubberband_course import Course, Footing, cut_to, own_nodes, usable
 from stretto.policies.rubberband_ledger import note_nodes, note_work
 from stretto.policies.rubberband_outlook import epoch_s, finish_s, observed, steady_s
-from stretto.policies.rubberband_short import on_fewer, refusal_text
+from stretto.policies.rubberband_short import again_at_s, again_text, on_fewer, refusal_text
 from stretto.policies.trials import is_diverged, metric_text
 
 CHECKS = 8
@@ -52,7 +52,9 @@ class Turn:
         """Take note of everything new, and go on from there."""
         course = self.course
         note_nodes(self.tuning, course, self.view)
-        if course.again_s is not None and (self.view.now_s >= course.again_s or self._here()):
+        if self._here():
+            course.again_s, course.in_vain = None, 0
+        elif course.again_s is not None and self.view.now_s >= course.again_s:
             course.again_s = None
         if not course.slots and course.again_s is None:
             self._lay_out()
@@ -114,7 +116,9 @@ class Turn:
             return
         dropped, text = course.expect_less(refused), refusal_text(fresh, refused, planned)
         if not course.kept:
-            course.stand_by(self.view.now_s + self._pause_s(), text)
+            course.in_vain += 1
+            at_s = again_at_s(fresh[-1].t_s, self.view.now_s, course.in_vain, self.tuning.limits.deadline_s)
+            course.stand_by(at_s, text)
         elif course.give_up_slots(dropped) and self._left():
             self._go_on_with(len(course.kept), f"{text}; it goes on with {len(course.kept)}.")
 
@@ -128,7 +132,7 @@ class Turn:
         """The rest of the stage on so many nodes, some of which may be still to come."""
         course, left = self.course, self._left()
         stage = on_fewer(self.tuning, course.plan, left, nodes, course.footing.slowness)
-        course.stages[course.stage] = stage
+        course.cut_down(stage)
         held = {trial: self.jobs[trial].allocation for trial in course.living if trial not in course.done}
         course.was.update(
             (trial, dict(allocation.workers)) for trial, allocation in held.items() if allocation
@@ -189,8 +193,8 @@ class Turn:
             )
         if self._drifted({trial: speeds[trial] for trial in best if trial in speeds}):
             start = self._progress(course.stage + 1, best, 0, speeds)
-            self._adopt(course.stage + 1, *self.replan(start, fmean(speeds.values())))
-        course.stage += 1
+            course.adopt(course.stage + 1, *self.replan(start, fmean(speeds.values())))
+        course.stage, course.whole = course.stage + 1, None
         course.living, course.done = best, {}
         self._lay_out()
 
@@ -227,7 +231,7 @@ class Turn:
         start = self._progress(course.stage, course.living, max(int(behind), 0), speeds)
         stages, footing = self.replan(start, slowness)
         stages[0] = replace(stages[0], first_epoch=old.first_epoch)
-        self._adopt(course.stage, stages, footing)
+        course.adopt(course.stage, stages, footing)
         if _holding(course.plan) != _holding(old):
             course.was.update((job.id, dict(job.allocation.workers)) for job in alive if job.allocation)
             self._lay_out()
@@ -250,22 +254,10 @@ class Turn:
             trial_factors=tuple(speeds[trial] / mean for trial in trials if trial in speeds),
         )
 
-    def _adopt(self, stage: int, stages: list[StagePlan], footing: Footing) -> None:
-        self.course.stages[stage:] = stages
-        self.course.footing = footing
-        self.course.replans += 1
-
     def _patience_s(self) -> float:
         """Nodes that take longer than this are not waited for while others stand idle."""
         queue, init = self.tuning.profile.queue_s, self.tuning.profile.init_s
         return 60.0 + 2.0 * (queue.mean + init.mean + 3.0 * (queue.sd + init.sd))
-
-    def _pause_s(self) -> float:
-        """Before nodes that were all refused are asked for again: there may be a deadline to meet."""
-        deadline_s = self.tuning.limits.deadline_s
-        if deadline_s is None:
-            return self._patience_s()
-        return min(self._patience_s(), max((deadline_s - self.view.now_s) / 10.0, 5.0))
 
     def _make_do(self) -> None:
         """Where no trial can run because nodes do not come, those that are here must be enough."""
@@ -332,15 +324,13 @@ class Turn:
             return f"{stage}: at its last epoch, {plan.last_epoch}, it waits for the others."
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
             if course.again_s is not None:
-                return (
-                    f"{stage}: {course.short}; they are asked for again at {format_duration(course.again_s)}."
-                )
+                return f"{stage}: {course.short}{again_text(course.in_vain, course.again_s)}"
             if course.to_come:
                 return f"{stage}: {course.to_come} of {len(course.kept)} nodes ({plan.instance}) are to come."
             return f"{stage}: {len(course.slots)} trials run at once, and all places are taken."
         gpus = sum(course.slots[course.runs[job.id]].values())
         return (
-            f"{stage}, to epoch {plan.last_epoch}: {counted(gpus, 'GPU')} each on "
+            f"{stage}, to epoch {plan.last_epoch}: {counted(gpus, 'slot')} each on "
             f"{counted(len(course.kept), 'node')} "
             f"({plan.instance}). {course.short or course.footing.text}"
         )

@@ -34,6 +34,7 @@ from stretto.substrate.fleet_nodes import (
     Step,
 )
 from stretto.substrate.fleet_record import Record
+from stretto.substrate.fleet_refusals import Refusals
 from stretto.worlds.cloud import node_name
 
 
@@ -68,6 +69,7 @@ class Fleet:
         """Keys of nodes that were given back, or up, and still show."""
         self._seen: dict[str, SeenNode] = {}
         self._number = 0
+        self._refusals = Refusals()
         self._settled = False
         """Whether it is known which nodes this run has: before that, nothing is thought to be left over."""
 
@@ -96,6 +98,13 @@ class Fleet:
         """The instance of every node that was asked for and is here or on the way, by name."""
         nodes = [here.node for here in self._here.values()] + [one.node for one in self._coming.values()]
         return {node.id: node.instance for node in nodes if node.instance}
+
+    @property
+    def hopeless(self) -> Refusals | None:
+        """What was refused, again and again, where there never was a node and none is on the way."""
+        sizes = {kind.slots for kind in self._kinds.values()}
+        of_use = any(here.node.gpus in sizes for here in self._here.values())
+        return self._refusals if self._refusals.hopeless and not of_use and not self._coming else None
 
     def wish(self, wish: Wish, t_s: float) -> Step:
         """Take back what is on the way and not wanted any more; ask for what is missing.
@@ -189,6 +198,7 @@ class Fleet:
             node.id: Coming(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
         }
         self._wish = self._known(record.wish)
+        self._refusals = record.refusals.with_one_more_try()
         # As many may have been asked for without a word of it in the record.
         self._number = record.names + sum(count for _, count in self._wish.nodes)
         step = self.see(seen, t_s)
@@ -277,16 +287,19 @@ class Fleet:
 
     def _refuse(self, failures: Mapping[str, Failure], step: Step, t_s: float) -> None:
         """Those of one kind and reason are told together, with the log of the first."""
-        logs: dict[tuple[str, str], list[str]] = {}
+        alike: dict[tuple[str, str], list[Failure]] = {}
         for name, failure in failures.items():
             instance = self._coming[name].node.instance
-            logs.setdefault((instance, failure.why), []).append(failure.log)
+            alike.setdefault((instance, failure.why), []).append(failure)
             self._take_back(name, step, t_s, never_came=True)
             self._wish = self._wish.less(instance, 1)
-        step.events += [
-            NodeRefused(t_s=t_s, instance=instance, count=len(kept), why=_with_log(why, kept[0]))
-            for (instance, why), kept in logs.items()
+        told = [
+            NodeRefused(t_s=t_s, instance=instance, count=len(those), why=those[0].words)
+            for (instance, _), those in alike.items()
         ]
+        if told and not self._coming:
+            self._refusals = self._refusals.once_more(told[-1].instance, told[-1].why)
+        step.events += told
 
     def _recognise(self) -> None:
         """Find the nodes of the record among those that are alive: by name, or any of the kind."""
@@ -349,6 +362,7 @@ class Fleet:
         coming = self._coming.pop(name)
         node = replace(coming.node, capacity=Resources(gpu=one.slots))
         self._here[name] = Here(node, one.key)
+        self._refusals = self._refusals.arrived()
         launched_s = coming.launched_s
         if launched_s is None:
             launched_s = t_s
@@ -375,7 +389,3 @@ class Fleet:
         if not self._kinds:
             return "this cluster has fixed nodes"
         return f"there are nodes of {', '.join(self._kinds)} only"
-
-
-def _with_log(why: str, log: str) -> str:
-    return f"{why} (log: {log})" if log else why

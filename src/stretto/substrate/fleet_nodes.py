@@ -89,6 +89,10 @@ class Failure:
     log: str = ""
     """Where all that it said is, if that is kept."""
 
+    @property
+    def words(self) -> str:
+        return f"{self.why} (log: {self.log})" if self.log else self.why
+
 
 @dataclass(slots=True)
 class Step:

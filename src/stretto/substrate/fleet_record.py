@@ -17,6 +17,7 @@ from stretto.core.events import (
     NodeReleased,
     RunStarted,
 )
+from stretto.substrate.fleet_refusals import Refusals
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Record:
     """Nodes that were launched, and when."""
     wish: Wish = field(default_factory=lambda: Wish(()))
     """The last one, less what was refused or lost since; what it gives back and was not seen to go."""
+    refusals: Refusals = field(default_factory=Refusals)
     names: int = 0
     """The highest number that a node's name ends with."""
 
@@ -55,6 +57,8 @@ class Record:
                 self.coming.pop(event.node.id, None)
                 self.draining.discard(event.node.id)
                 self.here[event.node.id] = event.node
+                if event.node.instance:
+                    self.refusals = self.refusals.arrived()
             case NodeLost() | NodeReleased():
                 self._miss(event.node_id)
                 self.coming.pop(event.node_id, None)
@@ -65,6 +69,8 @@ class Record:
                 self.draining.add(event.node_id)
             case NodeRefused():
                 self.wish = self.wish.less(event.instance, event.count)
+                if not self.coming:
+                    self.refusals = self.refusals.once_more(event.instance, event.why)
             case Decided() if event.wish is not None:
                 unseen = [node_id for node_id in self.wish.release if node_id in self.here]
                 self.wish = Wish(event.wish.nodes, (*unseen, *event.wish.release))

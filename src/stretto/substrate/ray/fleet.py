@@ -90,6 +90,13 @@ class RayFleet:
                 "the Ray node that this process belongs to is gone.",
                 remedy="Give the same command on another node of the cluster: the run goes on from there.",
             )
+        vain = self._fleet.hopeless  # since the last look, so that what was refused has been told
+        if vain is not None:
+            raise InputError(
+                f"no {vain.instance} came; each was refused, {vain.times} times in a row: {vain.why}.",
+                remedy="Mend what brings nodes up, and give the same command: the run goes on. "
+                "[ray] in the study may be changed for that.",
+            )
         return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s))]
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:

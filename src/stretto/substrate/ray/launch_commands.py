@@ -85,6 +85,10 @@ class CommandLauncher:
         """Of nodes that are being released, with their ids in Ray."""
         self._unended: dict[str, str] = {}
         """Nodes whose release has failed, and their ids in Ray."""
+        self._given_up: dict[str, _Launched] = {}
+        """Nodes that were released before they came. They may still come."""
+        self._late: dict[str, str] = {}
+        """Nodes that came while they were being released, and their ids in Ray."""
         self._unwanted: set[str] = set()
         """All that were to be let go of: how their launch commands end is no failure."""
         self._failed: set[str] = set()
@@ -112,7 +116,16 @@ class CommandLauncher:
         threading.Thread(target=self._watch, args=(name, process), name=f"launch {name}", daemon=True).start()
 
     def release(self, name: str, ray_id: str) -> None:
-        if name in self._endings or name not in self._launched:
+        """A node that was let go of before it came, and comes all the same, is let go of once more."""
+        if name in self._endings:
+            if ray_id and not self._endings[name][1]:
+                self._late[name] = ray_id
+            return
+        if ray_id and name in self._given_up:
+            self._take_up(name)
+        if name not in self._launched:
+            if ray_id and name not in self._unwanted:
+                _warn_of(name, "nothing is written down of how it was launched")
             return
         self._unwanted.add(name)
         launched = self._launched[name]
@@ -129,8 +142,20 @@ class CommandLauncher:
         self._tidy()
         for name, ray_id in self._unended.items():
             self.release(name, ray_id)
-        for thread, _ in self._endings.values():
-            thread.join()
+        while self._endings:
+            for thread, _ in self._endings.values():
+                thread.join()
+            self._tidy()
+
+    def _take_up(self, name: str) -> None:
+        """Unless its number is another's by now, which a release command would hit in its stead."""
+        launched = self._given_up.pop(name)
+        taken = launched.number in {one.number for one in self._launched.values()}
+        if taken and "{number" in self._commands.release:
+            _warn_of(name, f"its number, {launched.number}, is another node's by now")
+            return
+        self._launched[name] = launched
+        _write(self._record(name), launched)
 
     def _tidy(self) -> None:
         ended = [(name, ray_id) for name, (thread, ray_id) in self._endings.items() if not thread.is_alive()]
@@ -140,8 +165,13 @@ class CommandLauncher:
             if self._record(name).exists():
                 self._unended[name] = ray_id
             else:
-                del self._launched[name]
+                launched = self._launched.pop(name)
                 self._unended.pop(name, None)
+                if not ray_id:
+                    self._given_up[name] = launched
+        late, self._late = self._late, {}
+        for name, ray_id in late.items():
+            self.release(name, ray_id)
 
     def _record(self, name: str) -> Path:
         return self._folder / f"{name}.json"
@@ -222,6 +252,12 @@ class CommandLauncher:
         with contextlib.suppress(OSError):  # it goes with the node
             text = self._log(name).read_text(encoding="utf-8", errors="replace")
         return " ".join(text.split())[-_SHOWN:] or "it printed nothing"
+
+
+def _warn_of(name: str, why: str) -> None:
+    logging.getLogger(__name__).warning(
+        "Node %s came though nobody waits for it, and may cost. End it yourself: %s.", name, why
+    )
 
 
 def _ended(code: int) -> str:
