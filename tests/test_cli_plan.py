@@ -125,9 +125,11 @@ def test_without_any_limit_the_trade_off_is_shown(stretto: StudyCommand, tmp_pat
     assert found["deadline_s"] is found["budget_usd"] is None
 
 
-@pytest.mark.parametrize("limit", [("--deadline", "3m"), ("--budget", "0.5")])
+@pytest.mark.parametrize(
+    ("limit", "followed"), [(("--deadline", "3m"), "earliest"), (("--budget", "0.5"), "cheapest")]
+)
 def test_an_infeasible_study_says_what_would_do(
-    stretto: StudyCommand, tmp_path: Path, limit: tuple[str, str]
+    stretto: StudyCommand, tmp_path: Path, limit: tuple[str, str], followed: str
 ) -> None:
     path = write(tmp_path / "study.toml", NO_LIMITS)
     code, out, _ = stretto("plan", path, *limit)
@@ -136,7 +138,7 @@ def test_an_infeasible_study_says_what_would_do(
     assert re.search(r"The earliest deadline that can be kept is \d+m \d+s, for \$\d", out)
     assert re.search(r"the cheapest plan costs \$\d+\.\d\d and takes \d+m", out)
     assert "| earliest" in out
-    assert "Stages of the earliest plan" in out
+    assert f"Stages of the {followed} plan" in out
     found = stretto.json("plan", path, *limit, code=1)
     assert found["feasible"] is False
     assert found["cost_usd"] is None

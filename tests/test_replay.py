@@ -131,6 +131,22 @@ def test_loading_the_training_code_counts_once() -> None:
     assert again.result.finished_s == pytest.approx(done.result.finished_s + 100.0, rel=0.06)
 
 
+def test_loading_costs_who_rents_nothing() -> None:
+    _, events = recorded("rubberband", NO_LIMITS)
+    first = next(n for n, event in enumerate(events) if isinstance(event, JobReported) and event.resize_s)
+    slow = events[first]
+    assert isinstance(slow, JobReported)
+    assert slow.resize_s is not None
+    later = [*events]
+    later[first] = replace(slow, resize_s=slow.resize_s + 100.0)
+    usual, loaded = (
+        replay_study(study_file(NO_LIMITS), some, ["rubberband"], seed=SEED)[0].result
+        for some in (events, later)
+    )
+    assert loaded.finished_s == pytest.approx(usual.finished_s + 100.0, rel=0.06)
+    assert loaded.cost_usd == pytest.approx(usual.cost_usd, rel=0.03)
+
+
 def at_once(events: list[Event]) -> list[Event]:
     """The same run, where nobody saw how long nodes took."""
     return [

@@ -46,6 +46,7 @@ from stretto.journal.sqlite import SqliteJournal
 from stretto.planning.forecast import Estimate
 from stretto.report.figures_gantt import Groups, gpus_over_time
 from stretto.report.figures_nodes import IDLE, STARTING, UNDRIVEN
+from stretto.report.plotting import time_unit
 from stretto.report.run_page import write_run_page
 from stretto.report.run_text import ranked, tune_text
 from stretto.report.slots import rows_of, stays_of
@@ -220,6 +221,14 @@ def test_nodes_are_drawn_while_they_start_and_while_they_are_there() -> None:
     assert bars(figure, IDLE[0]) == [(8.0, 20.0), (30.0, 44.0)], "not while nobody drove the run"
     hover = [one.customdata[0][1] for one in figure.data if one.customdata is not None]
     assert hover[-1] == "1 slot, batch 1"
+
+
+def test_nodes_that_nobody_gave_back_are_drawn_to_the_end_of_the_run() -> None:
+    history = rented()
+    nodes = tuple(dataclasses.replace(one, end_s=math.inf) for one in history.nodes)
+    unreleased = dataclasses.replace(history, nodes=nodes)
+    figure = gpus_over_time(unreleased, (), ALL_ALIKE, 500.0, slot="slot")
+    assert bars(figure, IDLE[0])[-1][1] * time_unit(500.0).seconds == pytest.approx(history.end_s, abs=0.01)
 
 
 def test_bars_of_trials_have_the_colours_of_the_legend(here: Path) -> None:

@@ -20,16 +20,18 @@ from stretto.core.events import (
     JobFailed,
     JobFinished,
     JobReported,
+    JobRetried,
     JobSubmitted,
     NodeAdded,
     NodeDraining,
     NodeLost,
     NodeRefused,
     NodeReleased,
+    RunResumed,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
-from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
 from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.models.belief import StatedBelief
@@ -124,6 +126,33 @@ class TestService:
         assert job_at(state, 99.0).age_s == 99.0
         assert state.instructions == 3
         assert state.memory == {"asked": 30.0}
+
+    def test_the_age_of_an_epoch_counts_from_when_the_job_trains(self) -> None:
+        started = JobReported(t_s=17.0, job_id="a", work_done=0.1, epoch=0, resize_s=4.0)
+        result = JobReported(
+            t_s=30.0, job_id="a", work_done=1.0, epoch=1, results=(Result(1, 0.5, 16.0, 2, 1),)
+        )
+        events: list[Event] = [submitted("a"), decided(10.0, (Action.START, "a", HERE))]
+        assert (job_at(fold(events), 15.0).start_age_s, job_at(fold(events), 15.0).epoch_age_s) == (5.0, None)
+        assert job_at(fold([*events, started]), 18.0).epoch_age_s == 4.0
+        assert job_at(fold([*events, started, result]), 33.0).epoch_age_s == 3.0
+
+    @pytest.mark.parametrize(
+        "again",
+        [
+            RunResumed(t_s=3711.0, down_s=3600.0),
+            JobRetried(t_s=3711.0, job_id="a", attempt=1, error="lost"),
+            decided(3711.0, (Action.RESIZE, "a", on_nodes({"0": 1})), first=2),
+        ],
+        ids=lambda event: str(event.kind),
+    )
+    def test_what_was_done_of_an_epoch_is_void_when_a_job_begins_anew(self, again: Event) -> None:
+        events: list[Event] = [submitted("a"), decided(10.0, (Action.START, "a", HERE))]
+        events.append(JobReported(t_s=17.0, job_id="a", work_done=0.1, epoch=0, resize_s=4.0))
+        job = job_at(fold([*events, again]), 3715.0)
+        assert (job.start_age_s, job.epoch_age_s) == (4.0, None)
+        started = JobReported(t_s=3722.0, job_id="a", work_done=0.1, epoch=0, resize_s=10.0)
+        assert job_at(fold([*events, again, started]), 3722.0).epoch_age_s == 1.0
 
     def test_restarts_exclude_the_first_start_and_batch_changes(self) -> None:
         told = [

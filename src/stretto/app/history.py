@@ -190,7 +190,7 @@ class _Cluster:
                 for node in event.nodes:
                     stay = self._come(node, event.t_s)
                     stay.ready_s, stay.came = event.t_s, False
-            case NodeLaunched():
+            case NodeLaunched() if event.node.id not in self._here:
                 self._come(event.node, event.t_s)
             case NodeAdded():
                 stay = self._here.get(event.node.id) or self._come(event.node, event.t_s - event.init_s)

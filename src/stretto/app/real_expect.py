@@ -101,7 +101,7 @@ def _planned(tuning: Tuning, policy: RubberBand, seed: int, start: Progress | No
     with one_blas_thread():
         outcome = plan_by(tuning.limits)
         planning_s = time.perf_counter() - began_s
-        if not outcome.keeps(_nearer(tuning.limits, planning_s + BEGIN_S)):
+        if not outcome.keeps_deadline(_nearer(tuning.limits, planning_s + BEGIN_S)):
             outcome = plan_by(_nearer(tuning.limits, 2 * planning_s + BEGIN_S))
             planning_s = time.perf_counter() - began_s
     plan = outcome.followed(tuning.limits).plan

@@ -3,8 +3,9 @@
 A study is replayed with the trials it had, in the order it drew them. True speeds come from its timed epochs:
 log epoch time = trial + workers, by least squares, where the profile's speed-up stands in for numbers of
 workers that were not seen. A start takes what starts took; loading the training code, once, is added to every
-policy's finish. Nodes that are rented take as long to come as they did in the run; a policy that does not
-rent waits for its nodes once, before it begins, and pays for their start.
+policy's finish, and to the cost of those that hold all nodes from the start. Nodes that are rented take as
+long to come as they did in the run; a policy that does not rent waits for its nodes once, before it begins,
+and pays for their start.
 """
 
 from __future__ import annotations
@@ -117,15 +118,26 @@ def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | Non
         study=file.tuning.study,
         actual=tune_result(folder, ending_of(folder)),
         replayed=replay_study(file, events, policies, seed=spec.seed, options=options),
-        notes=(*record.curves.notes, *_conditions(record, moved=bool(spec.past_limits))),
+        notes=(
+            *record.curves.notes,
+            *_conditions(
+                record, moved=bool(spec.past_limits), rented=_all_rent(file, policies, options or {})
+            ),
+        ),
     )
 
 
-def _conditions(record: StudyRecord, *, moved: bool) -> Iterator[str]:
+def _all_rent(file: StudyFile, policies: Iterable[str], options: Options) -> bool:
+    return all(
+        rents_nodes(make_policy(name, options=options.get(name), tuning=file.tuning)) for name in policies
+    )
+
+
+def _conditions(record: StudyRecord, *, moved: bool, rented: bool) -> Iterator[str]:
     """What other policies are told or spared."""
     if moved:
         yield "Its limits were raised on the way; others know the last ones from the start."
-    if record.delays is not None:
+    if record.delays is not None and not rented:
         took = format_duration(record.delays.queue_s.mean + record.delays.init_s.mean)
         yield (
             f"Its nodes took {took} to come on average; a policy that does not rent waits so long "
@@ -198,8 +210,9 @@ def _replay(
 ) -> Replayed:
     rents = rents_nodes(make_policy(policy, options=options, tuning=file.tuning))
     lead, machine = _Lead.of(record, rents=rents), file if rents else _on_one_machine(file)
-    held_usd_per_s = machine.tuning.instances[0].usd_per_hour * machine.fixed_nodes / HOUR_S
-    world = _without(machine, record, lead, 0.0 if rents else held_usd_per_s * lead.paid_s)
+    usd_per_s = machine.tuning.instances[0].usd_per_hour * machine.fixed_nodes / HOUR_S
+    paid_usd = 0.0 if rents else usd_per_s * lead.paid_s
+    world = _without(machine, record, lead, paid_usd)
     run = simulate_study(world, record.curves, policy, seed=seed, options=options)
     seen = Counter(
         record.curves.origin(trial.job.config, result.epoch)
@@ -210,7 +223,7 @@ def _replay(
         run.result,
         deadline_s=file.tuning.limits.deadline_s,
         finished_s=run.result.finished_s + lead.wait_s,
-        cost_usd=run.result.cost_usd + held_usd_per_s * lead.paid_s,
+        cost_usd=run.result.cost_usd + paid_usd,
     )
     return Replayed(result=result, shares={origin: seen[origin] / max(seen.total(), 1) for origin in Origin})
 

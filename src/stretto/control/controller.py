@@ -42,8 +42,6 @@ PATIENCE = 10
 """Decisions in a row that start nothing, on a cluster where nothing runs, before a run counts as stalled."""
 PATIENCE_WITH_WAKERS = 1000
 """The same for a policy that says when it wants to be asked again: it waits for something."""
-_NO_OPTIONS = frozenset({"oracle", "agreed"})
-"""Fields of a policy that do not make it another: how it knows the truth, and what was planned before."""
 
 
 class Limit(Protocol):
@@ -296,7 +294,7 @@ def _options(name: str, holder: object) -> Iterator[tuple[str, str]]:
         return
     for field in dataclasses.fields(holder):
         value = getattr(holder, field.name)
-        if field.name in _NO_OPTIONS:
+        if field.name == "oracle" or not field.compare:
             continue
         if dataclasses.is_dataclass(value):
             yield from _options(f"{name}.{field.name}", value)

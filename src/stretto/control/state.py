@@ -23,6 +23,7 @@ from stretto.core.events import (
     NodeLost,
     NodeRefused,
     NodeReleased,
+    RunResumed,
     RunStarted,
     WorkerLost,
 )
@@ -48,7 +49,10 @@ class JobState:
     attained_gpu_s: float = 0.0
     counted_until_s: float = 0.0
     held_s: float = 0.0
-    epoch_since_s: float = 0.0
+    begun_s: float = 0.0
+    """When its last start or resize was asked for, or begun anew."""
+    epoch_since_s: float | None = None
+    """When it began the epoch it is in; None until it is known to train again."""
     work_done: float = 0.0
     epoch: int = 0
     results: tuple[Result, ...] = ()
@@ -58,11 +62,16 @@ class JobState:
         """From now on the job holds `allocation`; what it held until now is added up."""
         self.attained_gpu_s += self.gpus * (t_s - self.counted_until_s)
         self.held_s += (t_s - self.counted_until_s) if self.allocation else 0.0
-        self.counted_until_s = self.epoch_since_s = t_s
+        self.counted_until_s = t_s
+        self.begin(t_s)
         self.allocation = allocation
         self.gpus = allocation.gpus(self.job)
         if not allocation:
             self.batch = None
+
+    def begin(self, t_s: float) -> None:
+        """What it did of an epoch so far counts no more."""
+        self.begun_s, self.epoch_since_s = t_s, None
 
     def view(self, now_s: float) -> JobView:
         since_s = now_s - self.counted_until_s
@@ -73,7 +82,8 @@ class JobState:
             age_s=now_s - self.job.submit_s,
             attained_gpu_s=self.attained_gpu_s + self.gpus * since_s,
             held_s=self.held_s + since_s if self.allocation.workers else self.held_s,
-            epoch_age_s=max(now_s - self.epoch_since_s, 0.0) if self.allocation.workers else 0.0,
+            start_age_s=now_s - self.begun_s,
+            epoch_age_s=None if self.epoch_since_s is None else now_s - self.epoch_since_s,
             restarts=max(0, self.starts - 1),
             work_done=self.work_done,
             epoch=self.epoch,
@@ -120,7 +130,7 @@ class RunState:
         match event:
             case JobSubmitted():
                 self._submit(event.job)
-            case JobReported() | JobFinished() | JobFailed() | WorkerLost() | CheckpointSaved():
+            case JobReported() | JobRetried() | JobFinished() | JobFailed() | WorkerLost():
                 if event.job_id in self.jobs:  # else it was stopped, and this was still on its way
                     self._heard_of(event)
             case RunStarted():
@@ -132,10 +142,16 @@ class RunState:
             case NodeRefused():
                 self.refused += (event,)
                 self._expect_less(event.instance, event.count)
-            case NodeLaunched() | JobRetried() | JobNoted():
+            case RunResumed():
+                self._begin_all(event.t_s)
+            case NodeLaunched() | CheckpointSaved() | JobNoted():
                 pass
 
-    def _heard_of(self, event: JobReported | JobFinished | JobFailed | WorkerLost | CheckpointSaved) -> None:
+    def _begin_all(self, t_s: float) -> None:
+        for state in self.jobs.values():
+            state.begin(t_s)
+
+    def _heard_of(self, event: JobReported | JobRetried | JobFinished | JobFailed | WorkerLost) -> None:
         match event:
             case JobReported():
                 self._report(event)
@@ -145,8 +161,8 @@ class RunState:
                 self.jobs.pop(event.job_id)
             case WorkerLost():
                 self.jobs[event.job_id].hold(event.t_s, NOTHING)
-            case CheckpointSaved():
-                pass
+            case JobRetried():
+                self.jobs[event.job_id].begin(event.t_s)
 
     def _submit(self, job: Job) -> None:
         observed = Observations()
@@ -167,7 +183,7 @@ class RunState:
         if event.resize_s is not None:
             state.observed.resizes_s.append(event.resize_s)
             state.start_times_s += (event.resize_s,)
-            state.epoch_since_s = max(state.epoch_since_s, state.counted_until_s + event.resize_s)
+            state.epoch_since_s = max(state.epoch_since_s or 0.0, state.begun_s + event.resize_s)
 
     def _remember(self, state: JobState) -> None:
         """A finished job's observations become the prior of its application."""

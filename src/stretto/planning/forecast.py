@@ -71,8 +71,8 @@ class Outcome:
         """
         return self.chosen or (self.cheapest if limits.deadline_s is None else self.earliest)
 
-    def keeps(self, limits: Limits) -> bool:
-        """Whether that plan does now that the deadline is nearer; one that never did is as good as ever."""
+    def keeps_deadline(self, limits: Limits) -> bool:
+        """Whether that plan does now that it is nearer; one that never did is as good as ever."""
         deadline_s, chosen = limits.deadline_s, self.chosen
         return deadline_s is None or chosen is None or chosen.due_s <= deadline_s
 

@@ -35,8 +35,10 @@ class JobView:
     """GPU seconds held so far, starting and resizing included."""
     held_s: float = 0.0
     """Time it held GPUs so far, starting and resizing included."""
-    epoch_age_s: float = 0.0
-    """Of a job that runs: time since its last result, or since the start or resize after it was done."""
+    start_age_s: float = 0.0
+    """Time since its last start or resize was asked for."""
+    epoch_age_s: float | None = None
+    """Time since it began the epoch it is in; None until it is known to train."""
     restarts: int
     """Starts and resizes so far, the first start excluded."""
     work_done: float

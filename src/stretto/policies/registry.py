@@ -38,7 +38,7 @@ BUILT_IN = {
 Options = Mapping[str, Mapping[str, str]]
 """Option texts by policy and option name."""
 
-_NOT_OPTIONS = {"oracle", "tuning", "agreed", "interval_s"}
+_NOT_OPTIONS = {"oracle", "tuning", "interval_s"}
 
 
 def policy_names() -> list[str]:
@@ -75,7 +75,9 @@ def make_policy(
     kind = _load(name)
     hints = typing.get_type_hints(kind)
     allowed = {
-        field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name not in _NOT_OPTIONS
+        field.name: hints[field.name]
+        for field in dataclasses.fields(kind)
+        if field.compare and field.name not in _NOT_OPTIONS
     }
     values: dict[str, Any] = {
         option: _value(name, option, text, allowed) for option, text in (options or {}).items()

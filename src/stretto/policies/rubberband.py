@@ -10,7 +10,7 @@ that are here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar
 
@@ -42,8 +42,8 @@ class RubberBand:
     """Limits are kept with probability q (`quantile`), or on average (`mean`), as published."""
     replan: float = 0.15
     """Plan again when the finish is off the forecast by more than this share of the time; 0: never."""
-    agreed: Outcome | None = None
-    """What was planned before, and shown; it is followed if it still keeps the limits as the run begins."""
+    agreed: Outcome | None = field(default=None, compare=False)
+    """What was planned before, and shown; it is followed if it still keeps the deadline as the run begins."""
     interval_s: float = 600.0
 
     name: ClassVar[str] = "rubberband"
@@ -75,7 +75,7 @@ class RubberBand:
 
     def _begin(self, view: ClusterView, rng: np.random.Generator) -> Course:
         start = beginning(self.tuning, view.nodes)
-        if self.agreed is not None and self.agreed.keeps(self.tuning.limits):
+        if self.agreed is not None and self.agreed.keeps_deadline(self.tuning.limits):
             stages, footing = laid_out(self.agreed, self.tuning, self.rule, start=start)
         else:
             stages, footing = make_plan(self.tuning, rng, self.planner, self.rule, start=start)

@@ -93,6 +93,13 @@ def finish_s(
     return now_s + _stage_left_s(tuning, course, jobs, slowness) + later_s
 
 
+def _trained_s(job: JobView, start_s: float) -> float:
+    """How long a trial has been at its epoch; it is taken to train once it has had the time to start."""
+    if not job.allocation.workers:
+        return 0.0
+    return max(job.start_age_s - start_s, 0.0) if job.epoch_age_s is None else job.epoch_age_s
+
+
 def _stage_left_s(tuning: Tuning, course: Course, jobs: Mapping[str, JobView], slowness: float) -> float:
     """Trials that wait take the slot that is free first."""
     stage, start_s = course.plan, tuning.profile.start_s
@@ -101,7 +108,7 @@ def _stage_left_s(tuning: Tuning, course: Course, jobs: Mapping[str, JobView], s
     def left_s(trial: str) -> float:
         epochs = stage.last_epoch - max(jobs[trial].epoch, stage.first_epoch - 1)
         each_s = epoch_s(tuning, stage, own.get(trial, slowness))
-        return epochs * each_s - min(jobs[trial].epoch_age_s, each_s) if epochs else 0.0
+        return epochs * each_s - min(_trained_s(jobs[trial], start_s), each_s) if epochs else 0.0
 
     busy = [left_s(trial) for trial in course.runs if trial in jobs]
     idle = max(len(course.slots) - len(busy), 0)

@@ -29,11 +29,11 @@ class _Piece:
 def node_bars(history: History, rows: Rows, end_s: float, unit: TimeUnit) -> Iterator[Any]:
     """Bars of nodes that were not there from the start: while they start up, and where nobody uses them.
 
-    They leave out when nobody drove the run.
+    They leave out when nobody drove the run, and end with it.
     """
-    came = [stay for stay in history.nodes if stay.came]
-    starting = [_Piece(one.node.id, one.start_s, min(one.ready_s, one.end_s, end_s)) for one in came]
-    there = [_Piece(one.node.id, one.ready_s, min(one.end_s, end_s)) for one in came]
+    came, until_s = [stay for stay in history.nodes if stay.came], min(history.end_s, end_s)
+    starting = [_Piece(one.node.id, one.start_s, min(one.ready_s, one.end_s, until_s)) for one in came]
+    there = [_Piece(one.node.id, one.ready_s, min(one.end_s, until_s)) for one in came]
     for (name, colour), pieces in ((STARTING, starting), (IDLE, there)):
         shown = [part for piece in pieces for part in _driven(piece, history.gaps)]
         if drawn := [piece for piece in shown if piece.node in rows.nodes]:

@@ -20,9 +20,10 @@ SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best 
 def plan_text(tuning: Tuning, outcome: Outcome, unit: str = "") -> str:
     """The whole answer, for a terminal or for pasting; `unit` is what trials get, where that is known."""
     parts = [verdict(tuning, outcome), _trade_off(outcome, unit)]
-    shown = outcome.chosen or outcome.earliest
-    what = "the chosen plan" if outcome.chosen else "the earliest plan"
-    parts.append(f"Stages of {what}:\n\n{stage_table(shown.plan, unit)}")
+    shown = outcome.followed(tuning.limits)
+    instead = "cheapest" if tuning.limits.deadline_s is None else "earliest"
+    name = "chosen" if outcome.chosen else instead
+    parts.append(f"Stages of the {name} plan:\n\n{stage_table(shown.plan, unit)}")
     if is_priced(tuning):
         parts.append(f"Mean cost against mean finish:\n\n{frontier_plot(outcome)}")
     parts.append("\n".join(closing(tuning, outcome)))

@@ -18,6 +18,7 @@ class _Coming:
 
     t_s: float
     number: int
+    is_ready: bool
     event: NodeLaunched | NodeAdded = field(compare=False)
 
     @property
@@ -78,8 +79,9 @@ class SimCloud:
             begun_s = now_s + launch.queue_s
             ready_s = begun_s + launch.init_s
             added = NodeAdded(t_s=ready_s, node=node, queue_s=launch.queue_s, init_s=launch.init_s)
-            for event in (NodeLaunched(t_s=begun_s, node=node), added):
-                heapq.heappush(self._coming, _Coming(event.t_s, self._asked, event))
+            launched = NodeLaunched(t_s=begun_s, node=node)
+            heapq.heappush(self._coming, _Coming(begun_s, self._asked, is_ready=False, event=launched))
+            heapq.heappush(self._coming, _Coming(ready_s, self._asked, is_ready=True, event=added))
         self._requests += 1
         missing = count - len(launches)
         why = f"the cloud had {len(launches)} of {count}"
