@@ -34,6 +34,18 @@ def unseen(launcher: CommandLauncher | AutoscalerLauncher | Pool, *there: RayNod
     return RayFleet(launcher, resource="GPU", read=lambda _: there, connected=lambda: True)
 
 
+def changing(launcher: CommandLauncher, there: list[RayNode]) -> RayFleet:
+    """A fleet in a cluster that is made up anew at every look. What it waits for longer than 10 s is late."""
+    return RayFleet(
+        launcher,
+        resource="GPU",
+        start_s=10.0,
+        look_s=0.02,
+        read=lambda _: list(there),
+        connected=lambda: True,
+    )
+
+
 def two_came() -> list[Event]:
     """The record of a run that has two nodes."""
     nodes = [Node(f"two-{number}", Resources(gpu=2), "two") for number in (1, 2)]

@@ -24,7 +24,6 @@ from stretto.core.events import (
 from stretto.core.resources import Resources
 from stretto.substrate.fleet import Fleet
 from stretto.substrate.fleet_nodes import Failure, Launch, NodeKind, Release, SeenNode, Step
-from stretto.substrate.fleet_refusals import HOPELESS
 
 FOUR = NodeKind("four", 4)
 
@@ -128,61 +127,6 @@ class TestGrowing:
         (told,) = Fleet([FOUR]).wish(Wish((("eight", 1),)), 0.0).events
         assert isinstance(told, NodeRefused)
         assert "nodes of four only" in told.why
-
-
-class TestHopeless:
-    @staticmethod
-    def refuse(fleet: Fleet, times: int, why: str = "no quota at {}", begin: int = 1) -> list[Event]:
-        """Two nodes are asked for so many times, and both fail, one after the other."""
-        told: list[Event] = []
-        for number in range(begin, begin + times):
-            told.append(decided(float(number), wish(2)))
-            for order in fleet.wish(wish(2), float(number)).orders:
-                told += fleet.began(order.name, float(number)).events
-                assert fleet.hopeless is None
-                told += fleet.failed({order.name: Failure(why.format(f"{number}:00"))}, number + 0.5).events
-        return told
-
-    def test_it_is_after_so_many_refusals_alike_in_a_row(self) -> None:
-        fleet = Fleet([FOUR])
-        self.refuse(fleet, HOPELESS - 1)
-        assert fleet.hopeless is None
-        self.refuse(fleet, HOPELESS - 1, "no line")
-        assert fleet.hopeless is None, "that is something else"
-        self.refuse(fleet, 1, "no line")
-        assert fleet.hopeless is not None
-        assert (fleet.hopeless.times, fleet.hopeless.instance) == (HOPELESS, "four")
-        assert fleet.hopeless.why == "no line"
-
-    def test_it_is_not_while_a_node_is_there_or_on_the_way(self) -> None:
-        fleet = Fleet([FOUR])
-        fleet.begin([seen("own", instance="")])
-        self.refuse(fleet, HOPELESS)
-        assert fleet.hopeless is None
-        fleet.see([replace(seen("small", instance=""), slots=1)], 90.0)
-        assert fleet.hopeless is not None, "one of another size is of no use"
-        fleet.wish(wish(1), 91.0)
-        assert fleet.hopeless is None
-
-    def test_it_is_not_where_a_node_came_before(self) -> None:
-        fleet = fleet_with("four-1")
-        fleet.see([], 20.0)
-        self.refuse(fleet, 2 * HOPELESS, begin=30)
-        assert fleet.hopeless is None
-
-    @pytest.mark.parametrize("adopts", [False, True])
-    def test_a_run_that_goes_on_has_one_more_try(self, adopts: bool) -> None:
-        history = self.refuse(Fleet([FOUR], adopts=adopts), HOPELESS)
-        fleet = Fleet([FOUR], adopts=adopts)
-        fleet.recall(history, [], 60.0)
-        assert fleet.hopeless is None
-        self.refuse(fleet, 1, begin=70)
-        assert fleet.hopeless is not None
-        mended = Fleet([FOUR], adopts=adopts)
-        came = NodeAdded(t_s=70.0, node=node("four-99"), init_s=5.0)
-        mended.recall([*history, came, NodeLost(t_s=80.0, node_id="four-99")], [], 90.0)
-        self.refuse(mended, HOPELESS, begin=100)
-        assert mended.hopeless is None
 
 
 class TestShrinking:

@@ -18,6 +18,7 @@ from stretto.core.allocation import on_nodes  # noqa: E402
 from stretto.core.events import JobFinished, JobReported, JobRetried, NodeLost  # noqa: E402
 from stretto.core.instructions import Action  # noqa: E402
 from stretto.core.job import Value  # noqa: E402
+from stretto.substrate.ray import keepers  # noqa: E402
 from stretto.substrate.ray.keepers import GroupWatch  # noqa: E402
 
 
@@ -38,8 +39,11 @@ class Table:
     def __init__(self) -> None:
         self.states: dict[str, str] = {}
         self.told: list[str] = []
-        self.is_broken = False
+        self.broken: set[str] = set()
+        """Of these nothing can be known."""
         self.failed = threading.Event()
+        self.checks = 0
+        """How often the whole table was asked for."""
         self.watch = GroupWatch(state_of=self._state_of, created=self._created, check_s=0.01)
 
     def add(self, name: str) -> Any:
@@ -53,16 +57,22 @@ class Table:
         return group
 
     def _state_of(self, group: Any) -> str:
-        if self.is_broken:
+        if group.name in self.broken:
             self.failed.set()
             raise ConnectionError
         return self.states[group.name]
 
     def _created(self) -> set[str]:
+        self.checks += 1
         return {name for name, state in self.states.items() if state == "CREATED"}
 
     def has_told(self, *what: str) -> bool:
         return eventually(lambda: self.told == list(what))
+
+    def has_looked(self) -> bool:
+        """Where a group is there: what was being looked at just now is over, and another look has begun."""
+        before = self.checks
+        return eventually(lambda: self.checks >= before + 2)
 
 
 @pytest.fixture
@@ -92,7 +102,7 @@ def test_a_group_that_is_taken_away_is_told_once(table: Table) -> None:
     for name in ("removed", "moved", "stays"):
         table.add(name)
     table.states = dict.fromkeys(table.states, "CREATED")
-    assert table.has_told("removed ready", "moved ready", "stays ready")
+    assert eventually(lambda: sorted(table.told) == ["moved ready", "removed ready", "stays ready"])
     table.states["removed"] = "REMOVED"
     assert eventually(lambda: table.told[3:] == ["removed lost"])
     table.states["moved"] = "RESCHEDULING"
@@ -112,21 +122,34 @@ def test_of_a_group_that_was_forgotten_nothing_is_told(table: Table) -> None:
     forgotten = [table.add("coming"), table.add("here")]
     table.states["here"] = "CREATED"
     assert table.has_told("here ready")
+    table.add("stays")
+    table.states["stays"] = "CREATED"
+    assert table.has_told("here ready", "stays ready")
     for group in forgotten:
         table.watch.forget(group)
-    table.states = {"coming": "CREATED", "here": "REMOVED"}
-    table.add("next")
-    table.states["next"] = "CREATED"
-    assert table.has_told("here ready", "next ready")
+    assert table.has_looked(), "one that had begun may tell of them"
+    table.states |= {"coming": "CREATED", "here": "REMOVED"}
+    assert table.has_looked()
+    assert table.told == ["here ready", "stays ready"]
 
 
 def test_a_watch_goes_on_when_ray_answers_again(table: Table) -> None:
-    table.is_broken = True
+    table.broken = {"one"}
     table.add("one")
     table.states["one"] = "CREATED"
     assert table.failed.wait(60)
-    table.is_broken = False
+    table.broken = set()
     assert table.has_told("one ready")
+
+
+def test_a_group_of_which_nothing_can_be_known_holds_up_no_other(table: Table) -> None:
+    table.broken = {"unknown"}
+    table.add("unknown")
+    table.add("other")
+    table.states["other"] = "CREATED"
+    assert table.has_told("other ready")
+    table.states["other"] = "REMOVED"
+    assert table.has_told("other ready", "other lost")
 
 
 def test_a_watch_that_is_closed_while_something_is_to_come_ends(table: Table) -> None:
@@ -134,6 +157,43 @@ def test_a_watch_that_is_closed_while_something_is_to_come_ends(table: Table) ->
     assert len(watches()) == 1
     table.watch.close()
     assert not watches()
+
+
+def test_a_watch_that_outlives_its_end_asks_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray may be gone by then, and whoever asks for its table starts another."""
+    monkeypatch.setattr(keepers, "_END_S", 0.0)
+    asked: list[str] = []
+    is_asked, answers = threading.Event(), threading.Event()
+
+    def slow(group: Any) -> str:
+        asked.append(group.name)
+        is_asked.set()
+        answers.wait(60)
+        return "CREATED"
+
+    def all_of_them() -> set[str]:
+        asked.append("all")
+        return set()
+
+    watch = GroupWatch(state_of=slow, created=all_of_them, check_s=0.0)
+    group: Any = Group("one")
+    watch.add(group, on_ready=lambda: None, on_lost=lambda: None)
+    assert is_asked.wait(60)
+    watch.close()
+    assert watches(), "it waits for Ray"
+    answers.set()
+    assert eventually(lambda: not watches())
+    assert asked == ["one"]
+
+
+def test_without_ray_its_table_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(keepers, "placement_group_table", lambda *_: pytest.fail("it starts Ray"))
+    group: Any = Group("one")
+    with pytest.raises(ConnectionError):
+        keepers.state_of(group)
+    with pytest.raises(ConnectionError):
+        keepers.created()
 
 
 SLOTS = 2

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from launch_bench import TWO, alive, collected, two_came, unseen, wish
+from launch_bench import TWO, alive, changing, collected, two_came, unseen, wish
 from live_processes import eventually, running_with
 from stretto.core.errors import InputError
 from stretto.substrate.fleet_commands import Commands
@@ -117,14 +117,7 @@ class TestCommands:
     def late(self, folder: Path, release: str) -> tuple[CommandLauncher, list[RayNode], RayFleet]:
         """A node is not there in time, is let go of, and comes all the same."""
         made, there = self.launcher(folder, "true", release), list[RayNode]()
-        fleet = RayFleet(
-            made,
-            resource="GPU",
-            start_s=10.0,
-            look_s=0.02,
-            read=lambda _: list(there),
-            connected=lambda: True,
-        )
+        fleet = changing(made, there)
         fleet.provision(wish(1), 0.0)
         told = fleet.look(10.0)
         assert [event.kind for event in told][-2:] == ["node-released", "node-refused"]
@@ -133,7 +126,7 @@ class TestCommands:
     def test_a_node_that_comes_after_it_was_given_up_is_let_go_of_once_more(self, tmp_path: Path) -> None:
         out = tmp_path / "out"
         made, there, fleet = self.late(tmp_path, f"sh -c 'echo {{name}} {{number}} {{ray_id}}. >> {out}'")
-        assert eventually(lambda: not made.news() and made.launched() == ())
+        assert eventually(lambda: not made.news() and bool(made._given_up))
         there.append(alive("two-1", "two"))
         assert eventually(lambda: not fleet.look(20.0) and len(out.read_text().splitlines()) == 2)
         assert out.read_text().splitlines() == ["two-1 1 .", "two-1 1 id-two-1."]
@@ -156,13 +149,80 @@ class TestCommands:
     ) -> None:
         out = tmp_path / "out"
         made, there, fleet = self.late(tmp_path, f"sh -c 'echo {{number}} {{ray_id}}. >> {out}'")
-        assert eventually(lambda: not made.news() and made.launched() == ())
+        assert eventually(lambda: not made.news() and bool(made._given_up))
         fleet.provision(wish(1), 11.0)
         there.append(alive("two-1", "two"))
         assert eventually(lambda: not fleet.look(12.0) and "two-1" in caplog.text)
         assert "its number, 1, is another node's by now" in caplog.text
         fleet.close()
         assert out.read_text().splitlines() == ["1 .", "1 ."], "each was ended while it was on the way"
+        assert list((tmp_path / "nodes").iterdir()) == []
+
+    def replaced(self, folder: Path, release: str) -> tuple[CommandLauncher, list[RayNode], RayFleet]:
+        """After a node was given up the controller is killed, and another one goes on."""
+        killed, _, looks_on = self.late(folder, release)
+        looks_on._over.set()
+        assert eventually(lambda: not killed.news() and bool(killed._given_up))
+        assert [path.name for path in (folder / "nodes").iterdir()] == ["two-1.late"]
+        made, there = self.launcher(folder, "true", release), list[RayNode]()
+        fleet = changing(made, there)
+        assert fleet.recall([], 20.0) == []
+        return made, there, fleet
+
+    def test_a_late_node_is_let_go_of_also_by_a_later_controller(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        out = tmp_path / "out"
+        _, there, fleet = self.replaced(tmp_path, f"sh -c 'echo {{name}} {{number}} {{ray_id}}. >> {out}'")
+        there.append(alive("two-1", "two"))
+        assert eventually(lambda: not fleet.look(21.0) and len(out.read_text().splitlines()) == 2)
+        assert out.read_text().splitlines() == ["two-1 1 .", "two-1 1 id-two-1."]
+        assert eventually(lambda: list((tmp_path / "nodes").iterdir()) == [])
+        fleet.close()
+        assert caplog.text == ""
+
+    def test_a_later_controller_too_spares_the_node_that_has_the_number_now(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        out = tmp_path / "out"
+        made, there, fleet = self.replaced(tmp_path, f"sh -c 'echo {{number}} {{ray_id}}. >> {out}'")
+        made.launch("two-7", "two")
+        there.append(alive("two-1", "two"))
+        assert eventually(lambda: not fleet.look(21.0) and "two-1" in caplog.text)
+        assert "its number, 1, is another node's by now" in caplog.text
+        assert "nothing is written down" not in caplog.text
+        assert out.read_text().splitlines() == ["1 ."]
+        made.release("two-7", "")
+        fleet.close()
+        assert list((tmp_path / "nodes").iterdir()) == []
+
+    def test_a_run_that_is_let_go_of_ends_a_late_node_and_forgets_one_that_never_came(
+        self, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out"
+        release = f"sh -c 'echo {{name}} {{ray_id}}. >> {out}'"
+        killed = self.launcher(tmp_path, "true", release)
+        for name in ("two-1", "two-2"):
+            killed.launch(name, "two")
+            killed.release(name, "")
+        assert eventually(lambda: not killed.news() and len(killed._given_up) == 2)
+        unseen(self.launcher(tmp_path, "true", release)).close()
+        assert len(list((tmp_path / "nodes").glob("*.late"))) == 2, "that one had nothing to say"
+        fleet = unseen(self.launcher(tmp_path, "true", release), alive("two-2", "two"))
+        assert fleet.let_go([], 20.0) == []
+        fleet.close()
+        assert sorted(out.read_text().splitlines()) == ["two-1 .", "two-2 .", "two-2 id-two-2."]
+        assert list((tmp_path / "nodes").iterdir()) == []
+
+    def test_what_a_command_said_is_cut_at_a_word(self, tmp_path: Path) -> None:
+        made = self.launcher(tmp_path, f"sh -c 'echo {'quota ' * 200}; false'")
+        made.launch("two-1", "two")
+        _, failed = collected(made.news, 2)
+        assert isinstance(failed, Failed)
+        said = failed.why.partition(": ")[2].split()
+        assert (said[0], {*said[1:]}) == ("…", {"quota"})
+        made.release("two-1", "")
+        made.close()
 
     def test_a_launch_that_nobody_wrote_down_is_ended_when_the_run_goes_on(self, tmp_path: Path) -> None:
         mark = f"sleep 97{os.getpid()}"

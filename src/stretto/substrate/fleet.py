@@ -104,7 +104,8 @@ class Fleet:
         """What was refused, again and again, where there never was a node and none is on the way."""
         sizes = {kind.slots for kind in self._kinds.values()}
         of_use = any(here.node.gpus in sizes for here in self._here.values())
-        return self._refusals if self._refusals.hopeless and not of_use and not self._coming else None
+        vain = self._refusals.hopeless and bool(self._kinds) and not of_use and not self._coming
+        return self._refusals if vain else None
 
     def wish(self, wish: Wish, t_s: float) -> Step:
         """Take back what is on the way and not wanted any more; ask for what is missing.
@@ -117,12 +118,11 @@ class Fleet:
         for node_id in wish.release:
             if node_id in self._here:
                 self._here[node_id] = replace(self._here[node_id], leaving=True)
-        for instance, count in wish.nodes:
-            if instance not in self._kinds and count:
-                why = self._why_unknown()
-                step.events.append(NodeRefused(t_s=t_s, instance=instance, count=count, why=why))
         self._wish = self._known(wish)
         self._balance(step, t_s)
+        unknown = [(instance, n) for instance, n in wish.nodes if n and instance not in self._kinds]
+        why = self._why_unknown()
+        self._tell([NodeRefused(t_s=t_s, instance=kind, count=n, why=why) for kind, n in unknown], step)
         return step
 
     def release(self, nodes: Iterable[str], t_s: float) -> Step:
@@ -297,9 +297,12 @@ class Fleet:
             NodeRefused(t_s=t_s, instance=instance, count=len(those), why=those[0].words)
             for (instance, _), those in alike.items()
         ]
-        if told and not self._coming:
-            self._refusals = self._refusals.once_more(told[-1].instance, told[-1].why)
-        step.events += told
+        self._tell(told, step)
+
+    def _tell(self, refused: Sequence[NodeRefused], step: Step) -> None:
+        if refused:
+            self._refusals = self._refusals.after(refused[-1], awaits=bool(self._coming))
+        step.events += refused
 
     def _recognise(self) -> None:
         """Find the nodes of the record among those that are alive: by name, or any of the kind."""

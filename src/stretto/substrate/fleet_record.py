@@ -69,13 +69,17 @@ class Record:
                 self.draining.add(event.node_id)
             case NodeRefused():
                 self.wish = self.wish.less(event.instance, event.count)
-                if not self.coming:
-                    self.refusals = self.refusals.once_more(event.instance, event.why)
+                self.refusals = self.refusals.after(event, awaits=self._awaits)
             case Decided() if event.wish is not None:
                 unseen = [node_id for node_id in self.wish.release if node_id in self.here]
                 self.wish = Wish(event.wish.nodes, (*unseen, *event.wish.release))
             case _:
                 pass
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether anything is on the way, of a run that never had a node: also what did not begin yet."""
+        return bool(self.coming) or any(count for _, count in self.wish.nodes)
 
     def _miss(self, node_id: str) -> None:
         """A node that was counted on is gone, unless it was given back."""

@@ -7,6 +7,7 @@ would have to be asked for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -165,13 +166,19 @@ class CpuKeeper:
 
 def state_of(group: PlacementGroup) -> str:
     """What Ray's table says of a group."""
-    told: str = placement_group_table(group).get("state", _REMOVED)
+    told: str = _table(group).get("state", _REMOVED)
     return told
 
 
 def created() -> set[str]:
     """The ids of all groups that are there; of the whole cluster, as Ray has no table of ours."""
-    return {one for one, told in placement_group_table().items() if told["state"] == _CREATED}
+    return {one for one, told in _table().items() if told["state"] == _CREATED}
+
+
+def _table(*group: PlacementGroup) -> Any:
+    if not ray.is_initialized():  # whoever asks for the table then has Ray started
+        raise ConnectionError
+    return placement_group_table(*group)
 
 
 @dataclass(slots=True)
@@ -235,10 +242,10 @@ class GroupWatch:
         while self._wait(took_s, check_at_s):
             began_s = time.monotonic()
             checks = began_s >= check_at_s
-            with contextlib.suppress(Exception):  # a Ray that does not answer is for others to notice
-                self._look_at_coming()
-                if checks:
-                    self._look_at_all()
+            for one in self._all(is_here=False):
+                self._ask(functools.partial(self._look_at, one))
+            if checks:
+                self._ask(self._look_at_all)
             took_s = time.monotonic() - began_s
             if checks:
                 check_at_s = began_s + max(self._check_s, took_s / _SHARE)
@@ -256,14 +263,21 @@ class GroupWatch:
             self._is_new = False
             return not self._closed
 
-    def _look_at_coming(self) -> None:
-        for one in self._all(is_here=False):
-            state = self._state_of(one.group)
-            if state == _CREATED:
-                one.is_here = True
-                one.on_ready()
-            elif state == _REMOVED:
-                self._lose(one)
+    def _ask(self, question: Callable[[], None]) -> None:
+        """Not of a Ray that we are done with: it may be gone while an earlier question had to wait."""
+        with self._changed:
+            if self._closed:
+                return
+        with contextlib.suppress(Exception):  # a Ray that does not answer is for others to notice
+            question()
+
+    def _look_at(self, one: _Watched) -> None:
+        state = self._state_of(one.group)
+        if state == _CREATED:
+            one.is_here = True
+            one.on_ready()
+        elif state == _REMOVED:
+            self._lose(one)
 
     def _look_at_all(self) -> None:
         here = self._all(is_here=True)  # before the table: what comes meanwhile is not missed

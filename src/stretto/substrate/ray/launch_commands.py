@@ -2,7 +2,8 @@
 
 Files, one pair for each node that is not let go of: `<name>.json` says which process it is, so that a
 controller that was killed can still end it later; `<name>.log` has what its commands printed, and stays where
-the launch command failed.
+the launch command failed. Of a node that was let go of before it came, which it may still do, the first is
+kept as `<name>.late` until it came or the run is over.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from stretto.substrate.fleet_commands import Commands
 from stretto.substrate.fleet_nodes import NodeKind
+from stretto.substrate.fleet_refusals import end_of
 from stretto.substrate.ray.launch import Began, Failed, Mailbox, News
 
 _RELEASE_TRIES = 3
@@ -31,6 +33,8 @@ _RELEASE_S = 120.0
 _POLL_S = 0.05
 _SHOWN = 400
 """Letters of a failed command's output that are told."""
+_RECORD = ".json"
+_LATE = ".late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +83,35 @@ class CommandLauncher:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._grace_s = grace_s
         self._mailbox = Mailbox()
-        self._launched = {path.stem: _read(path) for path in sorted(self._folder.glob("*.json"))}
+        self._launched = _read_all(self._folder, _RECORD)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endings: dict[str, tuple[threading.Thread, str]] = {}
         """Of nodes that are being released, with their ids in Ray."""
         self._unended: dict[str, str] = {}
         """Nodes whose release has failed, and their ids in Ray."""
-        self._given_up: dict[str, _Launched] = {}
+        self._released: set[str] = set()
+        """Nodes whose release went well."""
+        self._given_up = _read_all(self._folder, _LATE)
         """Nodes that were released before they came. They may still come."""
+        self._in_charge = False
+        """Whether the run is ours: another process may have it, and need its files."""
         self._late: dict[str, str] = {}
         """Nodes that came while they were being released, and their ids in Ray."""
-        self._unwanted: set[str] = set()
+        self._unwanted = set(self._given_up)
         """All that were to be let go of: how their launch commands end is no failure."""
         self._failed: set[str] = set()
 
     def launched(self) -> Collection[str]:
-        return tuple(self._launched)
+        return (*self._launched, *self._given_up)
 
     def recall(self, rented: Mapping[str, str]) -> None:
         """There are files of them."""
+        del rented
+        self._in_charge = True
 
     def launch(self, name: str, instance: str) -> None:
+        self._in_charge = True
+        self._forget(name)
         taken = {one.number for one in self._launched.values()}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         argv = self._argv(self._commands.launch, name, instance, number)
@@ -111,12 +123,13 @@ class CommandLauncher:
             return
         self._processes[name] = process
         self._launched[name] = _Launched(number, instance, process.pid, _begun(process.pid))
-        _write(self._record(name), self._launched[name])
+        _write(self._file(name, _RECORD), self._launched[name])
         self._mailbox.post(Began(name))
         threading.Thread(target=self._watch, args=(name, process), name=f"launch {name}", daemon=True).start()
 
     def release(self, name: str, ray_id: str) -> None:
         """A node that was let go of before it came, and comes all the same, is let go of once more."""
+        self._in_charge = True
         if name in self._endings:
             if ray_id and not self._endings[name][1]:
                 self._late[name] = ray_id
@@ -138,7 +151,7 @@ class CommandLauncher:
         return self._mailbox.collect()
 
     def close(self) -> None:
-        """Nodes whose release has failed before are tried once more."""
+        """Nodes whose release has failed are tried once more; with the run ends the wait for late ones."""
         self._tidy()
         for name, ray_id in self._unended.items():
             self.release(name, ray_id)
@@ -146,38 +159,46 @@ class CommandLauncher:
             for thread, _ in self._endings.values():
                 thread.join()
             self._tidy()
+        for name in list(self._given_up) if self._in_charge else ():
+            self._forget(name)
 
     def _take_up(self, name: str) -> None:
         """Unless its number is another's by now, which a release command would hit in its stead."""
-        launched = self._given_up.pop(name)
+        launched = self._given_up[name]
         taken = launched.number in {one.number for one in self._launched.values()}
         if taken and "{number" in self._commands.release:
             _warn_of(name, f"its number, {launched.number}, is another node's by now")
             return
-        self._launched[name] = launched
-        _write(self._record(name), launched)
+        self._launched[name] = self._given_up.pop(name)
+        self._file(name, _LATE).replace(self._file(name, _RECORD))
+
+    def _forget(self, name: str) -> None:
+        """Whether a node that was given up still comes is of no interest any more."""
+        if self._given_up.pop(name, None) is not None:
+            self._file(name, _LATE).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
         ended = [(name, ray_id) for name, (thread, ray_id) in self._endings.items() if not thread.is_alive()]
         for name, ray_id in ended:
             del self._endings[name]
             self._processes.pop(name, None)
-            if self._record(name).exists():
+            if name not in self._released:
                 self._unended[name] = ray_id
-            else:
-                launched = self._launched.pop(name)
-                self._unended.pop(name, None)
-                if not ray_id:
-                    self._given_up[name] = launched
+                continue
+            self._released.remove(name)
+            self._unended.pop(name, None)
+            launched = self._launched.pop(name)
+            if not ray_id:
+                self._given_up[name] = launched
         late, self._late = self._late, {}
         for name, ray_id in late.items():
             self.release(name, ray_id)
 
-    def _record(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
+    def _file(self, name: str, suffix: str) -> Path:
+        return self._folder / f"{name}{suffix}"
 
     def _log(self, name: str) -> Path:
-        return self._folder / f"{name}.log"
+        return self._file(name, ".log")
 
     def _argv(self, template: str, name: str, instance: str, number: int, ray_id: str = "") -> list[str]:
         values = {
@@ -206,10 +227,15 @@ class CommandLauncher:
     def _end(self, name: str, launched: _Launched, ray_id: str) -> None:
         released = not self._commands.release or self._run_release(name, launched, ray_id)
         self._end_process(name, launched)
-        if released:
-            self._record(name).unlink(missing_ok=True)
-            if name not in self._failed:
-                self._log(name).unlink(missing_ok=True)
+        if not released:
+            return
+        if ray_id:
+            self._file(name, _RECORD).unlink(missing_ok=True)
+        else:
+            self._file(name, _RECORD).replace(self._file(name, _LATE))
+        if name not in self._failed:
+            self._log(name).unlink(missing_ok=True)
+        self._released.add(name)
 
     def _run_release(self, name: str, launched: _Launched, ray_id: str) -> bool:
         argv = self._argv(self._commands.release, name, launched.instance, launched.number, ray_id)
@@ -251,7 +277,7 @@ class CommandLauncher:
         text = ""
         with contextlib.suppress(OSError):  # it goes with the node
             text = self._log(name).read_text(encoding="utf-8", errors="replace")
-        return " ".join(text.split())[-_SHOWN:] or "it printed nothing"
+        return end_of(text, _SHOWN) or "it printed nothing"
 
 
 def _warn_of(name: str, why: str) -> None:
@@ -271,6 +297,11 @@ def _begun(pid: int) -> str:
         if state != "Z":
             return fields[18]
     return ""
+
+
+def _read_all(folder: Path, suffix: str) -> dict[str, _Launched]:
+    paths = sorted(folder.glob(f"*{suffix}"))
+    return {path.name.removesuffix(suffix): _read(path) for path in paths}
 
 
 def _read(path: Path) -> _Launched:
