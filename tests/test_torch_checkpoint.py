@@ -22,7 +22,8 @@ pytest.importorskip("torch")
 import torch
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint import Best, CheckpointStore
+from stretto.torch.checkpoint import CheckpointStore
+from stretto.wire.checkpoint_meta import Best
 
 
 class Opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobRepor
 from stretto.core.observations import Result
 from stretto.planning.forecast import Estimate
 from stretto.search.study import Direction, Study
+from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta
 from tune_world import STUDY, SimulatedHands, simulated, write_study
 
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")
@@ -305,6 +307,22 @@ class TestBudget:
     def test_a_policy_that_rents_pays_for_what_it_holds(self, here: Path) -> None:
         result = tuned(asked(here, self.TEXT, policy="rubberband", deadline_s=600.0))
         assert 0 < result.cost_usd < 2 * result.finished_s / 3600
+
+
+def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(here: Path) -> None:
+    checked = asked(here)
+    best = tuned(checked).best_trial
+    assert best is not None
+    for number, is_best in ((4, True), (7, True), (8, False)):
+        folder = checked.folder.checkpoints(best) / f"{number:08d}"
+        folder.mkdir(parents=True)
+        meta = Meta(format=FORMAT, progress=float(number), best=is_best, size_bytes=0, sha256="")
+        (folder / META_FILE).write_text(json.dumps(dataclasses.asdict(meta)))
+    result = finished(checked)
+    assert result is not None
+    assert result.checkpoint == checked.folder.checkpoints(best) / "00000007" / STATE_FILE
+    (shown,) = [trial.checkpoint for trial in result.trials if trial.id == best]
+    assert shown == result.checkpoint
 
 
 @pytest.mark.parametrize(

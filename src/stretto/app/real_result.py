@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -30,6 +31,7 @@ from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.meter import CostMeter
+from stretto.wire.checkpoint_meta import newest_best
 
 NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
 """What `metrics.jsonl` has beside what the training code reports."""
@@ -205,7 +207,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_trial=None if best is None else best.job.id,
         best_config=None if best is None else dict(best.job.config),
         best_metric=None if best is None else board.best_value(best),
-        checkpoint=None if best is None else _checkpoint(best),
+        checkpoint=None if best is None else _checkpoint(folder, best),
         cost_usd=cost_usd(
             RunMeter(tuning, outline.machine.usd_per_slot_hour), events, max(board.now_s, finished_s)
         )
@@ -245,12 +247,19 @@ def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> Tri
         retries=line.retries,
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),
-        checkpoint=_checkpoint(line),
+        checkpoint=_checkpoint(folder, line),
     )
 
 
-def _checkpoint(line: JobLine) -> Path | str | None:
-    return checkpoint_at(line.best_checkpoint or line.checkpoint)
+def _checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
+    """The best one in the run's folder: whoever saved it may have been killed before it could tell."""
+    told = line.best_checkpoint or line.checkpoint
+    if "://" not in told:
+        with contextlib.suppress(OSError, InputError):
+            best = newest_best(folder.checkpoints(line.job.id))
+            if best is not None:
+                return best.path
+    return checkpoint_at(told)
 
 
 def checkpoint_at(place: str) -> Path | str | None:

@@ -123,6 +123,9 @@ class RunFolder:
     def log(self, job_id: str) -> Path:
         return self.path / "jobs" / job_id / "stdout.log"
 
+    def checkpoints(self, job_id: str) -> Path:
+        return self.path / "jobs" / job_id / "checkpoints"
+
     @property
     def is_begun(self) -> bool:
         return (self.path / "spec.json").is_file()

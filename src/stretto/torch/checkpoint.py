@@ -25,29 +25,20 @@ import torch
 from torch import Tensor
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint_files import (
-    STATE_FILE,
-    CorruptError,
-    Loaded,
-    read_meta,
-    read_state,
-    sync_files,
-    sync_folder,
-    write_files,
-)
+from stretto.torch.checkpoint_files import Loaded, read_state, sync_files, sync_folder, write_files
 from stretto.torch.pack import put_together, take_apart
+from stretto.wire.checkpoint_meta import (
+    STATE_FILE,
+    Best,
+    CorruptError,
+    newest_best,
+    read_meta,
+    whole_checkpoints,
+)
 
 _KEPT_CORRUPT = 2
 
 OnSaved = Callable[[Path, bool], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """Where the best checkpoint is, and the progress it stands for."""
-
-    path: Path
-    progress: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +132,7 @@ class CheckpointStore:
 
     def best(self) -> Best | None:
         """The newest checkpoint that was saved as the best."""
-        for path in self._whole():
-            with contextlib.suppress(CorruptError):
-                meta = read_meta(path)
-                if meta.best:
-                    return Best(path / STATE_FILE, meta.progress)
-        return None
+        return newest_best(self._folder)
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -210,7 +196,7 @@ class CheckpointStore:
             self._note(f"A checkpoint could not be saved in {self._folder}: {first_line}. Training goes on.")
 
     def _remove_old(self) -> None:
-        whole = self._whole()
+        whole = whole_checkpoints(self._folder)
         try:
             best = self.best()
         except (OSError, InputError):  # one of them may be the best: all are kept until it can be told
@@ -236,15 +222,11 @@ class CheckpointStore:
 
     def _newest_first(self, elsewhere: Sequence[Elsewhere]) -> Iterator[Path | Elsewhere]:
         """By progress, since the numbers of two places say nothing about each other."""
-        here, away = deque(self._whole()), deque(elsewhere)
+        here, away = deque(whole_checkpoints(self._folder)), deque(elsewhere)
         while here and away:
             yield away.popleft() if away[0].progress > _progress(here[0]) else here.popleft()
         yield from here
         yield from away
-
-    def _whole(self) -> list[Path]:
-        """Newest first."""
-        return self._entries(lambda name: _is_numbered(name) and len(name) == 8)
 
     def _entries(self, wanted: Callable[[str], bool]) -> list[Path]:
         try:

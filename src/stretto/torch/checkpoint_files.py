@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from stretto.core.errors import InputError
+from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, CorruptError, Meta, read_meta
 
-FORMAT = 1
-STATE_FILE = "state.pt"
-META_FILE = "meta.json"
 _CHUNK = 1 << 20
 
 
@@ -28,27 +25,12 @@ class Loaded:
     path: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
-    """What is known of a checkpoint without reading it."""
-
-    format: int
-    progress: float
-    best: bool
-    size_bytes: int
-    sha256: str
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     """What a file must have in it."""
 
     size_bytes: int
     sha256: str
-
-
-class CorruptError(Exception):
-    """What is wrong with a checkpoint."""
 
 
 def write_files(folder: Path, state: Any, *, progress: float, best: bool) -> None:
@@ -81,32 +63,6 @@ def read_state(folder: Path) -> Loaded:
     if problem := difference(found, Content(meta.size_bytes, meta.sha256)):
         raise CorruptError(f"{STATE_FILE} {problem}")
     return Loaded(torch.load(path, weights_only=True, map_location="cpu"), meta.progress, path)
-
-
-def read_meta(folder: Path) -> Meta:
-    path = folder / META_FILE
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise CorruptError(f"{META_FILE} is missing") from error
-    return parse_meta(content, str(path))
-
-
-def parse_meta(content: bytes, where: str) -> Meta:
-    """InputError if another version of Stretto wrote it, CorruptError if nobody did."""
-    try:
-        values = json.loads(content)
-        found = values["format"]
-        if found == FORMAT:
-            meta = Meta(**values)
-            return replace(meta, progress=float(meta.progress))
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptError(f"{META_FILE} cannot be read, {error}") from error
-    raise InputError(
-        f"this checkpoint has format {found}, and only {FORMAT} is known here.",
-        where=where,
-        remedy="Go on with the version of Stretto that wrote it, or give this run another name.",
-    )
 
 
 def difference(found: Content, wanted: Content) -> str:

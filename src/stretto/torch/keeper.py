@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.torch.checkpoint import Best, CheckpointStore, Elsewhere
-from stretto.torch.checkpoint_files import STATE_FILE, Loaded
+from stretto.torch.checkpoint import CheckpointStore, Elsewhere
+from stretto.torch.checkpoint_files import Loaded
 from stretto.torch.metrics_log import MetricsLog
 from stretto.torch.mirror import Mirror
 from stretto.torch.store import Store
+from stretto.wire.checkpoint_meta import STATE_FILE, Best
 from stretto.wire.messages import Saved
 
 

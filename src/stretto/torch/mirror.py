@@ -23,17 +23,9 @@ from typing import TypeVar
 
 from stretto.core.errors import InputError
 from stretto.torch.checkpoint import Elsewhere
-from stretto.torch.checkpoint_files import (
-    META_FILE,
-    STATE_FILE,
-    Content,
-    CorruptError,
-    Meta,
-    measured,
-    parse_meta,
-    read_meta,
-)
+from stretto.torch.checkpoint_files import Content, measured
 from stretto.torch.store import Store, StoreError
+from stretto.wire.checkpoint_meta import META_FILE, STATE_FILE, CorruptError, Meta, parse_meta, read_meta
 from stretto.wire.messages import Saved
 from stretto.wire.store_url import UNCOPIED
 
