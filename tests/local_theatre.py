@@ -74,13 +74,13 @@ class Theatre:
     def __init__(self, slots: int = 0, rules: Rules = RULES, nodes: Mapping[str, int] | None = None) -> None:
         """With slots that are all one, or with so many on each of several nodes."""
         spec = TrainingJob(entry="e", config={}, epochs=6, metric="accuracy", follows_batch=True)
-        account = Account(job_of("a"), "accuracy")
+        self.account = Account(job_of("a"), "accuracy")
         self.gang: Gang = TrainingGang(
             job_of("a"),
             spec,
             rules,
             "log",
-            account=account,
+            account=self.account,
             losses=Losses(rules.retries, Failures()),
             places_of=lambda allocation: (
                 Counter(dict(allocation.workers)) if nodes else Counter({"": allocation.worker_count})

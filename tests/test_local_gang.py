@@ -16,6 +16,7 @@ from stretto.core.instructions import Action
 from stretto.substrate.gang import Gang
 from stretto.substrate.gang_crew import Goal, Phase
 from stretto.substrate.gang_effects import Effect, Moment, Rules
+from stretto.substrate.gang_reports import Held
 from stretto.wire.messages import (
     Ack,
     Beat,
@@ -435,6 +436,24 @@ def test_a_job_is_finished_when_all_its_workers_are() -> None:
     theatre.cooperate()
     assert theatre.puppets == {}
     assert sum(isinstance(event, JobFinished) for event in theatre.events) == 1
+
+
+def test_what_a_lost_group_had_written_down_is_told_before_the_job_is_finished() -> None:
+    """It had saved its last epoch, so that the next group finds nothing to train, and tells nothing."""
+    theatre = Theatre(slots=1)
+    theatre.started(1)
+    end = EpochEnd(epoch=6, values={"accuracy": 0.6}, epoch_s=None)
+    last = Held(Report(progress=6.0, epoch=6, steps=0, ends=(end,)), workers=1, nodes=1)
+    theatre.account.written = lambda epoch, nodes: [last] if epoch < 6 and nodes == 1 else []
+    (lost,) = theatre.placed()
+    theatre.die(lost)
+    theatre.get_going()
+    (other,) = theatre.placed()
+    theatre.say(other, Finished())
+    *_, told, finished = theatre.events
+    assert isinstance(finished, JobFinished)
+    assert isinstance(told, JobReported)
+    assert [(result.epoch, result.value) for result in told.results] == [(6, 0.6)]
 
 
 def test_code_that_returns_without_training_is_finished() -> None:

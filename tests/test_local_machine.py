@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,21 @@ def test_epochs_that_nobody_lived_to_tell_of_are_in_the_metrics(tmp_path: Path) 
     ]
     assert [event.work_done for event in events] == [20.0, 30.0, 35.0]
     assert [event.resize_s for event in events] == [None, None, 2.0]
+
+
+def test_the_last_epochs_of_a_job_that_is_done_are_told_whoever_wrote_them_down(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [{"epoch": e, "workers": 1, "batch": 8, "accuracy": e / 10} for e in (1, 2, 3, 4)]
+    metrics.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    account = Account(job_of("a"), "accuracy", epoch=1, written=partial(untold, metrics))
+    end = EpochEnd(epoch=2, values={"accuracy": 0.2}, epoch_s=3.0)
+    account.held.append(Held(Report(progress=2.0, epoch=2, steps=1, ends=(end,)), workers=1, nodes=1))
+    account.make_up(nodes=1)
+    events = [event for event in account.tell(t_s=9.0) if isinstance(event, JobReported)]
+    told = [(r.epoch, r.value, r.epoch_s) for event in events for r in event.results]
+    assert told == [(2, 0.2, 3.0), (3, 0.3, None), (4, 0.4, None)]
+    account.make_up(nodes=1)
+    assert account.tell(t_s=9.0) == []
 
 
 def test_an_epoch_without_the_metric_has_no_result_and_that_is_noted_once() -> None:

@@ -362,6 +362,10 @@ class Gang:
             self._resize_s = None
             self._crew.out.extend(map(Emit, events))
 
+    def _tell_last(self, now: Moment) -> None:
+        """The job is done: all there is to tell of it."""
+        self._tell(now)
+
     def _finish(self, member: Member, now: Moment) -> None:
         """The job is done when all that train have returned."""
         crew = self._crew
@@ -374,7 +378,7 @@ class Gang:
             self.phase = Phase.ENDING
             self._kill_at_s = now.awake_s + self._rules.grace_s
             crew.dismiss(*(one for one in crew.members.values() if one.id not in crew.finished))
-            self._tell(now)
+            self._tell_last(now)
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
     # What goes wrong

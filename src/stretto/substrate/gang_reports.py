@@ -70,6 +70,12 @@ class Account:
         told = [replace(event, resize_s=resize_s if event is events[-1] else None) for event in events]
         return [*notes, *told]
 
+    def make_up(self, nodes: int) -> None:
+        """Hold the epochs, too, that the job wrote down after all that was heard of."""
+        if self.written is not None:
+            heard = max((one.report.epoch for one in self.held), default=0)
+            self.held += self.written(max(self.epoch, heard), nodes)
+
     def saved(self, saved: Saved, *, t_s: float) -> CheckpointSaved:
         self.furthest = max(self.furthest, saved.progress)
         return CheckpointSaved(

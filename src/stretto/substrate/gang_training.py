@@ -42,6 +42,12 @@ class TrainingGang(Gang):
             case _:
                 super()._take(member, message, now)
 
+    def _tell_last(self, now: Moment) -> None:
+        """Its last epoch may have been saved by a group that was lost before it could tell."""
+        workers = len(self._crew.formed or self._crew.members)
+        self._account.make_up(self._order.nodes(workers))
+        super()._tell_last(now)
+
     def _report(self, report: Report, now: Moment) -> None:
         workers = len(self._crew.formed or self._crew.forming)
         self._account.held.append(Held(report, workers, self._order.nodes(workers)))
