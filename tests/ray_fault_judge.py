@@ -26,12 +26,15 @@ from stretto.core.events import (
     JobFailed,
     JobFinished,
     JobReported,
+    JobRetried,
     JobSubmitted,
     NodeLost,
 )
 
 _RAY: Any = ray  # parts of it have no types
 _TIDY_S = 20.0
+_START_S = 5.0
+"""Workers take longer to start only if something is wrong."""
 _UNNOTICED_S = 20.0
 """How long jobs may still be sent to a node that was struck: a little more than an agent may be silent."""
 
@@ -75,7 +78,8 @@ def problems(run: RayRun, faults: Sequence[Fault]) -> Iterator[str]:
         if restart.behind:
             yield f"{restart.job_id}: it fell back behind where it had begun before, {restart}"
         if not restart.asked_for:
-            yield f"{restart.job_id}: it began again though nothing had struck it, {restart}"
+            why = [e.error for e in events if isinstance(e, JobRetried) and e.job_id == restart.job_id]
+            yield f"{restart.job_id}: it began again though nothing had struck it, {restart}, retries {why}"
 
 
 def leaks(folder: Path) -> Iterator[str]:
@@ -125,17 +129,26 @@ def _problems_of_job(run: RayRun, job_id: str, events: list[Event]) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """When it was decided that a job should be somewhere, and on which nodes."""
+
+    decided_s: float
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stretch:
     steps: tuple[Step, ...]
     """One worker's part in each, in order."""
     pids: frozenset[int]
-    decided_s: float
-    """When it was decided that it should be, and on which nodes."""
-    nodes: frozenset[str]
+    decided: tuple[_Place, ...]
+    """Where it may have been."""
 
     def is_struck_by(self, fault: Fault) -> bool:
         """Also on a node where no worker was seen when it was struck, which nobody knew at first."""
-        there = fault.node in self.nodes and self.decided_s < fault.t_s + _UNNOTICED_S
+        there = any(
+            fault.node in one.nodes and one.decided_s < fault.t_s + _UNNOTICED_S for one in self.decided
+        )
         return bool(fault.pids & self.pids) or (there and fault.kind not in {Kind.WORKER, Kind.ADD})
 
 
@@ -189,19 +202,28 @@ def _stretches(run: RayRun) -> dict[str, list[_Stretch]]:
     for (job_id, _), steps in by_mark.items():
         first_parts = {step.step: step for step in reversed(steps)}
         ordered = tuple(first_parts[number] for number in sorted(first_parts))
-        decided_s, nodes = [one for one in starts[job_id] if one[0] <= ordered[0].t_s][-1]
+        decided = _where(starts[job_id], ordered[0].t_s)
         pids = frozenset(step.pid for step in steps)
-        found.setdefault(job_id, []).append(_Stretch(ordered, pids, decided_s, nodes))
+        found.setdefault(job_id, []).append(_Stretch(ordered, pids, decided))
     return found
 
 
-def _starts(run: RayRun) -> dict[str, list[tuple[float, frozenset[str]]]]:
+def _where(places: Sequence[_Place], began_s: float) -> tuple[_Place, ...]:
+    """Where a stretch was that began then: what was decided a moment ago may not have been begun yet.
+
+    Workers that outlive their raylet still begin to train while the job is moved elsewhere.
+    """
+    *before, last = [one for one in places if one.decided_s <= began_s]
+    return (*before[-1:], last) if began_s - last.decided_s < _START_S else (last,)
+
+
+def _starts(run: RayRun) -> dict[str, list[_Place]]:
     """When and where each job was told to start."""
-    found: dict[str, list[tuple[float, frozenset[str]]]] = {}
+    found: dict[str, list[_Place]] = {}
     for event in run.folder.events():
         for told in event.instructions if isinstance(event, Decided) else ():
             where = frozenset(told.allocation.nodes)
-            found.setdefault(told.job_id, []).append((run.began_s + event.t_s, where))
+            found.setdefault(told.job_id, []).append(_Place(run.began_s + event.t_s, where))
     return found
 
 
