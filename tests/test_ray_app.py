@@ -197,6 +197,7 @@ def wait_for(name: str, enough: Callable[[list[Event]], bool], command: subproce
 def test_ctrl_c_saves_and_another_node_goes_on(cluster: SmallCluster) -> None:
     words = ("tune", "study.toml", "train.py:train", "--policy", "asha", "--yes", "--json", "--name")
     address = str(cluster.cluster.address)
+    Path("slow").touch()
     with begin(*words, "stopped", "--on", f"ray:{address}") as command:
         wait_for("stopped", lambda events: any(isinstance(one, JobReported) for one in events), command)
         command.send_signal(signal.SIGINT)
@@ -205,6 +206,7 @@ def test_ctrl_c_saves_and_another_node_goes_on(cluster: SmallCluster) -> None:
     assert json.loads(out)["ended_by"] == "request"
     assert "stopped, with checkpoints saved; resume with: stretto tune" in err
     assert any(isinstance(event, CheckpointSaved) for event in events_of("stopped"))
+    Path("slow").unlink()
     mine = f"n{ray.get_runtime_context().get_node_id()[:10]}"
     gone = next(name for name in cluster.raylets if name != mine)  # this process would not survive its own
     cluster.kill(gone)

@@ -320,7 +320,7 @@ def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(
         (folder / META_FILE).write_text(json.dumps(dataclasses.asdict(meta)))
     result = finished(checked)
     assert result is not None
-    assert result.checkpoint == checked.folder.checkpoints(best) / "00000007" / STATE_FILE
+    assert result.checkpoint == (checked.folder.checkpoints(best) / "00000007" / STATE_FILE).absolute()
     (shown,) = [trial.checkpoint for trial in result.trials if trial.id == best]
     assert shown == result.checkpoint
 

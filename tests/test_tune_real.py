@@ -85,13 +85,16 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def test_killed_half_way_the_same_command_resumes(here: Path) -> None:
+    (here / "slow").touch()
     with begin(here, *WORDS) as run:
         before = wait_for(here, lambda events: results(events) >= 5, run)
         run.kill()
     assert run.returncode == -signal.SIGKILL
+    (here / "slow").unlink()
     found = finish(here, *WORDS)
     assert found["ended_by"] == "jobs"
     assert found["best_metric"] > 0.5
+    assert Path(found["checkpoint"]).is_absolute()
     assert Path(found["checkpoint"]).is_file()
     events = list(RunFolder(here / "runs" / "tiny").events())
     assert events[: len(before)] == before
@@ -107,6 +110,7 @@ def test_killed_half_way_the_same_command_resumes(here: Path) -> None:
 
 
 def test_ctrl_c_saves_and_stops_and_the_same_command_resumes(here: Path) -> None:
+    (here / "slow").touch()
     with begin(here, *WORDS) as run:
         wait_for(here, lambda events: results(events) >= 3, run)
         run.send_signal(signal.SIGINT)
@@ -117,6 +121,7 @@ def test_ctrl_c_saves_and_stops_and_the_same_command_resumes(here: Path) -> None
     saved = [one for one in RunFolder(here / "runs" / "tiny").events() if isinstance(one, CheckpointSaved)]
     assert saved
     assert processes_of(here) == []
+    (here / "slow").unlink()
     assert finish(here, *WORDS)["ended_by"] == "jobs"
 
 

@@ -54,7 +54,7 @@ def train(config, run):
 """
 
 TRAIN = """
-import time
+import os, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -72,10 +72,10 @@ def train(config, run):
             optimizer.zero_grad()
             torch.nn.functional.binary_cross_entropy_with_logits(model(inputs), labels).backward()
             optimizer.step()
-            time.sleep(0.01)
+            time.sleep(0.2 if os.path.exists("slow") else 0.01)
         run.report(accuracy=((model(x) > 0).float() == y).float().mean().item())
 """
-"""A real training, of a moment."""
+"""A real training, of a moment; with a file `slow` beside it, of many."""
 
 
 class SimulatedHands(SimSubstrate):

@@ -258,7 +258,7 @@ def _checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
         with contextlib.suppress(OSError, InputError):
             best = newest_best(folder.checkpoints(line.job.id))
             if best is not None:
-                return best.path
+                return best.path.absolute()
     return checkpoint_at(told)
 
 
