@@ -7,6 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+STRETTO = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from stretto.cli.start import main; main()"
+)
+"""The command as a program of Python's, that hears Ctrl-C also where the tests run in the background."""
+
 
 def running_with(text: str) -> list[str]:
     """Command lines of all live processes that mention `text`."""

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 
 import ray
 
-from live_processes import eventually
+from live_processes import STRETTO, eventually
 from local_bench import STUB
 from ray_bench import SmallCluster, small_cluster
 from stretto import tune
@@ -176,7 +176,7 @@ def test_a_policy_that_rents_takes_nodes_that_are_there_and_finds_them_again() -
 
 def begin(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from stretto.cli.start import main; main()", *words],
+        [sys.executable, "-c", STRETTO, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from live_processes import STRETTO
 from stretto.app.run_folder import RunFolder
 from stretto.core.events import CheckpointSaved, Event, JobReported
 from tune_world import STUDY, TRAIN
@@ -33,7 +34,7 @@ def here(tmp_path: Path) -> Iterator[Path]:
 
 def begin(here: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from stretto.cli.start import main; main()", *words],
+        [sys.executable, "-c", STRETTO, *words],
         cwd=here,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
