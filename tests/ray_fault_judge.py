@@ -33,8 +33,6 @@ from stretto.core.events import (
 
 _RAY: Any = ray  # parts of it have no types
 _TIDY_S = 20.0
-_START_S = 5.0
-"""Workers take longer to start only if something is wrong."""
 _UNNOTICED_S = 20.0
 """How long jobs may still be sent to a node that was struck: a little more than an agent may be silent."""
 
@@ -129,26 +127,17 @@ def _problems_of_job(run: RayRun, job_id: str, events: list[Event]) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """When it was decided that a job should be somewhere, and on which nodes."""
-
-    decided_s: float
-    nodes: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Stretch:
     steps: tuple[Step, ...]
     """One worker's part in each, in order."""
     pids: frozenset[int]
-    decided: tuple[_Place, ...]
-    """Where it may have been."""
+    decided_s: float
+    """When it was decided that it should be, and on which nodes."""
+    nodes: frozenset[str]
 
     def is_struck_by(self, fault: Fault) -> bool:
         """Also on a node where no worker was seen when it was struck, which nobody knew at first."""
-        there = any(
-            fault.node in one.nodes and one.decided_s < fault.t_s + _UNNOTICED_S for one in self.decided
-        )
+        there = fault.node in self.nodes and self.decided_s < fault.t_s + _UNNOTICED_S
         return bool(fault.pids & self.pids) or (there and fault.kind not in {Kind.WORKER, Kind.ADD})
 
 
@@ -202,28 +191,19 @@ def _stretches(run: RayRun) -> dict[str, list[_Stretch]]:
     for (job_id, _), steps in by_mark.items():
         first_parts = {step.step: step for step in reversed(steps)}
         ordered = tuple(first_parts[number] for number in sorted(first_parts))
-        decided = _where(starts[job_id], ordered[0].t_s)
+        decided_s, nodes = [one for one in starts[job_id] if one[0] <= ordered[0].t_s][-1]
         pids = frozenset(step.pid for step in steps)
-        found.setdefault(job_id, []).append(_Stretch(ordered, pids, decided))
+        found.setdefault(job_id, []).append(_Stretch(ordered, pids, decided_s, nodes))
     return found
 
 
-def _where(places: Sequence[_Place], began_s: float) -> tuple[_Place, ...]:
-    """Where a stretch was that began then: what was decided a moment ago may not have been begun yet.
-
-    Workers that outlive their raylet still begin to train while the job is moved elsewhere.
-    """
-    *before, last = [one for one in places if one.decided_s <= began_s]
-    return (*before[-1:], last) if began_s - last.decided_s < _START_S else (last,)
-
-
-def _starts(run: RayRun) -> dict[str, list[_Place]]:
+def _starts(run: RayRun) -> dict[str, list[tuple[float, frozenset[str]]]]:
     """When and where each job was told to start."""
-    found: dict[str, list[_Place]] = {}
+    found: dict[str, list[tuple[float, frozenset[str]]]] = {}
     for event in run.folder.events():
         for told in event.instructions if isinstance(event, Decided) else ():
             where = frozenset(told.allocation.nodes)
-            found.setdefault(told.job_id, []).append(_Place(run.began_s + event.t_s, where))
+            found.setdefault(told.job_id, []).append((run.began_s + event.t_s, where))
     return found
 
 
