@@ -15,6 +15,7 @@ pytest.importorskip("ray")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.substrate.ray.keepers import Wanted
 from stretto.substrate.ray.nodes import RayNode
 from stretto.substrate.ray.seats import Seats
 
@@ -107,17 +108,10 @@ class Play:
             on_lost=self.lost.append,
         )
 
-    def keep(
-        self,
-        name: str,
-        *,
-        node: str,
-        ray_id: str,
-        on_ready: Callable[[str], None],
-        on_lost: Callable[[], None],
-    ) -> ScriptedKept:
-        assert (name, ray_id) == (f"r seat {len(self.made) + 1} on {node}", f"ray {node}")
-        self.made.append(ScriptedKept(self.sitter, on_ready, on_lost))
+    def keep(self, wanted: Wanted) -> ScriptedKept:
+        assert wanted.name == f"r seat {len(self.made) + 1} on {wanted.node.name}"
+        assert wanted.node.ray_id == f"ray {wanted.node.name}"
+        self.made.append(ScriptedKept(self.sitter, wanted.on_ready, wanted.on_lost))
         return self.made[-1]
 
     def close(self) -> None:

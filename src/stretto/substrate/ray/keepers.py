@@ -23,6 +23,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from stretto.substrate.ray.nodes import RayNode
+
 _RAY: Any = ray  # parts of it have no types
 HOLDS = "holds"
 """The threads of an actor in which `Sitter.hold` waits: as many as it has seats."""
@@ -61,9 +63,23 @@ class Sitter:
             self._changed.notify_all()
 
 
-def _group(resource: str, name: str, ray_id: str) -> PlacementGroup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A seat to be taken; who is told of it is so in any thread, perhaps when it was just left."""
+
+    name: str
+    node: RayNode
+    on_ready: Callable[[str], None]
+    """Somebody can sit down; with the seat's GPUs as CUDA wants them listed."""
+    on_lost: Callable[[], None]
+    """Ray has taken it away."""
+
+
+def _group(resource: str, wanted: Wanted) -> PlacementGroup:
     made: PlacementGroup = placement_group(
-        [{resource: 1.0}], bundle_label_selector=[{"ray.io/node-id": ray_id}], name=name
+        [{resource: 1.0}],
+        bundle_label_selector=[{"ray.io/node-id": wanted.node.ray_id}],
+        name=wanted.name,
     )
     return made
 
@@ -91,23 +107,14 @@ class _GpuSeat:
 class GpuKeeper:
     """An actor in every seat: only that is told which GPU it is. If it ends, the seat was taken away."""
 
-    def keep(
-        self,
-        name: str,
-        *,
-        node: str,
-        ray_id: str,
-        on_ready: Callable[[str], None],
-        on_lost: Callable[[], None],
-    ) -> _GpuSeat:
-        del node
-        group = _group("GPU", name, ray_id)
+    def keep(self, wanted: Wanted) -> _GpuSeat:
+        group = _group("GPU", wanted)
         sitter: Any = (
             _RAY.remote(concurrency_groups={HOLDS: 1})(GpuSitter)
             .options(
                 num_cpus=0,
                 num_gpus=1,
-                name=name,
+                name=wanted.name,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
             .remote()
@@ -116,10 +123,10 @@ class GpuKeeper:
 
         def answer(future: Any) -> None:
             if future.exception() is not None:
-                on_lost()
+                wanted.on_lost()
                 return
             seat.sits = True
-            on_ready(future.result())
+            wanted.on_ready(future.result())
 
         sitter.gpus.remote().future().add_done_callback(answer)
         return seat
@@ -147,18 +154,10 @@ class CpuKeeper:
         self._agent_of = agent_of
         self._watch = GroupWatch()
 
-    def keep(
-        self,
-        name: str,
-        *,
-        node: str,
-        ray_id: str,
-        on_ready: Callable[[str], None],
-        on_lost: Callable[[], None],
-    ) -> _CpuSeat:
-        group = _group("CPU", name, ray_id)
-        self._watch.add(group, on_ready=lambda: on_ready(""), on_lost=on_lost)
-        return _CpuSeat(group, self._agent_of(node), self._watch)
+    def keep(self, wanted: Wanted) -> _CpuSeat:
+        group = _group("CPU", wanted)
+        self._watch.add(group, on_ready=lambda: wanted.on_ready(""), on_lost=wanted.on_lost)
+        return _CpuSeat(group, self._agent_of(wanted.node.name), self._watch)
 
     def close(self) -> None:
         self._watch.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stretto.substrate.elastic_workers import Place, Post
-from stretto.substrate.ray.keepers import HOLDS
+from stretto.substrate.ray.keepers import HOLDS, Wanted
 from stretto.substrate.ray.nodes import RayNode
 
 _SURE_S = 5.0
@@ -37,20 +37,8 @@ class Kept(Protocol):
 class Keeper(Protocol):
     """How seats are kept."""
 
-    def keep(
-        self,
-        name: str,
-        *,
-        node: str,
-        ray_id: str,
-        on_ready: Callable[[str], None],
-        on_lost: Callable[[], None],
-    ) -> Kept:
-        """Take a seat on a node as soon as Ray has one.
-
-        From any thread, `on_ready` is told when somebody can sit down, with the seat's GPUs as CUDA wants
-        them listed; `on_lost` when Ray has taken it away. Either may also be told of a seat that was left.
-        """
+    def keep(self, wanted: Wanted) -> Kept:
+        """Take a seat on a node as soon as Ray has one."""
 
     def close(self) -> None:
         """All seats were left."""
@@ -223,11 +211,12 @@ class Seats:
         self._made += 1
         number = self._made
         kept = self._keeper.keep(
-            f"{self._run} seat {number} on {found.name}",
-            node=found.name,
-            ray_id=found.ray_id,
-            on_ready=lambda gpus: self._post(lambda: self._sat_down(number, gpus)),
-            on_lost=lambda: self._post(lambda: self._vanish(number)),
+            Wanted(
+                name=f"{self._run} seat {number} on {found.name}",
+                node=found,
+                on_ready=lambda gpus: self._post(lambda: self._sat_down(number, gpus)),
+                on_lost=lambda: self._post(lambda: self._vanish(number)),
+            )
         )
         seat = self._seats[number] = _Seat(number, found, kept, since_s=self._now_s())
         return seat
