@@ -20,6 +20,7 @@ from pathlib import Path
 from fault_seen import Step, last_step, marks_of, steps_of
 from fault_study import NAME
 from fault_train import POISON, RAISE
+from live_processes import pids_with
 
 _TESTS = Path(__file__).parent
 _LOOK_S = 0.02
@@ -256,9 +257,10 @@ class Disturbed:
 
     def _limit_files(self, limit_bytes: int) -> None:
         """Of everything but the command: first of whoever starts workers, which inherit it."""
-        for pid in sorted(set(running_with(str(self.folder))) - {self._process.pid}):
+        for pid in pids_with(str(self.folder)):
             with suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+                if pid != self._process.pid:
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
     # The processes
 
@@ -270,23 +272,12 @@ class Disturbed:
     def _workers(self) -> list[Worker]:
         """Children of the nurseries, by the log they write to."""
         found = []
-        for pid in running_with(str(self.folder)):
+        for pid in pids_with(str(self.folder)):
             with suppress(OSError):
                 output = Path(f"/proc/{pid}/fd/1").readlink()
                 if output.name == "stdout.log":
                     found.append(Worker(pid, output.parent.name))
         return sorted(found, key=lambda worker: (worker.job_id, worker.pid))
-
-
-def running_with(text: str) -> list[int]:
-    """All live processes with `text` in their command line, but this one."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if text.encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
 
 
 def _signal(pid: int, number: signal.Signals) -> bool:

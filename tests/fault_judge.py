@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fault_inject import Disturbed, running_with
+from fault_inject import Disturbed
 from fault_seen import End, Step, ends_of, steps_of
 from fault_study import asked, job_seed
 from fault_train import EXAMPLES, POISON, STEPS, Place, follow
+from live_processes import pids_with
 from stretto.app.real_result import TrialResult
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import finished
@@ -43,7 +44,7 @@ def log_of(trial: TrialResult) -> str:
 
 def problems(study: Disturbed, *, trials: int, epochs: int) -> Iterator[str]:
     """Everything that is not as it should be after a study's end."""
-    left = running_with(str(study.folder))
+    left = pids_with(str(study.folder))
     if left:
         yield f"processes are left behind: {left}"
     result = finished(asked(study.folder, study.policy, study.seed))

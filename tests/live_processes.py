@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 STRETTO = (
@@ -15,17 +16,25 @@ STRETTO = (
 
 
 def running_with(text: str) -> list[str]:
-    """Command lines of all live processes that mention `text`."""
+    """Command lines of all live processes but this one that mention `text`, oldest first."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
+            with suppress(OSError):
                 line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in line:
-                found.append(f"{entry.name} {line}")
-    return found
+                if text in line:
+                    found.append((_began_ticks(entry), f"{entry.name} {line}"))
+    return [line for _, line in sorted(found)]
+
+
+def pids_with(text: str) -> list[int]:
+    """Oldest first: numbers begin anew at the system's highest, so they do not tell."""
+    return [int(line.split()[0]) for line in running_with(text)]
+
+
+def _began_ticks(process: Path) -> int:
+    after_name = (process / "stat").read_text().rpartition(")")[2].split()
+    return int(after_name[19])
 
 
 def eventually(done: Callable[[], bool], within_s: float = 60.0) -> bool:

@@ -12,10 +12,9 @@ from typing import Any
 import ray
 
 import fault_judge
-from fault_inject import running_with
 from fault_seen import Step, ends_of, steps_of
 from fault_train import BATCH, EXAMPLES, STEPS
-from live_processes import eventually
+from live_processes import eventually, pids_with
 from ray_fault_inject import Fault, Kind
 from ray_fault_run import RayRun, lr_of, seed_of
 from stretto.app.real_drive import EndedBy
@@ -82,8 +81,8 @@ def problems(run: RayRun, faults: Sequence[Fault]) -> Iterator[str]:
 
 def leaks(folder: Path) -> Iterator[str]:
     """What is left of a run in this folder, while its cluster goes on."""
-    if not eventually(lambda: not running_with(str(folder)), _TIDY_S):
-        yield f"processes are left behind: {running_with(str(folder))}"
+    if not eventually(lambda: not pids_with(str(folder)), _TIDY_S):
+        yield f"processes are left behind: {pids_with(str(folder))}"
     if not eventually(lambda: not groups(), _TIDY_S):
         yield f"placement groups are left: {groups()}"
     if not eventually(lambda: not _actors(), _TIDY_S):

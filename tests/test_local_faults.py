@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from live_processes import eventually, running_with
+from live_processes import eventually, pids_with, running_with
 from local_bench import QUICK, Bench
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import (
@@ -63,7 +63,7 @@ def results_of(events: list[Event]) -> list[int]:
 
 def pids(bench: Bench) -> list[int]:
     """The nursery first, then its workers by age."""
-    return sorted(int(line.split()[0]) for line in bench.left())
+    return pids_with(str(bench.folder))
 
 
 @pytest.mark.parametrize(

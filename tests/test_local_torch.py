@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from live_processes import running_with
+from live_processes import pids_with, running_with
 from local_bench import QUICK, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
@@ -98,7 +98,7 @@ class Drive:
 
     def workers(self) -> list[int]:
         """By age, the nursery left out."""
-        return sorted(int(line.split()[0]) for line in running_with(str(self.folder)))[1:]
+        return pids_with(str(self.folder))[1:]
 
     def log(self, job_id: str = "a") -> str:
         return (self.folder / "jobs" / job_id / "stdout.log").read_text()
