@@ -36,6 +36,7 @@ class Kind(StrEnum):
     FROZEN = "node stopped (SIGSTOP), goes on later"
     AGENT = "agent killed"
     WORKER = "worker killed"
+    THAWED = "node that was stopped killed in the end"
     ADD = "node added"
 
 
@@ -145,14 +146,7 @@ class Storm:
         marks = marks_of(self._run.folder.path, None)  # it takes a while: the target must be as it is now
         target = self._choose(kind)
         struck = self._chance.sample(target.workers, 1) if kind is Kind.WORKER else target.workers
-        fault = Fault(
-            kind,
-            time.monotonic(),
-            target.node,
-            frozenset(worker.job_id for worker in struck),
-            frozenset(worker.pid for worker in struck),
-            marks,
-        )
+        fault = _fault(kind, target.node, struck, marks)
         self._do(kind, target, struck)
         return fault
 
@@ -182,19 +176,21 @@ class Storm:
     def _targets(self) -> list[_Target]:
         """Nodes that nothing was done to."""
         frozen = {one.node for one in self._frozen}
-        found = []
-        for node, raylet in self._cluster.raylets.items():
-            if node not in frozen:
-                tree = _tree_of(raylet_of(raylet))
-                found.append(_Target(node, tree, self._workers(tree)))
-        return found
+        return [self._target(node) for node in self._cluster.raylets if node not in frozen]
+
+    def _target(self, node: str) -> _Target:
+        tree = _tree_of(raylet_of(self._cluster.raylets[node]))
+        return _Target(node, tree, self._workers(tree))
 
     def _thaw(self) -> None:
         now_s = time.monotonic()
         due = [one for one in self._frozen if one.next_s <= now_s]
         for one in due:
             self._frozen.remove(one)
-            if one.thawed:
+            if one.thawed:  # jobs may be on it again
+                marks = marks_of(self._run.folder.path, None)
+                struck = self._target(one.node).workers
+                self.faults.append(_fault(Kind.THAWED, one.node, struck, marks))
                 self._cluster.kill(one.node)
             else:
                 _signal(one.pids, signal.SIGCONT)
@@ -217,6 +213,11 @@ class Storm:
                 if output.name == "stdout.log" and output.is_relative_to(self._run.folder.path / "jobs"):
                     found.append(_Worker(pid, output.parent.name, _parent(pid)))
         return tuple(found)
+
+
+def _fault(kind: Kind, node: str, struck: Sequence[_Worker], marks: frozenset[str]) -> Fault:
+    jobs, pids = frozenset(one.job_id for one in struck), frozenset(one.pid for one in struck)
+    return Fault(kind, time.monotonic(), node, jobs, pids, marks)
 
 
 def _tree_of(root: int) -> tuple[int, ...]:
