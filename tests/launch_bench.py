@@ -31,16 +31,17 @@ def alive(name: str, instance: str = "") -> RayNode:
 
 def unseen(launcher: CommandLauncher | AutoscalerLauncher | Pool, *there: RayNode) -> RayFleet:
     """A fleet in a cluster that is made up."""
-    return RayFleet(launcher, resource="GPU", read=lambda _: there, connected=lambda: True)
+    return RayFleet(launcher, resource="GPU", late_s=0.1, read=lambda _: there, connected=lambda: True)
 
 
-def changing(launcher: CommandLauncher, there: list[RayNode]) -> RayFleet:
+def changing(launcher: CommandLauncher, there: list[RayNode], *, late_s: float = 0.1) -> RayFleet:
     """A fleet in a cluster that is made up anew at every look. What it waits for longer than 10 s is late."""
     return RayFleet(
         launcher,
         resource="GPU",
         start_s=10.0,
         look_s=0.02,
+        late_s=late_s,
         read=lambda _: list(there),
         connected=lambda: True,
     )

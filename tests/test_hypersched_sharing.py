@@ -160,7 +160,7 @@ class TestScaling:
 
     def test_a_scaling_that_was_believed_wrongly_is_found_out(self) -> None:
         study = tuning(trials=1, rungs=(2,), max_epochs=100, start_s=2.0, deadline_s=80.0)
-        truth = Scaling(((1, 1.0), (4, 2.0), (8, 1.0)))
+        truth = Scaling(((1, 1.0), (4, 2.0), (8, 0.5)))
         sizes = {}
         for scaling in ("given", "learned"):
             policy = make_policy("hypersched", options={"scaling": scaling}, tuning=study)

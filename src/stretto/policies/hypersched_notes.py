@@ -111,6 +111,11 @@ class Notes:
         """The median epoch on one GPU; what is believed, if none was seen."""
         return median(self.singles_s) if self.singles_s else believed_s
 
+    def own_epoch_s(self, trial: str, believed_s: float) -> float:
+        """The median epoch of a trial on one GPU; that of all trials, if it showed none."""
+        own_s = self.own_s.get(trial)
+        return median(own_s) if own_s else self.single_epoch_s(believed_s)
+
     def _hear_epoch(self, trial: str, result: Result) -> None:
         if result.epoch_s is None:
             return

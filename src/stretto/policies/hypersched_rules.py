@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from stretto.policies.common import check_option
+from stretto.policies.common import EPS, check_option
 from stretto.policies.hypersched_speed import ScalingBelief
 from stretto.policies.trials import Share
 
@@ -21,7 +22,10 @@ class Rules:
 
     name: ClassVar[str] = "hypersched"
     published: bool = False
-    """When admission closes, stop everything that does not run, and cut trials even if GPUs stay idle."""
+    """When admission closes, stop everything that does not run, and cut trials even if GPUs stay idle.
+
+    Resize for progress that no epoch comes of by the deadline, and take GPUs that nobody gains by.
+    """
     share: Literal["auto", "none", "uniform", "top"] = "auto"
     """Who gets GPUs that are left over; auto: the best trial, or, as published, everybody in turn."""
     scaling: Literal["auto", "given", "learned", "linear"] = "auto"
@@ -89,6 +93,20 @@ def resize_gain(speed: float, new_speed: float, left_s: float, startup_s: float)
     if left_s <= startup_s:
         return 0.0
     return new_speed / speed * (1.0 - startup_s / left_s)
+
+
+def ends_more_epochs(epoch_s: float, new_epoch_s: float, left_s: float, startup_s: float) -> bool:
+    """Whether a trial at the beginning of an epoch ends more of them by the deadline if it is resized.
+
+    floor((T_left - t_startup) / t_epoch(new)) > floor(T_left / t_epoch(now)); without a deadline, the faster.
+    """
+    if math.isinf(left_s):
+        return new_epoch_s < epoch_s
+    return _ended(left_s - startup_s, new_epoch_s) > _ended(left_s, epoch_s)
+
+
+def _ended(time_s: float, epoch_s: float) -> int:
+    return max(math.floor(time_s / epoch_s + EPS), 0)
 
 
 def on_grid(gpus: int, grid: int) -> int:

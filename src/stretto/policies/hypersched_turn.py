@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from stretto.core.decision import Decision, Reason, ReasonCode
@@ -12,7 +13,8 @@ from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.hypersched_notes import Notes, mean_score
-from stretto.policies.hypersched_rules import GAIN, Rules, on_grid, resize_gain, time_needed_s
+from stretto.policies.hypersched_payoff import Payoff
+from stretto.policies.hypersched_rules import Rules, on_grid, time_needed_s
 from stretto.policies.hypersched_speed import believed_scaling, most_useful, startup_s
 from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
 from stretto.search.halving import order
@@ -45,6 +47,8 @@ class Turn:
         self._left_s = math.inf if deadline_s is None else deadline_s - view.now_s
         self._why: dict[str, str] = {}
         self._stops: dict[str, str] = {}
+        self._stays: dict[str, Reason] = {}
+        """Of trials that are not resized, though it was their turn."""
         self._believed: Scaling | None = None
 
     def decide(self) -> tuple[Decision, Memory]:
@@ -134,21 +138,27 @@ class Turn:
         if not due or self._rules.sharing == "none" or len(self._counts) >= self._total:
             return
         proposal = self._proposal()
-        for trial in due:
-            if proposal.get(trial, 0) not in {0, self._counts[trial]}:
-                self._take_share(trial, proposal[trial])
+        changing = [trial for trial in due if proposal.get(trial, 0) not in {0, self._counts[trial]}]
+        if not self._rules.published:  # who gives comes before who takes
+            changing.sort(key=lambda trial: proposal[trial] > self._counts[trial])
+        for trial in changing:
+            self._take_share(trial, proposal, at_once=changing)
 
     def _decision(self) -> Decision:
         jobs, counts = self._view.jobs, self._counts
         if not self._why and not self._stops:
             return Decision(
                 allocations={job.job.id: job.allocation for job in jobs if job.job.id in counts},
-                reasons={job.job.id: _waits(job) for job in jobs if job.job.id not in counts},
+                reasons={
+                    **{job.job.id: _waits(job) for job in jobs if job.job.id not in counts},
+                    **self._stays,
+                },
             )
         for job in jobs:
             if job.job.id not in counts:
                 self._why.setdefault(job.job.id, _waits(job).text)
-        return decide_counts(self._view, counts, self._why, stops=self._stops)
+        decision = decide_counts(self._view, counts, self._why, stops=self._stops)
+        return replace(decision, reasons={**self._stays, **decision.reasons})
 
     def _admitted(self, free: int) -> dict[str, str]:
         """Who is let in, and why: after closing, only on GPUs that the pool could not use.
@@ -192,15 +202,16 @@ class Turn:
         live, stops = self._notes.live, self._stops
         return {trial: job for trial, job in self._trials.items() if trial not in live and trial not in stops}
 
-    def _take_share(self, trial: str, share: int) -> None:
-        held = self._counts[trial]
+    def _take_share(self, trial: str, proposal: Mapping[str, int], at_once: Collection[str]) -> None:
+        held, share = self._counts[trial], proposal[trial]
         if share - held > self._free:
             return
+        payoff = self._payoff
+        if not self._pays(trial, proposal, at_once):
+            self._stays[trial] = Reason(ReasonCode.KEPT, payoff.why_not(held, share))
+            return
         if share > held:
-            speed, new_speed = self._scaling.speedup(held), self._scaling.speedup(share)
-            gain = resize_gain(speed, new_speed, self._left_s, self._startup_s)
-            if gain <= GAIN:
-                return
+            gain = payoff.gain(held, share)
             self._why[trial] = (
                 f"{share} slots instead of {held} make {gain:.2f} times the progress {self._in_time}."
             )
@@ -208,6 +219,37 @@ class Turn:
             self._why[trial] = f"{counted(share, 'slot')} instead of {held}: the others go to better trials."
         self._counts[trial] = share
         self._notes.live[trial] = self._rules.results_between
+
+    def _pays(self, trial: str, proposal: Mapping[str, int], at_once: Collection[str]) -> bool:
+        """Whether a trial's resize brings something by the deadline: to it, or to who gets what it gives."""
+        held, share = self._counts[trial], proposal[trial]
+        gives = share < held
+        if gives and self._rules.published:
+            return True
+        if self._payoff.is_worth(self._single_s(trial), held, share):
+            return True
+        return gives and self._wanted(proposal, at_once, self._free + held - share) > self._free
+
+    def _wanted(self, proposal: Mapping[str, int], at_once: Collection[str], free: int) -> int:
+        """GPUs that trials would gain by if so many were free.
+
+        Those who would be let in, and those who have less than their share: `at_once` now, others when it is
+        their turn.
+        """
+        starts = [self._payoff.is_worth(self._single_s(trial), 0, 1) for trial in self._admitted(free)]
+        wanted = sum(starts)
+        for trial, share in proposal.items():
+            held = self._counts.get(trial, 0)
+            wait_s = 0.0 if trial in at_once or not held else self._turn_in_s(trial, held)
+            if share > held and self._payoff.is_worth(self._single_s(trial), held, share, wait_s=wait_s):
+                wanted += share - held
+        return wanted
+
+    def _turn_in_s(self, trial: str, held: int) -> float:
+        """When a trial may take its share: so many results are to come first."""
+        results = max(self._notes.live[trial], 0) + 1
+        epoch_s = self._single_s(trial) / self._scaling.speedup(held)
+        return max(results * epoch_s - (self._trials[trial].epoch_age_s or 0.0), 0.0)
 
     def _make_do(self) -> None:
         """Share out anew: GPUs that trials hold are about to go."""
@@ -252,6 +294,20 @@ class Turn:
     @property
     def _startup_s(self) -> float:
         return startup_s(self._notes.starts_s) if self._rules.overhead else 0.0
+
+    @property
+    def _payoff(self) -> Payoff:
+        literal, believed_s = self._rules.published, self._tuning.profile.start_s
+        unseen = self._rules.overhead and not self._notes.starts_s and not literal
+        return Payoff(
+            scaling=self._scaling,
+            left_s=self._left_s,
+            startup_s=believed_s if unseen else self._startup_s,
+            whole_epochs=not literal,
+        )
+
+    def _single_s(self, trial: str) -> float:
+        return self._notes.own_epoch_s(trial, self._tuning.profile.latency.epoch_s)
 
     @property
     def _scaling(self) -> Scaling:

@@ -15,6 +15,7 @@ from stretto.core.events import (
     NodeLost,
     NodeRefused,
     NodeReleased,
+    RunPaused,
     RunStarted,
 )
 from stretto.substrate.fleet_refusals import Refusals
@@ -28,6 +29,8 @@ class Record:
     draining: set[str] = field(default_factory=set)
     coming: dict[str, tuple[Node, float]] = field(default_factory=dict)
     """Nodes that were launched, and when."""
+    called_off: list[str] = field(default_factory=list)
+    """Nodes that were on the way when the run was paused, and that no event has told the end of."""
     wish: Wish = field(default_factory=lambda: Wish(()))
     """The last one, less what was refused or lost since; what it gives back and was not seen to go."""
     refusals: Refusals = field(default_factory=Refusals)
@@ -54,14 +57,14 @@ class Record:
                 self.coming[event.node.id] = event.node, event.t_s
                 self._count(event.node.id)
             case NodeAdded():
-                self.coming.pop(event.node.id, None)
+                self._settle(event.node.id)
                 self.draining.discard(event.node.id)
                 self.here[event.node.id] = event.node
                 if event.node.instance:
                     self.refusals = self.refusals.arrived()
             case NodeLost() | NodeReleased():
                 self._miss(event.node_id)
-                self.coming.pop(event.node_id, None)
+                self._settle(event.node_id)
                 self.draining.discard(event.node_id)
                 self.here.pop(event.node_id, None)
             case NodeDraining():
@@ -73,8 +76,16 @@ class Record:
             case Decided() if event.wish is not None:
                 unseen = [node_id for node_id in self.wish.release if node_id in self.here]
                 self.wish = Wish(event.wish.nodes, (*unseen, *event.wish.release))
+            case RunPaused():
+                self.called_off += self.coming
+                self.coming.clear()
             case _:
                 pass
+
+    def _settle(self, node_id: str) -> None:
+        self.coming.pop(node_id, None)
+        if node_id in self.called_off:
+            self.called_off.remove(node_id)
 
     @property
     def _awaits(self) -> bool:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
-from stretto.core.events import Event
+from stretto.core.events import Event, NodeReleased
 from stretto.substrate.fleet import Fleet
 from stretto.substrate.fleet_nodes import START_S, Failure, Launch, Order, Resource, SeenNode, Step
+from stretto.substrate.fleet_record import Record
 from stretto.substrate.ray.launch import Began, Launcher
 from stretto.substrate.ray.nodes import RayNode, is_connected, read_nodes, slot_resource
 
 _LOOK_S = 0.5
+_LATE_S = 15.0
+"""So long a run that stops looks out for nodes whose launch it has called off."""
 
 
 class RayFleet:
@@ -33,6 +37,7 @@ class RayFleet:
         resource: Resource | None = None,
         start_s: float = START_S,
         look_s: float = _LOOK_S,
+        late_s: float = _LATE_S,
         prefix: str = "",
         read: Callable[[Resource | None], Sequence[RayNode]] = read_nodes,
         connected: Callable[[], bool] = is_connected,
@@ -41,12 +46,18 @@ class RayFleet:
 
         `resource` is what a slot is: to be given where the first node with a GPU is still to come.
         `start_s` is how long a node may take to come; `prefix` begins the names of nodes of this run.
+        `late_s` is how long `close` looks out for those that were on the way.
         """
         self.resource: Resource = resource or slot_resource()
         self._launcher = launcher
         self._read = read
         self._connected = connected
         self._look_s = look_s
+        self._late_s = late_s
+        self._start_s = start_s
+        self._now_s = 0.0
+        self._asked_s: dict[str, float] = {}
+        """When nodes were asked for, but for those whose launch failed."""
         self._seen: Sequence[RayNode] = read(self.resource)
         self._fleet = Fleet(
             launcher.kinds if launcher else (),
@@ -74,15 +85,15 @@ class RayFleet:
 
     def provision(self, wish: Wish, t_s: float) -> list[Event]:
         self._end_leftovers()
-        return [*self._carry_out(self._fleet.wish(wish, t_s)), *self._hear(t_s)]
+        return [*self._carry_out(self._fleet.wish(wish, t_s), t_s), *self._hear(t_s)]
 
     def release(self, nodes: Sequence[str], t_s: float) -> list[Event]:
         """Give back nodes that were wished away; what else is wished for stays as it is."""
-        return [*self._carry_out(self._fleet.release(nodes, t_s)), *self._hear(t_s)]
+        return [*self._carry_out(self._fleet.release(nodes, t_s), t_s), *self._hear(t_s)]
 
     def give_up(self, node_id: str, t_s: float) -> list[Event]:
         """A node is of no use though Ray lists it; whoever calls this has told that it is lost."""
-        return [*self._carry_out(self._fleet.give_up(node_id)), *self._hear(t_s)]
+        return [*self._carry_out(self._fleet.give_up(node_id), t_s), *self._hear(t_s)]
 
     def look(self, t_s: float) -> list[Event]:
         if self._cut_off:
@@ -97,28 +108,64 @@ class RayFleet:
                 remedy="Mend what brings nodes up, and give the same command: the run goes on. "
                 "[ray] in the study may be changed for that.",
             )
-        return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s))]
+        return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s), t_s)]
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
         launched = self._launcher.launched() if self._launcher else ()
         self._settled = True
-        step = self._fleet.recall(history, self._nodes_seen(), t_s, launched=launched)
+        past = list(history)
+        step = self._fleet.recall(past, self._nodes_seen(), t_s, launched=launched)
         if self._launcher is not None:
             self._launcher.recall(self._fleet.rented)
-        return [*self._carry_out(step), *self._hear(t_s)]
+        self._asked_s |= dict.fromkeys(self._fleet.rented, t_s)
+        called_off = [NodeReleased(t_s=t_s, node_id=name) for name in Record.of(past).called_off]
+        return [*called_off, *self._carry_out(step, t_s), *self._hear(t_s)]
 
     def let_go(self, history: Iterable[Event], t_s: float) -> list[Event]:
         """End everything that was launched for a run that does not go on; `close` waits for it."""
         launched = self._launcher.launched() if self._launcher else ()
-        return self._carry_out(self._fleet.let_go(history, self._nodes_seen(), t_s, launched=launched))
+        return self._carry_out(self._fleet.let_go(history, self._nodes_seen(), t_s, launched=launched), t_s)
 
     def close(self) -> None:
-        """Let go of every node that was launched, and wait until that is done."""
-        self._over.set()
+        """Let go of every node that was launched, and wait until that is done.
+
+        A launch that is under way is called off; should its node come all the same, it is let go of as soon
+        as it shows, for a while, and afterwards by whoever goes on with the run.
+        """
         self._order(self._fleet.close())
-        if self._launcher is not None:
-            self._launcher.close()
-        self._watcher.join(self._look_s)
+        under_way = self._under_way()
+        try:
+            if self._launcher is not None:
+                self._look_out_for(self._launcher.settle() & under_way, self._launcher)
+        finally:
+            self._over.set()
+            if self._launcher is not None:
+                self._launcher.close(under_way)
+            self._watcher.join(self._look_s)
+
+    def _under_way(self) -> frozenset[str]:
+        """Nodes that may take so long to come, if they did not yet."""
+        since_s = self._now_s - self._start_s
+        return frozenset(name for name, asked_s in self._asked_s.items() if asked_s > since_s)
+
+    def _look_out_for(self, late: frozenset[str], launcher: Launcher) -> None:
+        """Nodes whose launch was called off, and that may come all the same."""
+        if not late or self._cut_off:
+            return
+        logging.getLogger(__name__).warning(
+            "Called off on the way: %s. For up to %g s they are let go of as they come; "
+            "Ctrl-C cuts that short.",
+            ", ".join(sorted(late)),
+            self._late_s,
+        )
+        until_s, ended = time.monotonic() + self._late_s, set[str]()
+        while late & {*launcher.launched()} and time.monotonic() < until_s:
+            for node in self._seen:
+                if node.name in late and node.ray_id not in ended:
+                    ended.add(node.ray_id)
+                    launcher.release(node.name, node.ray_id)
+            time.sleep(min(self._look_s, self._late_s))
+            launcher.news()  # with that it takes note of what has ended
 
     def _end_leftovers(self) -> None:
         """Of a probe that was killed before the run began: no record has them."""
@@ -134,12 +181,14 @@ class RayFleet:
         failures: dict[str, Failure] = {}
         for news in self._launcher.news() if self._launcher else ():
             if isinstance(news, Began):
-                events += self._carry_out(self._fleet.began(news.name, t_s))
+                events += self._carry_out(self._fleet.began(news.name, t_s), t_s)
             else:
+                self._asked_s.pop(news.name, None)
                 failures[news.name] = Failure(news.why, news.log)
-        return [*events, *self._carry_out(self._fleet.failed(failures, t_s))]
+        return [*events, *self._carry_out(self._fleet.failed(failures, t_s), t_s)]
 
-    def _carry_out(self, step: Step) -> list[Event]:
+    def _carry_out(self, step: Step, t_s: float) -> list[Event]:
+        self._now_s = t_s
         self._order(step.orders)
         return step.events
 
@@ -148,6 +197,7 @@ class RayFleet:
             return
         for order in orders:
             if isinstance(order, Launch):
+                self._asked_s[order.name] = self._now_s
                 self._launcher.launch(order.name, order.instance)
             else:
                 self._launcher.release(order.name, order.key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,10 +35,14 @@ News = Began | Failed
 
 _CLOSE_S = 15.0
 """How long a last word to the autoscaler may take."""
+_ASK_FOR_NOTHING = (
+    'python -c \'import ray; ray.init("auto"); '
+    "from ray.autoscaler.sdk import request_resources; request_resources(bundles=[])'"
+)
 
 
 class Launcher(Protocol):
-    """Brings up nodes and lets go of them. Nothing blocks but `close`; called in one thread only."""
+    """Brings up nodes and lets go of them. Called in one thread only; `settle` and `close` alone block."""
 
     @property
     def kinds(self) -> Sequence[NodeKind]:
@@ -61,8 +66,11 @@ class Launcher(Protocol):
     def news(self) -> list[News]:
         """What became of launches since the last time."""
 
-    def close(self) -> None:
-        """Wait until what was released is gone, or cannot be ended."""
+    def settle(self) -> frozenset[str]:
+        """Wait until what was released is gone, or cannot be ended; the names of what may come even so."""
+
+    def close(self, awaited: Collection[str] = ()) -> None:
+        """It is over; those `awaited` were released while they were on the way, and may still come."""
 
 
 class Mailbox:
@@ -91,8 +99,8 @@ class AutoscalerLauncher:
 
     A request replaces the one before, so one run at a time can use a cluster in this way. Node types must
     carry the label, with the instance's name as its value, for the autoscaler to know which to launch. A
-    node that is let go of is stopped by the autoscaler when it has been idle for its `idle_timeout_minutes`;
-    what it costs till then is not counted.
+    node that is let go of is stopped by the autoscaler when it has been idle for its `idle_timeout_minutes`,
+    also one that comes only then; what it costs till then is not counted.
     """
 
     adopts = True
@@ -115,6 +123,8 @@ class AutoscalerLauncher:
         """Instance by name."""
         self._unasked: set[str] = set()
         """Those that the autoscaler was not told of yet."""
+        self._unheard = ""
+        """Why the last request did not reach it; empty if it did."""
         self._lock = threading.Lock()
         self._changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True: something changed; False: it is over."""
@@ -146,9 +156,22 @@ class AutoscalerLauncher:
     def news(self) -> list[News]:
         return self._mailbox.collect()
 
-    def close(self) -> None:
+    def settle(self) -> frozenset[str]:
+        """What is on the way comes to nobody: it is idle, and the autoscaler stops it."""
+        return frozenset()
+
+    def close(self, awaited: Collection[str] = ()) -> None:
+        del awaited
         self._changes.put(False)
         self._thread.join(_CLOSE_S)
+        why = f"no answer in {_CLOSE_S:g} s" if self._thread.is_alive() else self._unheard
+        if why:
+            logging.getLogger(__name__).warning(
+                "Ray's autoscaler may still bring up nodes, and keep them, which cost: it could not be told "
+                "that none is wanted (%s). To tell it now, on a machine of the cluster: %s",
+                why,
+                _ASK_FOR_NOTHING,
+            )
 
     def _work(self) -> None:
         goes_on = True
@@ -169,9 +192,11 @@ class AutoscalerLauncher:
         try:
             self._request(bundles, [{self._label: instance} for instance in wanted])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, these nodes do not come
+            self._unheard = str(error) or type(error).__name__
             for name in fresh:
                 self._mailbox.post(Failed(name, f"the autoscaler could not be asked: {error}"))
         else:
+            self._unheard = ""
             for name in fresh:
                 self._mailbox.post(Began(name))
 

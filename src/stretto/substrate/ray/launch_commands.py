@@ -3,7 +3,8 @@
 Files, one pair for each node that is not let go of: `<name>.json` says which process it is, so that a
 controller that was killed can still end it later; `<name>.log` has what its commands printed, and stays where
 the launch command failed. Of a node that was let go of before it came, which it may still do, the first is
-kept as `<name>.late` until it came or the run is over.
+kept as `<name>.late` until it came or the run stops; then it is `<name>.json` again if the node is still to
+be reckoned with, and whoever goes on with the run ends it once more.
 """
 
 from __future__ import annotations
@@ -150,17 +151,25 @@ class CommandLauncher:
         self._tidy()
         return self._mailbox.collect()
 
-    def close(self) -> None:
-        """Nodes whose release has failed are tried once more; with the run ends the wait for late ones."""
+    def settle(self) -> frozenset[str]:
         self._tidy()
-        for name, ray_id in self._unended.items():
-            self.release(name, ray_id)
         while self._endings:
             for thread, _ in self._endings.values():
                 thread.join()
             self._tidy()
+        return frozenset(self._given_up.keys() - self._failed)
+
+    def close(self, awaited: Collection[str] = ()) -> None:
+        """Nodes whose release has failed are tried once more; of those that may still come a record stays."""
+        self._tidy()
+        for name, ray_id in self._unended.items():
+            self.release(name, ray_id)
+        late = self.settle()
         for name in list(self._given_up) if self._in_charge else ():
-            self._forget(name)
+            if name in awaited and name in late:
+                self._leave_on_record(name)
+            else:
+                self._forget(name)
 
     def _take_up(self, name: str) -> None:
         """Unless its number is another's by now, which a release command would hit in its stead."""
@@ -171,6 +180,16 @@ class CommandLauncher:
             return
         self._launched[name] = self._given_up.pop(name)
         self._file(name, _LATE).replace(self._file(name, _RECORD))
+
+    def _leave_on_record(self, name: str) -> None:
+        self._launched[name] = launched = self._given_up.pop(name)
+        self._file(name, _LATE).replace(self._file(name, _RECORD))
+        logging.getLogger(__name__).warning(
+            "Node %s was on the way, and may still come and cost, though it was released. "
+            "If the run goes on, that is done again first; to do it now: %s",
+            name,
+            shlex.join(self._argv(self._commands.release, name, launched.instance, launched.number)),
+        )
 
     def _forget(self, name: str) -> None:
         """Whether a node that was given up still comes is of no interest any more."""
@@ -188,11 +207,15 @@ class CommandLauncher:
             self._released.remove(name)
             self._unended.pop(name, None)
             launched = self._launched.pop(name)
-            if not ray_id:
+            if self._may_come(ray_id):
                 self._given_up[name] = launched
         late, self._late = self._late, {}
         for name, ray_id in late.items():
             self.release(name, ray_id)
+
+    def _may_come(self, ray_id: str) -> bool:
+        """Whether a node that was let go of may be there later. Without a command it ends with a process."""
+        return not ray_id and bool(self._commands.release)
 
     def _file(self, name: str, suffix: str) -> Path:
         return self._folder / f"{name}{suffix}"
@@ -225,14 +248,16 @@ class CommandLauncher:
             self._mailbox.post(Failed(name, why, str(self._log(name))))
 
     def _end(self, name: str, launched: _Launched, ray_id: str) -> None:
+        if not ray_id:  # first of all, or what it is still bringing up comes after the release
+            self._end_process(name, launched)
         released = not self._commands.release or self._run_release(name, launched, ray_id)
         self._end_process(name, launched)
         if not released:
             return
-        if ray_id:
-            self._file(name, _RECORD).unlink(missing_ok=True)
-        else:
+        if self._may_come(ray_id):
             self._file(name, _RECORD).replace(self._file(name, _LATE))
+        else:
+            self._file(name, _RECORD).unlink(missing_ok=True)
         if name not in self._failed:
             self._log(name).unlink(missing_ok=True)
         self._released.add(name)
@@ -256,7 +281,10 @@ class CommandLauncher:
                 return True
             why = f"It ended with {_ended(code)}: {self._said(name)}"
         logging.getLogger(__name__).warning(
-            "Node %s may still be up, and cost: its release command failed. %s", name, why
+            "Node %s may still be up, and cost: its release command failed. %s. The command: %s",
+            name,
+            why.removesuffix("."),
+            shlex.join(argv),
         )
         return False
 

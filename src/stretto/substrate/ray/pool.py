@@ -51,5 +51,8 @@ class Pool:
         refused, self._overdue, self._asked = self._overdue, self._asked, []
         return [Failed(name, f"no other node has {self._kind.slots} slots") for name in refused]
 
-    def close(self) -> None:
+    def settle(self) -> frozenset[str]:
+        return frozenset()  # nothing is on the way
+
+    def close(self, awaited: Collection[str] = ()) -> None:
         """There is nothing to wait for."""
