@@ -214,7 +214,7 @@ def test_planning_from_the_middle_counts_what_is_left() -> None:
     assert run.cost_usd[0] == pytest.approx(2 + math.ceil(80 + left_s) * PER_S)
 
 
-def test_nodes_that_are_simply_there_need_no_start_and_cost_nothing() -> None:
+def test_nodes_that_are_simply_there_need_no_start_and_cost_nothing_without_a_price() -> None:
     free = HeldNode(P3_8XLARGE.name, 0.0, free=True)
     other = Instance(name="other", gpus=4, usd_per_hour=3.6)
     tuning = tuned(TWO_STAGES, STEADY, instances=(P3_8XLARGE, other))
@@ -233,6 +233,50 @@ def test_nodes_that_are_simply_there_need_no_start_and_cost_nothing() -> None:
     elsewhere = Plan(tuple(replace(stage, instance="other") for stage in grows.stages))
     assert run(elsewhere, free).cost_usd[0] == run(elsewhere).cost_usd[0]
     assert run(elsewhere, replace(free, instance="other"), free).cost_usd[0] < run(elsewhere).cost_usd[0]
+
+
+def own_nodes(*usd_per_hour: float) -> tuple[Instance, ...]:
+    return tuple(Instance(name="own", gpus=4, usd_per_hour=usd, own=True) for usd in usd_per_hour)
+
+
+def of_ones_own(count: int) -> Progress:
+    free = HeldNode(P3_8XLARGE.name, 0.0, free=True)
+    return Progress(stage=0, trials=TWO_STAGES.trials, nodes=(free,) * count)
+
+
+@pytest.mark.parametrize("elapsed_s", [0.0, 500.0])
+def test_nodes_of_ones_own_cost_from_start_to_end_whether_they_are_used_or_not(elapsed_s: float) -> None:
+    data = Billing(usd_per_gb=0.1, dataset_gb=50.0)
+    tuning = replace(tuned(TWO_STAGES, STEADY, billing=data), own=own_nodes(3.6, 7.2))
+    plan = rows(TWO_STAGES, (1, 4, 1), (4, 1, 1))
+    run = executed(tuning, start=replace(of_ones_own(2), elapsed_s=elapsed_s)).run(plan)
+    finish_s = elapsed_s + 2 * 3 + 20 + 80 / 3.3
+    assert run.finish_s[0] == pytest.approx(finish_s)
+    assert run.cost_usd[0] == pytest.approx(2 * 5.0 + max(math.ceil(finish_s), 60) * 0.003)
+
+
+def test_what_is_rented_beside_them_costs_as_ever() -> None:
+    tuning, start = tuned(TWO_STAGES, STEADY), of_ones_own(1)
+    plan = rows(TWO_STAGES, (1, 4, 2), (4, 1, 1))
+    free, priced = (
+        executed(one, start=start).run(plan) for one in (tuning, replace(tuning, own=own_nodes(3.6)))
+    )
+    assert priced.finish_s[0] == free.finish_s[0]
+    own_usd = max(math.ceil(free.finish_s[0]), 60) * 0.001
+    assert priced.cost_usd[0] - free.cost_usd[0] == pytest.approx(own_usd)
+
+
+def test_gpu_time_on_nodes_of_ones_own_has_their_price() -> None:
+    """Where it is paid by use; without a price it costs nothing."""
+    by_use = Billing(per=Per.FUNCTION)
+    plan = rows(TWO_STAGES, (1, 4, 1), (4, 1, 1))
+    gpu_s = 4 * (3 + 20) + 4 * (3 + 80 / 3.3)
+    tuning = tuned(TWO_STAGES, STEADY, billing=by_use)
+    for own, usd_per_gpu_h in ((), 0.0), (own_nodes(3.6), 0.9):
+        run = executed(replace(tuning, own=own), start=of_ones_own(1)).run(plan)
+        assert run.cost_usd[0] == pytest.approx(gpu_s * usd_per_gpu_h / 3600)
+    rented = executed(tuning).run(plan)
+    assert rented.cost_usd[0] == pytest.approx(gpu_s * PER_S / 4)
 
 
 def test_a_stay_that_began_before_is_charged_once() -> None:

@@ -107,6 +107,25 @@ def test_r6_the_search_comes_within_one_percent_of_every_combination(
         assert found.cost_usd <= 1.01 * best.cost_usd
 
 
+@pytest.mark.parametrize(
+    ("own", "usd_per_hour", "deadline_s"), [(1, 12.24, 700), (2, 3.0, 500), (2, 0.0, 400)]
+)
+def test_r6_so_it_does_with_nodes_of_ones_own(own: int, usd_per_hour: float, deadline_s: float) -> None:
+    study = sha(8, 2, 2)
+    mine = Instance(name="mine", gpus=4, usd_per_hour=usd_per_hour, own=True)
+    tuning = replace(tuned(study, deadline_s=deadline_s, max_nodes=5), own=(mine,) * own)
+    there = (HeldNode(P3_8XLARGE.name, 0.0, free=True),) * own
+    start = Progress(stage=0, trials=study.trials, nodes=there)
+    search = prepare(tuning, np.random.default_rng(3), Goal(tuning.limits), start)
+    search_thoroughly(search)
+    found = search.pool.judge(search.pool.best(search.pool.seen))
+    everything = Pool(search.pool.execution, search.pool.goal)
+    options = [list(fair_options(stage, P3_8XLARGE, POOR.most_gpus, 5)) for stage in halving_stages(study)]
+    best = everything.judge(everything.best(Plan(stages) for stages in product(*options)))
+    assert found.excess == best.excess == 0.0
+    assert found.cost_usd <= 1.01 * best.cost_usd + 1e-9
+
+
 def scale_ups(plan: Plan) -> int:
     nodes = [0, *nodes_of(plan)]
     return sum(max(after - before, 0) for before, after in pairwise(nodes))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stretto.app.probe_node import LOOK_S, instance_to_probe, lent_node
+from stretto.app.probe_origin import node_to_launch
 from stretto.app.probe_seen import Progress
 from stretto.app.profile_file import ProbedNode, read_profile
 from stretto.app.real_drive import RealSubstrate
@@ -23,7 +24,7 @@ from stretto.app.real_site import OpenSite, ThisMachine
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder, RunSpec, begin
 from stretto.app.study_cluster import Offer
-from stretto.app.tune import node_to_launch, prepare
+from stretto.app.tune import prepare
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeRefused, NodeReleased

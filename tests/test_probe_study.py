@@ -85,10 +85,9 @@ def test_it_is_measured_for_the_run_that_is_named(stretto: StudyCommand, tmp_pat
     assert code == 0
     assert "runs/mine/profile.json" in err
     said: list[Progress] = []
-    for name in ("mine", None):
-        checked = check_request(TuneRequest(study=study, work="train.py:train", name=name))
-        prepare(checked, make=endless, on_progress=said.append)
-        assert bool(said) == (name is None), "a run of another name is measured anew"
+    checked = check_request(TuneRequest(study=study, work="train.py:train", name="mine"))
+    prepare(checked, make=endless, on_progress=said.append)
+    assert not said
 
 
 def test_the_entry_or_command_may_be_in_the_file(stretto: StudyCommand, tmp_path: Path) -> None:
@@ -137,12 +136,26 @@ def _spec(checked: Checked) -> RunSpec:
 
 def test_what_is_there_already_is_not_measured(stretto: StudyCommand, tmp_path: Path) -> None:
     study = write_study(tmp_path)
-    for words in (("train.py:train",), ("--on", "ray"), ("--name", "mine"), ("--store", "there")):
+    for words in (("train.py:train",), ("--name", "mine"), ("--store", "there")):
         assert "there is nothing to measure" in stretto.refused("plan", study, *words)
     code, _, err = stretto("plan", study)
     assert code == 0
     assert err == ""
     assert not Path("runs").exists()
+    write(study, STUDY + CLUSTER)
+    told = stretto.refused("plan", study, "--on", "ray:nowhere:1")
+    assert "the plan is for [cluster], and there is nothing to measure" in told
+
+
+@pytest.mark.usefixtures("stretto")
+def test_a_command_without_checkpoints_is_planned_with_one_slot_for_each_trial(tmp_path: Path) -> None:
+    command = 'trials = 6\ncommand = ["python", "train.py", "{lr}"]'
+    study = write_study(tmp_path, UNKNOWN.replace("trials = 6", command))
+    for more, most in (("", 1), ("\ncheckpoints = true", 2)):
+        write(study, UNKNOWN.replace("trials = 6", command + more))
+        found = study_to_plan(TuneRequest(study=study, policy="rubberband"), make=endless)
+        assert found.file.tuning.profile.scaling.most_gpus == most
+        assert any("checkpoints = true" in note for note in found.notes) == (most == 1)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.app.machine_profile import MachineProfile
-from stretto.app.real_expect import BEGIN_S, Expectation, after_loading, carried_out, expect, until
+from stretto.app.plan import BEGIN_S
+from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, until, with_own
 from stretto.app.real_request import tuning_on
-from stretto.app.study_cluster import slots_offer
+from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.study_file import parse_study, read_outline
 from stretto.core.cluster import Node
 from stretto.core.resources import Resources
@@ -50,20 +51,25 @@ def plan_of(tuning: Tuning) -> Plan:
     return expectation.planned.outcome.followed(tuning.limits).plan
 
 
-def expected(policy: str, tuning: Tuning, *own: Node) -> Expectation:
+def expected(policy: str, tuning: Tuning, *own: Node, machine: Machine | None = None) -> Expectation:
     outline = read_outline(write_study(Path(), TEXT))
     there = tuning_on(slots_offer(2, outline.machine), outline, tuning.profile, tuning.limits, elastic=True)
-    return expect(outline, there, policy, {}, 0, nodes=own)
+    return expect(outline, with_own(there, own, machine or outline.machine), policy, {}, 0, nodes=own)
 
 
-def test_nodes_that_are_simply_there_are_counted_on_and_not_paid_for() -> None:
+@pytest.mark.parametrize("usd_per_slot_hour", [0.0, 1.8])
+def test_nodes_that_are_simply_there_are_counted_on_and_paid_for_to_the_end(usd_per_slot_hour: float) -> None:
     tuning = tuning_of(BUSY, 600.0)
-    paid = expected("rubberband", tuning).cost_usd
-    assert paid is not None
-    assert paid.mean > 0
-    both = expected("rubberband", tuning, *(Node(name, Resources(gpu=1)) for name in "ab"))
+    machine = Machine(usd_per_slot_hour=usd_per_slot_hour)
+    both = expected("rubberband", tuning, *(Node(name, Resources(gpu=1)) for name in "ab"), machine=machine)
     assert both.cost_usd is not None
-    assert (both.cost_usd.mean, both.first_usd_per_s) == (0.0, 0.0)
+    assert both.finish_s is not None
+    usd_per_s = 2 * usd_per_slot_hour / HOUR_S
+    assert both.first_usd_per_s == pytest.approx(usd_per_s)
+    assert both.cost_usd.mean == pytest.approx(usd_per_s * both.finish_s.mean, abs=usd_per_s)
+    rented = expected("rubberband", tuning).cost_usd
+    assert rented is not None
+    assert rented.mean > 0
 
 
 @pytest.fixture(autouse=True)

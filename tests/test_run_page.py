@@ -293,7 +293,8 @@ class TestTrialsThatNeverRan:
     def test_a_display_counts_them_too(self) -> None:
         board = Board(SEARCHED)
         assert board.counts() == {NOT_STARTED: SEARCHED.trials}
-        board.observe(JobSubmitted(t_s=0.0, job=make_job("a")))
+        trial = dataclasses.replace(make_job("a"), study=SEARCHED.name)
+        board.observe(JobSubmitted(t_s=0.0, job=trial))
         assert board.counts() == {NOT_STARTED: SEARCHED.trials}
         start = Instruction(1, Action.START, "a", on_nodes({"0": 1}), BatchChoice(1))
         board.observe(Decided(t_s=1.0, policy="p", instructions=(start,), reasons={}, memory=None))

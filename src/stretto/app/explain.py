@@ -262,7 +262,7 @@ def _summaries(events: Iterable[Event], study: Study | None) -> Iterator[JobSumm
     for job_id, line in board.jobs.items():
         yield JobSummary(
             id=job_id,
-            state=str(line.phase),
+            state=str(line.shown_phase),
             epochs=line.epoch,
             starts=starts.get(job_id, 0),
             retries=line.retries,

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.app.study_file import StudyFile
 from stretto.app.threads import one_blas_thread
+from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.planner import Planner, Rule, plan_study
-from stretto.planning.tuning import Tuning
+from stretto.planning.tuning import Limits, Tuning
+from stretto.policies.rubberband_plan import beginning
+
+BEGIN_S = 0.5
+"""Between planning and the start of a run: a plan must keep its deadline that much later, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,40 @@ def plan(file: StudyFile, *, planner: Planner = "search", rule: Rule = "quantile
     with one_blas_thread():
         outcome = plan_study(file.tuning, child_rng(seed, "plan"), planner=planner, rule=rule)
     return Planned(file.tuning, outcome, rule, time.perf_counter() - started)
+
+
+def plan_to_begin(
+    tuning: Tuning,
+    nodes: Iterable[Node],
+    *,
+    planner: Planner = "search",
+    rule: Rule = "quantile",
+    seed: int = 0,
+) -> Planned:
+    """Plan a study that begins as soon as that is done, with nodes that it has beside what it rents.
+
+    The plan keeps its deadline also after the time it took to find it.
+    """
+    start = beginning(tuning, nodes)
+
+    def plan_by(limits: Limits) -> Outcome:
+        nearer, rng = replace(tuning, limits=limits), child_rng(seed, "plan")
+        return plan_study(nearer, rng, planner=planner, rule=rule, start=start)
+
+    began_s = time.perf_counter()
+    with one_blas_thread():
+        outcome = plan_by(tuning.limits)
+        planning_s = time.perf_counter() - began_s
+        if not outcome.keeps_deadline(_nearer(tuning.limits, planning_s + BEGIN_S)):
+            outcome = plan_by(_nearer(tuning.limits, 2 * planning_s + BEGIN_S))
+            planning_s = time.perf_counter() - began_s
+    return Planned(tuning, outcome, rule, planning_s)
+
+
+def _nearer(limits: Limits, later_s: float) -> Limits:
+    """What is left of them so much later."""
+    deadline_s = limits.deadline_s
+    return limits if deadline_s is None else replace(limits, deadline_s=deadline_s - later_s)
 
 
 def plan_json(planned: Planned) -> dict[str, Any]:

@@ -1,20 +1,39 @@
-"""A study whose file does not say how fast its training is: measured, then like any other."""
+"""A study that is to be planned: as its file has it, or for the place where it would be tuned."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
-from stretto.app.probe import slots_of
+from stretto.app.plan import Planned, plan, plan_to_begin
 from stretto.app.probe_node import ELSEWHERE
+from stretto.app.probe_origin import is_of, node_to_launch
 from stretto.app.probe_seen import OnProgress
+from stretto.app.probe_speeds import speeds_of
 from stretto.app.profile_file import read_profile
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_site import LOCAL, OpenSite
+from stretto.app.real_expect import with_own
+from stretto.app.real_request import Checked, TuneRequest, check_request, tuning_on
+from stretto.app.real_site import LOCAL, OpenSite, SiteRequest, find_site
 from stretto.app.real_substrate import MakeSubstrate
-from stretto.app.study_file import StudyFile, StudyOutline, read_outline, study_of
-from stretto.app.tune import is_of, node_to_launch, prepare
+from stretto.app.study_file import (
+    BUILT_IN_CURVES,
+    StudyFile,
+    StudyOutline,
+    WorldSpec,
+    read_outline,
+    study_of,
+)
+from stretto.app.study_run import with_limits
+from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.units import counted
+from stretto.planning.planner import Planner, Rule
+from stretto.planning.tuning import Tuning
+
+ONE_SLOT_EACH = (
+    "Nothing says that the command keeps checkpoints, so each trial has one slot. If it saves on SIGTERM and "
+    "goes on from there, write checkpoints = true in [study]."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +41,17 @@ class PlannableStudy:
     """A study that can be planned, and what its reader should know of its speeds."""
 
     file: StudyFile
+    """Within the limits that were asked for."""
     notes: tuple[str, ...] = ()
+    held: tuple[Node, ...] | None = None
+    """The nodes that a run would have from its start; None: it is planned for nowhere in particular."""
+
+    def plan(self, *, deadline_s: float | None, planner: Planner, rule: Rule, seed: int) -> Planned:
+        """The plan, as `tune` would make it where there is a place for it; None: the deadline stays."""
+        file = with_limits(self.file, deadline_s=deadline_s)
+        if self.held is None:
+            return plan(file, planner=planner, rule=rule, seed=seed)
+        return plan_to_begin(file.tuning, self.held, planner=planner, rule=rule, seed=seed)
 
 
 def study_to_plan(
@@ -33,12 +62,11 @@ def study_to_plan(
 ) -> PlannableStudy:
     """The study as its file has it; without a profile its training is probed, and kept where `tune` looks.
 
-    Without a [cluster] it is to run where it was measured.
+    Without a [cluster] it is to run where the request says. So it is with one that is brought up there.
     """
     outline = read_outline(request.study)
     if outline.profile is not None:
-        _check_nothing_is_measured(request, outline)
-        return PlannableStudy(study_of(outline.tables, outline.path))
+        return _known(request, outline)
     if request.work is None and outline.entry is None and not outline.command:
         raise InputError(
             "profile is missing, and nothing says what to measure.",
@@ -48,21 +76,67 @@ def study_to_plan(
     checked = check_request(request)
     with checked.site.opened() as site:
         _check_needs_no_node(checked, site)
-        prepare(checked, make=make, on_progress=on_progress)
+        speeds = speeds_of(checked, site, site.offer, make=make, on_progress=on_progress)
         _check_same(checked, site)
-        profile, slots = checked.folder.profile, slots_of(site.nodes)
-        note = _note(outline, str(profile), slots, site.words)
-    tables = {**outline.tables, "profile": {"file": str(profile.absolute())}}
-    if not outline.has_cluster:
-        tables["machine"] = {**tables.get("machine", {}), "slots": slots}
-    return PlannableStudy(study_of(tables, outline.path), (note,))
+    notes = (speeds.source, _planned_for(outline, site))
+    if _is_elsewhere(outline, site):
+        tables = {**outline.tables, "profile": {"file": str(checked.folder.profile.absolute())}}
+        file = study_of(tables, outline.path)
+        return PlannableStudy(_within(file, request), notes)
+    tuning = checked.tuning(speeds.profile, site.offer, checked.limits.deadline_s)
+    return _on_site(outline, tuning, site, notes, elastic=checked.elastic)
+
+
+def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
+    """A study with a profile: for a cluster that is there, or as its file has it."""
+    _check_nothing_is_measured(request, outline)
+    if request.on == LOCAL:
+        return PlannableStudy(_within(study_of(outline.tables, outline.path), request))
+    site_asked = find_site(
+        SiteRequest(
+            on=request.on, runs=request.runs, machine=outline.machine, rents=True, rented=outline.rented
+        )
+    )
+    elastic = outline.checkpoints or not outline.command
+    with site_asked.opened() as site:
+        assert outline.profile is not None
+        tuning = tuning_on(site.offer, outline, outline.profile, outline.limits, elastic=elastic)
+    notes = (_planned_for(outline, site),)
+    found = _on_site(outline, tuning, site, notes, elastic=elastic)
+    return dataclasses.replace(found, file=_within(found.file, request))
+
+
+def _on_site(
+    outline: StudyOutline, tuning: Tuning, site: OpenSite, notes: tuple[str, ...], *, elastic: bool
+) -> PlannableStudy:
+    """The study on what there is, as `tune` counts on it."""
+    file = StudyFile(
+        tuning=with_own(tuning, site.held, outline.machine),
+        space=outline.space,
+        sampler=outline.sampler,
+        fixed_nodes=tuning.max_nodes,
+        world=WorldSpec(curves=BUILT_IN_CURVES, profile=tuning.profile),
+        path=outline.path,
+    )
+    warned = () if elastic else (ONE_SLOT_EACH,)
+    return PlannableStudy(file, (*notes, *site.notes, *warned), held=site.held)
+
+
+def _within(file: StudyFile, request: TuneRequest) -> StudyFile:
+    return with_limits(file, deadline_s=request.deadline_s, budget_usd=request.budget_usd)
+
+
+def _is_elsewhere(outline: StudyOutline, site: OpenSite) -> bool:
+    """Whether its [cluster] is not what `tune` would have there."""
+    return outline.has_cluster and (outline.rented is None or site.offer != outline.rented.offer)
 
 
 def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> None:
     """What is about measuring says nothing of a study with a profile."""
+    cluster_is_named = request.on != LOCAL and outline.has_cluster and outline.rented is None
     given = (
         ("the training", request.work is not None, "it says what to measure"),
-        (f"--on {request.on}", request.on != LOCAL, "it says where to measure"),
+        (f"--on {request.on}", cluster_is_named, "it says where to measure, as the plan is for [cluster]"),
         (f"--store {request.store}", bool(request.store), "it is about measuring"),
         (f"--name {request.name}", request.name is not None, "it says for which run to measure"),
     )
@@ -90,7 +164,7 @@ def _check_needs_no_node(checked: Checked, site: OpenSite) -> None:
 def _check_same(checked: Checked, site: OpenSite) -> None:
     """A run that was begun keeps its profile, though another training may bear its name by now."""
     measured = read_profile(checked.folder.profile)
-    if not is_of(checked, site):
+    if not is_of(measured, checked, site):
         raise InputError(
             f"holds a run of {measured.what} on {counted(measured.slots, 'slot')}.",
             where=str(checked.folder.path),
@@ -98,10 +172,12 @@ def _check_same(checked: Checked, site: OpenSite) -> None:
         )
 
 
-def _note(outline: StudyOutline, profile: str, slots: int, where: str) -> str:
-    if outline.has_cluster:
+def _planned_for(outline: StudyOutline, site: OpenSite) -> str:
+    if not outline.has_cluster:
+        return f"Planned for {counted(site.offer.slots, 'slot')}, of {site.words}."
+    if _is_elsewhere(outline, site):
         return (
-            f"Speeds were measured on {where} ({profile}) and are assumed to hold on one slot, "
-            "and on several, of [cluster]."
+            f"Planned for [cluster]: speeds measured on {site.words} are assumed to hold on one slot, "
+            "and on several, there."
         )
-    return f"Planned for {counted(slots, 'slot')}, of {where}, with the speeds measured on it ({profile})."
+    return f"Planned for [cluster], whose nodes join {site.words}."

@@ -65,6 +65,20 @@ class ProbedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What tells a measurement from those of other code, machines and studies."""
+
+    code: str
+    """Digest of the training code's files, as far as they are known."""
+    machine: str
+    """Where the command was given and, without a cluster, the devices that it used."""
+    nodes: tuple[str, ...]
+    """Of a cluster, if some were there to measure on."""
+    study: str
+    """Digest of what the study's file says, but for what has no part in its speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
     """What a probe saw. Times in seconds; what is empty or None was not measured."""
 
@@ -93,6 +107,8 @@ class MeasuredProfile:
     """Starts of several workers at once; all others are of one."""
     node: ProbedNode | None = None
     """Where a node had to be launched for it."""
+    origin: Origin | None = None
+    """None: not written down."""
 
     def epoch_times_s(self, workers: int, config: int | None = None, *, lone: bool = False) -> list[float]:
         """Steady epochs with so many workers; first ones only where there are no others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -45,11 +45,12 @@ class Phase(StrEnum):
     """Ended by the policy before its end."""
     FINISHED = "finished"
     FAILED = "failed"
+    NOT_STARTED = "not started"
+    """Said of trials that never ran: those that wait, those that are not wanted, those not even drawn."""
 
 
 ENDED = frozenset({Phase.STOPPED, Phase.FINISHED, Phase.FAILED})
-NOT_STARTED = "not started"
-"""What is said of trials that never ran: those that wait, those that are not wanted, those not even drawn."""
+NOT_STARTED = str(Phase.NOT_STARTED)
 
 
 @dataclass(slots=True)
@@ -73,6 +74,12 @@ class JobLine:
     best_checkpoint: str = ""
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
     """Times and work done of the last reports since the last start or resize."""
+
+    @property
+    def shown_phase(self) -> Phase:
+        """Where it stands, as people are told: of a trial that never ran, that it was not started."""
+        never_ran = self.job.study is not None and self.started_s is None
+        return Phase.NOT_STARTED if never_ran else self.phase
 
     @property
     def value(self) -> float | None:
@@ -133,17 +140,12 @@ class Board:
             return None
         return max((value for value in line.values if value is not None), key=self._score)
 
-    def count(self, *phases: Phase) -> int:
-        return sum(line.phase in phases for line in self.jobs.values())
-
     def counts(self) -> dict[str, int]:
         """How many jobs stand where; of a study all its trials, also those that were not drawn."""
-        if self._study is None:
-            return {str(phase): count for phase in Phase if (count := self.count(phase))}
-        begun = [line.phase for line in self.jobs.values() if line.started_s is not None]
-        counts = {str(phase): begun.count(phase) for phase in Phase if phase in begun}
-        left = self._study.trials - len(begun)
-        return {**counts, NOT_STARTED: left} if left else counts
+        counts = Counter(line.shown_phase for line in self.jobs.values())
+        if self._study is not None:
+            counts[Phase.NOT_STARTED] += self._study.trials - len(self.jobs)
+        return {str(phase): counts[phase] for phase in Phase if counts[phase]}
 
     def slowness(self, profile: Profile) -> float:
         """How much longer epochs took lately than the profile says; 1 if nothing is known."""

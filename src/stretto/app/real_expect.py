@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +11,19 @@ from pathlib import Path
 import numpy as np
 
 from stretto.app.machine_profile import MachineProfile
-from stretto.app.plan import Planned
-from stretto.app.study_cluster import OWN_MACHINE
+from stretto.app.plan import Planned, plan_to_begin
+from stretto.app.study_cluster import OWN_MACHINE, Machine, node_type
 from stretto.app.study_file import StudyFile, StudyOutline, WorldSpec
 from stretto.app.study_run import simulate_study
-from stretto.app.threads import one_blas_thread
 from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import Estimate, Outcome, Progress
+from stretto.planning.forecast import Estimate, Progress
 from stretto.planning.plan import Plan
-from stretto.planning.planner import plan_study
 from stretto.planning.profile import Latency, Profile
-from stretto.planning.tuning import Limits, Tuning
+from stretto.planning.tuning import Tuning
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.policies.rubberband import RubberBand
@@ -47,8 +44,6 @@ DRAWS_EACH = 25
 """Draws from what is believed of which a world is the middle one."""
 SAMPLES = 1000
 """Of a plan's execution, for what is expected of it here."""
-BEGIN_S = 0.5
-"""Between planning and the start of a run: a plan must keep its deadline that much later, too."""
 LOADING_SD = 0.1
 """How much the time that loading code takes varies, relative to it: a probe sees it once."""
 P90 = 1.2816
@@ -80,42 +75,39 @@ def expect(
 ) -> Expectation:
     """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in.
 
-    `nodes` are those that a policy that rents has from the start, beside what it rents.
+    `nodes` are those that a policy that rents has from the start, beside what it rents; what they cost is
+    known to a study that comes `with_own`.
     """
     chosen = make_policy(policy, options=options, tuning=tuning)
     if isinstance(chosen, RubberBand):
-        return _planned(tuning, chosen, seed, beginning(tuning, nodes))
+        return _planned(tuning, chosen, seed, tuple(nodes))
     if _most_epochs(tuning) > MOST_EPOCHS:
         return Expectation(finish_s=None, cost_usd=None, epochs=None)
     return _simulated(outline, tuning, policy, options, seed, rents=rents_nodes(chosen))
 
 
-def _planned(tuning: Tuning, policy: RubberBand, seed: int, start: Progress | None) -> Expectation:
+def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, ...]) -> Expectation:
     """What the plan comes to that the policy will follow, if the run begins at once."""
-
-    def plan_by(limits: Limits) -> Outcome:
-        earlier, rng = dataclasses.replace(tuning, limits=limits), child_rng(seed, "plan")
-        return plan_study(earlier, rng, planner=policy.planner, rule=policy.rule, start=start)
-
-    began_s = time.perf_counter()
-    with one_blas_thread():
-        outcome = plan_by(tuning.limits)
-        planning_s = time.perf_counter() - began_s
-        if not outcome.keeps_deadline(_nearer(tuning.limits, planning_s + BEGIN_S)):
-            outcome = plan_by(_nearer(tuning.limits, 2 * planning_s + BEGIN_S))
-            planning_s = time.perf_counter() - began_s
-    plan = outcome.followed(tuning.limits).plan
+    planned = plan_to_begin(tuning, nodes, planner=policy.planner, rule=policy.rule, seed=seed)
+    plan, start = planned.outcome.followed(tuning.limits).plan, beginning(tuning, nodes)
     run = carried_out(tuning, plan, child_rng(seed, "expect"), start)
     first = plan.stages[0]
     rented = max(first.nodes - (0 if start is None else start.held(first.instance)), 0)
+    rented_usd_per_s = rented * tuning.instance(first.instance).usd_per_hour / HOUR_S
     epochs = float(sum(stage.trials * stage.epochs for stage in plan.stages))
     return Expectation(
         finish_s=_estimate(run.finish_s.tolist()),
         cost_usd=_estimate(run.cost_usd.tolist()),
         epochs=Estimate(epochs, epochs, epochs),
-        planned=Planned(tuning, outcome, policy.rule, planning_s),
-        first_usd_per_s=rented * tuning.instance(first.instance).usd_per_hour / HOUR_S,
+        planned=planned,
+        first_usd_per_s=rented_usd_per_s + tuning.own_usd_per_s,
     )
+
+
+def with_own(tuning: Tuning, nodes: Iterable[Node], machine: Machine) -> Tuning:
+    """The study of a policy that rents, where its run has nodes of one's own from its start to its end."""
+    types = (node_type(node.gpus, machine.usd_per_slot_hour) for node in nodes if not node.instance)
+    return dataclasses.replace(tuning, own=tuple(types))
 
 
 def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
@@ -123,12 +115,6 @@ def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
     if isinstance(policy, RubberBand) and expectation.planned is not None:
         return dataclasses.replace(policy, agreed=expectation.planned.outcome)
     return policy
-
-
-def _nearer(limits: Limits, later_s: float) -> Limits:
-    """What is left of them so much later."""
-    deadline_s = limits.deadline_s
-    return limits if deadline_s is None else dataclasses.replace(limits, deadline_s=deadline_s - later_s)
 
 
 def carried_out(

@@ -241,7 +241,7 @@ def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> Tri
     return TrialResult(
         id=line.job.id,
         config=dict(line.job.config),
-        state=NOT_STARTED if line.started_s is None else state_of(line.phase, standing),
+        state=state_of(line.shown_phase, standing),
         epochs=line.epoch,
         best_metric=board.best_value(line),
         retries=line.retries,

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.app.probe import OnProgress, probe, probed_as, slots_of
-from stretto.app.probe_node import instance_to_probe, on_launched_node
-from stretto.app.profile_file import MeasuredProfile, read_profile, write_profile
-from stretto.app.real_belief import belief_of
+from stretto.app.probe import OnProgress
+from stretto.app.probe_speeds import speeds_of
+from stretto.app.profile_file import read_profile
 from stretto.app.real_cost import priced_types
 from stretto.app.real_drive import (
     AtDeadline,
@@ -29,6 +28,7 @@ from stretto.app.real_expect import (
     as_agreed,
     expect,
     until,
+    with_own,
 )
 from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
@@ -49,27 +49,14 @@ from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.replay import Replayed, replay
 from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
 from stretto.app.study_cluster import Offer
-from stretto.core.cluster import Node
 from stretto.core.errors import InputError
-from stretto.core.seeds import child_rng
 from stretto.core.units import format_duration, parse_duration_s
-from stretto.planning.profile import Profile
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy
-from stretto.pricing.instances import Instance
 from stretto.pricing.purse import Purse
 from stretto.search.samplers import make_sampler
 from stretto.search.source import TrialSource, trials_ahead
 
-PROBE_S = 90.0
-PROBE_SHARE = 1 / 8
-"""Of the time until the deadline, at most so much goes to a probe."""
-MOST_PROBED = 4
-"""Configurations of a probe: some show how much trials differ."""
-MORE_TIME = (
-    "Give a later deadline; or `stretto profile --study FILE --time 5m`, and write "
-    '[profile] file = "profile.json" in the study.'
-)
 COMPARED = ("asha", "hypersched")
 """The policy a run is compared with; the second where it is the first itself."""
 RESERVE_S = 15.0
@@ -88,6 +75,8 @@ class Prepared:
     at_s: float
     """When it was prepared, by the monotonic clock."""
     expectation: Expectation
+    speeds: str
+    """Where its speeds are from, in words."""
     resumes: bool
 
     def now(self) -> Prepared:
@@ -136,22 +125,30 @@ def prepare(
     with checked.site.opened() as site:
         spec = checked.folder.spec()
         offer = site.offer if spec is None or spec.offer is None else spec.offer
-        profile = checked.outline.profile or _measured(checked, site, offer, make, on_progress)
-    tuning = checked.tuning(profile, offer, _deadline_s(checked, asked_s))
+        speeds = speeds_of(checked, site, offer, make=make, on_progress=on_progress)
+    begun = first_nodes(checked.folder)
+    held = site.held if begun is None else begun
+
+    def tuning_now() -> Tuning:
+        """Expecting takes time, too."""
+        tuning = checked.tuning(speeds.profile, offer, _deadline_s(checked, asked_s))
+        return with_own(tuning, held, checked.outline.machine) if checked.rents else tuning
+
+    tuning = tuning_now()
     request, deadline_s = checked.request, tuning.limits.deadline_s
     expectation = kept_expectation(checked.folder)
     if expectation is None:
         policy, options = request.policy, request.options
-        found = expect(checked.outline, tuning, policy, options, request.seed, nodes=site.held)
+        found = expect(checked.outline, tuning, policy, options, request.seed, nodes=held)
         found = after_loading(found, _loading_s(checked), deadline_s)
-        left_s = _deadline_s(checked, asked_s)  # expecting takes time, too
-        expectation = after_measuring(until(found, left_s), checked.measuring_usd)
+        expectation = after_measuring(until(found, tuning_now().limits.deadline_s), checked.measuring_usd)
     return Prepared(
         checked=checked,
         at_s=time.monotonic(),
-        tuning=checked.tuning(profile, offer, _deadline_s(checked, asked_s)),
+        tuning=tuning_now(),
         offer=offer,
         expectation=expectation,
+        speeds=speeds.source,
         resumes=checked.folder.is_begun,
     )
 
@@ -263,25 +260,6 @@ def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
     return next(iter(replay(checked.folder, [other]).replayed), None)
 
 
-def _measured(
-    checked: Checked, site: OpenSite, offer: Offer, make: MakeSubstrate | None, on_progress: OnProgress
-) -> Profile:
-    """As measured before, or by a probe now."""
-    folder, deadline_s = checked.folder, checked.limits.deadline_s
-
-    def measure(on: OpenSite, nodes: tuple[Node, ...], gone_s: float) -> MeasuredProfile:
-        time_s = PROBE_S if deadline_s is None else min(PROBE_S, (deadline_s - gone_s) * PROBE_SHARE)
-        return _probe(checked, on, nodes, time_s=time_s, make=make, on_progress=on_progress)
-
-    if not folder.is_begun and not is_of(checked, site):
-        if site.to_measure_on:
-            found = measure(site, site.to_measure_on, 0.0)
-        else:
-            found = on_launched_node(checked, site, measure, on_progress)
-        write_profile(folder.profile, found)
-    return belief_of(read_profile(folder.profile), checked.outline, offer)
-
-
 def _deadline_s(checked: Checked, asked_s: float) -> float | None:
     """The first start's deadline if there was one; else what is left of the one that was asked for."""
     spec, deadline_s = checked.folder.spec(), checked.limits.deadline_s
@@ -299,24 +277,6 @@ def _left_s(deadline_s: float, gone_s: float) -> float:
     return deadline_s - gone_s
 
 
-def is_of(checked: Checked, site: OpenSite) -> bool:
-    """Whether a profile that lies in the run's folder is of the same training on as many slots there."""
-    path = checked.folder.profile
-    if not path.is_file():
-        return False
-    measured = read_profile(path)
-    slots = slots_of(site.to_measure_on) or instance_to_probe(site.offer).gpus
-    return (measured.what, measured.slots) == (probed_as(checked.work, site), slots)
-
-
-def node_to_launch(checked: Checked, site: OpenSite) -> Instance | None:
-    """What `prepare` will launch to measure on; None if it need not."""
-    known = checked.outline.profile is not None or checked.folder.is_begun
-    if site.to_measure_on or known or is_of(checked, site):
-        return None
-    return instance_to_probe(site.offer)
-
-
 def _loading_s(checked: Checked) -> float:
     """How much longer than others the very first start takes, where a probe has seen it.
 
@@ -326,34 +286,6 @@ def _loading_s(checked: Checked) -> float:
         return 0.0
     measured = read_profile(checked.folder.profile)
     return 0.0 if measured.node is not None else measured.loading_s
-
-
-def _probe(
-    checked: Checked,
-    site: OpenSite,
-    nodes: tuple[Node, ...],
-    *,
-    time_s: float,
-    make: MakeSubstrate | None,
-    on_progress: OnProgress,
-) -> MeasuredProfile:
-    """Train some configurations of the study for a moment."""
-    space, seed = checked.outline.space, checked.request.seed
-    slots = slots_of(nodes)
-    count = min(max(slots, 2), MOST_PROBED)
-    return probe(
-        checked.work,
-        [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
-        slots=slots,
-        site=site,
-        nodes=nodes,
-        time_s=time_s,
-        study=checked.outline.study,
-        seed=seed,
-        make=make,
-        on_progress=on_progress,
-        more_time=MORE_TIME,
-    )
 
 
 def _hands(prepared: Prepared, site: OpenSite) -> Hands:

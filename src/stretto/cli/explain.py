@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.explain import JobSummary, Line, Story
+from stretto.app.explain import Line, Story
 from stretto.app.explain import explain as explain_run
-from stretto.app.real_board import NOT_STARTED, Phase
+from stretto.app.real_board import Phase
 from stretto.app.real_result import ending_of
 from stretto.app.real_standing import Standing, standing_of, state_of
 from stretto.app.run_folder import RunFolder, find_run
@@ -39,13 +39,8 @@ def _as_it_stands(story: Story, folder: RunFolder) -> Story:
     """What ran when a run ended or was killed does not run any more."""
     events = list(folder.events())
     standing = ending_of(folder) or standing_of(folder, events)
-    study = folder.begun_spec().is_study
-    jobs = tuple(dataclasses.replace(job, state=_state(job, standing, study=study)) for job in story.jobs)
+    jobs = tuple(dataclasses.replace(job, state=state_of(Phase(job.state), standing)) for job in story.jobs)
     lines = story.lines
     if standing is Standing.INTERRUPTED and events:
         lines += (Line(events[-1].t_s, "run", "interrupted", "nothing is known of it after this"),)
     return dataclasses.replace(story, jobs=jobs, lines=lines)
-
-
-def _state(job: JobSummary, standing: str, *, study: bool) -> str:
-    return NOT_STARTED if study and not job.starts else state_of(Phase(job.state), standing)

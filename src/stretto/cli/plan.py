@@ -11,12 +11,10 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.plan import plan as plan_file
 from stretto.app.plan import plan_json
 from stretto.app.probe_study import study_to_plan
 from stretto.app.real_request import TuneRequest
 from stretto.app.real_site import LOCAL
-from stretto.app.study_run import with_limits
 from stretto.cli.flags import AsJson, On, ReportFile, Seed, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.output import check_report
@@ -27,6 +25,7 @@ from stretto.policies.registry import make_policy, parse_options
 from stretto.policies.rubberband import RubberBand
 from stretto.report.plan_page import write_plan_page
 from stretto.report.plan_text import plan_text
+from stretto.report.run_text import SLOTS
 
 PLANNING_OPTIONS = ("rubberband.planner", "rubberband.rule")
 """The options of rubberband that shape a plan; the others are about carrying it out."""
@@ -69,16 +68,15 @@ def plan(
     With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
     keeps it. With both: the cheapest that keeps both. With neither: the trade-off. No trial is started.
     A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine, or
-    where --on says, for at most 90 s, and [bold]stretto tune[/bold] of the same name, there, need not
-    measure again. It is planned for its [bold]\[cluster][/bold], else for where it was measured. The exit
-    code is 1 if no plan keeps the limits.
+    where --on says, for at most 90 s, and [bold]stretto tune[/bold] there need not measure again. It is
+    planned for its [bold]\[cluster][/bold], else for where it would be tuned; on Ray with the nodes that
+    are there. The exit code is 1 if no plan keeps the limits.
 
     Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
     Example: [bold]stretto plan study.toml train.py:train --deadline 10m[/bold]
     """
     options = _planning_options(option or [])
     check_report(report)
-    budget_usd = parse_budget_usd(budget)
     with measuring(f" on {'this machine' if on == LOCAL else on}") as show:
         found = study_to_plan(
             TuneRequest(
@@ -87,7 +85,7 @@ def plan(
                 policy=RubberBand.name,
                 options=options,
                 deadline_s=_deadline_s(deadline),
-                budget_usd=budget_usd,
+                budget_usd=parse_budget_usd(budget),
                 on=on,
                 store=store,
                 name=name,
@@ -97,15 +95,16 @@ def plan(
         )
     for note in found.notes:
         print(note, file=sys.stderr)
-    # Measuring takes none of the study's time, but brings a time of day nearer.
-    file = with_limits(found.file, deadline_s=_deadline_s(deadline), budget_usd=budget_usd)
-    policy = make_policy(RubberBand.name, options=options, tuning=file.tuning)
+    policy = make_policy(RubberBand.name, options=options, tuning=found.file.tuning)
     assert isinstance(policy, RubberBand)
-    planned = plan_file(file, planner=policy.planner, rule=policy.rule, seed=seed)
+    # Measuring takes none of the study's time, but brings a time of day nearer.
+    planned = found.plan(
+        deadline_s=_deadline_s(deadline), planner=policy.planner, rule=policy.rule, seed=seed
+    )
     if as_json:
         print(json.dumps(plan_json(planned), indent=2, allow_nan=False))
     else:
-        print(plan_text(planned.tuning, planned.outcome), end="")
+        print(plan_text(planned.tuning, planned.outcome, "" if found.held is None else SLOTS), end="")
     if report is not None:
         write_plan_page(report, planned)
         print(f"report: {report}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from stretto.app.probe_origin import node_to_launch
 from stretto.app.real_drive import AtDeadline, EndedBy
 from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
@@ -17,7 +18,7 @@ from stretto.app.real_result import TuneResult
 from stretto.app.real_site import LOCAL
 from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
-from stretto.app.tune import elsewhere, finished, node_to_launch, prepare, start
+from stretto.app.tune import elsewhere, finished, prepare, start
 from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
@@ -141,6 +142,7 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
     if prepared.resumes:
         print(f"{checked.folder.path} is resumed.", file=sys.stderr)
     else:
+        print(prepared.speeds, file=sys.stderr)
         given_s, left_s = checked.limits.deadline_s, tuning.limits.deadline_s
         if given_s is not None and left_s is not None and given_s - left_s >= 1.0:
             gone = f"{format_duration(given_s - left_s)} of the {format_duration(given_s)}"

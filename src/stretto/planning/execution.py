@@ -81,7 +81,7 @@ class _Group:
     count: int
     since_s: Floats
     free: bool = False
-    """They stay, and cost nothing."""
+    """They stay, and are charged apart from the others: to the end, used or not."""
 
 
 class Execution:
@@ -114,8 +114,9 @@ class Execution:
                 groups.append(_Group(stage.nodes - kept, now_s + self._draws.queue_s[index]))
                 cost = cost + (stage.nodes - kept) * billing.usd_per_new_node
             if billing.per is Per.FUNCTION:
-                cost = cost + run.gpu_s * (self._usd_per_s(instance) / self._instances[instance].gpus)
+                cost = cost + run.gpu_s * self.usd_per_gpu_s(stage)
             begun_s, now_s = now_s, now_s + run.duration_s
+        cost = cost + self._own_usd(now_s)
         if to_the_end or run.node_end_s is None or billing.per is Per.FUNCTION:
             return PlanRun(now_s, cost + self._release(groups, 0, now_s, instance))
         end_s = begun_s[:, None] + run.node_end_s
@@ -158,6 +159,28 @@ class Execution:
         none, every = (float(end_s.sum(axis=1).mean()) for end_s in ends if end_s is not None)
         return np.asarray(np.linspace(none, every, stage.nodes + 1) - unpaid_s)
 
+    def free_nodes(self, instance: str) -> int:
+        """Nodes that are there anyway, and may stand for those of a type."""
+        return sum(node.free and node.instance == instance for node in self._start.nodes)
+
+    def usd_per_gpu_s(self, stage: StagePlan) -> float:
+        """What GPU time costs where that is paid for: on nodes that are there anyway their own price."""
+        instance = self._instances[stage.instance]
+        rented = instance.usd_per_hour / instance.gpus / HOUR_S
+        own = next((node.usd_per_hour for node in self._tuning.own if node.gpus == instance.gpus), 0.0)
+        share = min(self.free_nodes(stage.instance) / stage.nodes, 1.0)
+        return rented + share * (own / instance.gpus / HOUR_S - rented)
+
+    def _own_usd(self, finish_s: Floats) -> Floats | float:
+        """What nodes cost that are there anyway, from the study's start to its end."""
+        own = self._tuning.own
+        if not own:
+            return 0.0
+        billing, data_usd = self._tuning.billing, len(own) * self._tuning.billing.usd_per_new_node
+        if billing.per is Per.FUNCTION:
+            return data_usd
+        return data_usd + billing.charged_s(finish_s) * self._tuning.own_usd_per_s
+
     def _begin(self, instance: str) -> tuple[list[_Group], Floats]:
         """The nodes held at the start, the oldest first; and the cost so far, with nodes of other types."""
         start, samples = self._start, self._draws.samples
@@ -172,8 +195,7 @@ class Execution:
         return groups, cost
 
     def _free(self, instance: str) -> list[_Group]:
-        """The nodes that are there anyway, and may stand for those of a type."""
-        count = sum(node.free and node.instance == instance for node in self._start.nodes)
+        count = self.free_nodes(instance)
         return [_Group(count, np.zeros(self._draws.samples), free=True)] if count else []
 
     def _release(self, groups: list[_Group], keep: int, now_s: Floats, instance: str) -> Floats | float:

@@ -90,7 +90,7 @@ class HeldNode:
     since_s: float
     """When it began to cost."""
     free: bool = False
-    """It is there anyway: it costs nothing, and is not given back."""
+    """It is there anyway, and is not given back: what it costs, used or not, is in `Tuning.own`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

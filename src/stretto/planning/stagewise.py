@@ -43,10 +43,11 @@ def mean_steps(
     for index, menu in enumerate(menus):
         columns = []
         for option in menu:
+            free = execution.free_nodes(option.instance)
             handed = (
                 [start.held(option.instance) if start else 0]
                 if before is None
-                else [last.nodes if last.instance == option.instance else 0 for last in before]
+                else [max(last.nodes if last.instance == option.instance else 0, free) for last in before]
             )
             kept = np.minimum(handed, option.nodes)
             columns.append(_mean_column(tuning, execution, index, option, kept))
@@ -62,13 +63,14 @@ def _mean_column(
     """Duration and cost of an option by the number of nodes it is handed; minimum charges are left out."""
     duration_s = execution.mean_durations(index, option)[kept]
     new = option.nodes - kept
-    instance = tuning.instance(option.instance)
-    price = instance.usd_per_hour / HOUR_S
     if tuning.billing.per is Per.FUNCTION:
         gpu_s = float(execution.stage(index, option, option.nodes).gpu_s.mean())
-        cost_usd = np.full(len(kept), gpu_s * price / instance.gpus)
+        cost_usd = np.full(len(kept), gpu_s * execution.usd_per_gpu_s(option))
     else:
-        cost_usd = price * execution.mean_node_s(index, option)[kept]
+        price = tuning.instance(option.instance).usd_per_hour / HOUR_S
+        rented = max(1.0 - execution.free_nodes(option.instance) / option.nodes, 0.0)
+        node_usd = rented * price * execution.mean_node_s(index, option)[kept]
+        cost_usd = node_usd + tuning.own_usd_per_s * duration_s
     return duration_s, cost_usd + new * tuning.billing.usd_per_new_node
 
 

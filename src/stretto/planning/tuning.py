@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stretto.core.units import HOUR_S
 from stretto.planning.profile import Profile
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
@@ -31,6 +32,12 @@ class Tuning:
     """Nodes held at any one time."""
     billing: Billing = field(default_factory=Billing)
     limits: Limits = field(default_factory=Limits)
+    own: tuple[Instance, ...] = ()
+    """Nodes that are there anyway, one by one: paid for as long as the study runs, used or not."""
+
+    @property
+    def own_usd_per_s(self) -> float:
+        return sum(node.usd_per_hour for node in self.own) / HOUR_S
 
     def instance(self, name: str) -> Instance:
         return next(instance for instance in self.instances if instance.name == name)

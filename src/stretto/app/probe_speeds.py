@@ -1,0 +1,113 @@
+"""How fast a study's training is: as its file says, as it was measured before, or by a probe now."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from stretto.app.probe import OnProgress, probe, slots_of
+from stretto.app.probe_node import on_launched_node
+from stretto.app.probe_origin import known_profile, origin_of
+from stretto.app.profile_file import MeasuredProfile, read_profile, write_profile
+from stretto.app.real_belief import belief_of
+from stretto.app.real_request import Checked
+from stretto.app.real_site import OpenSite
+from stretto.app.real_substrate import MakeSubstrate
+from stretto.app.study_cluster import Offer
+from stretto.core.cluster import Node
+from stretto.core.seeds import child_rng
+from stretto.planning.profile import Profile
+
+PROBE_S = 90.0
+"""The longest that a probe takes, once it trains."""
+PROBE_SHARE = 1 / 8
+"""Of the time until the deadline, at most so much goes to a probe."""
+MOST_PROBED = 4
+"""Configurations of a probe: some show how much trials differ."""
+MORE_TIME = (
+    "Give a later deadline; or `stretto profile --study FILE --time 5m`, and write "
+    '[profile] file = "profile.json" in the study.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What is believed of a study's speed."""
+
+    profile: Profile
+    source: str
+    """Where that is from, in words."""
+
+
+def speeds_of(
+    checked: Checked,
+    site: OpenSite,
+    offer: Offer,
+    *,
+    make: MakeSubstrate | None = None,
+    on_progress: OnProgress = lambda _: None,
+) -> Speeds:
+    """As the study's file says; else as measured before, for this run or another of the study; else by a
+    probe now.
+    """
+    folder, outline = checked.folder, checked.outline
+    if outline.profile is not None:
+        return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
+    known = None if folder.is_begun else known_profile(checked, site)
+    if known is None and not folder.is_begun:
+        write_profile(folder.profile, _measured(checked, site, make, on_progress))
+        source = f"Speeds: measured now ({folder.profile})."
+    elif known is None or known.folder == folder:
+        source = f"Speeds: measured before for this run ({folder.profile})."
+    else:
+        write_profile(folder.profile, known.taken_over())
+        source = (
+            f"Speeds: measured before for the run {known.folder.name} ({known.folder.profile}), "
+            "with the same study, training code and machine."
+        )
+    return Speeds(belief_of(read_profile(folder.profile), outline, offer), source)
+
+
+def _measured(
+    checked: Checked, site: OpenSite, make: MakeSubstrate | None, on_progress: OnProgress
+) -> MeasuredProfile:
+    """By a probe, on a node that is launched for it if none is there."""
+    deadline_s, origin = checked.limits.deadline_s, origin_of(checked, site)
+
+    def measure(on: OpenSite, nodes: tuple[Node, ...], gone_s: float) -> MeasuredProfile:
+        time_s = PROBE_S if deadline_s is None else min(PROBE_S, (deadline_s - gone_s) * PROBE_SHARE)
+        return _probe(checked, on, nodes, time_s=time_s, make=make, on_progress=on_progress)
+
+    if site.to_measure_on:
+        found = measure(site, site.to_measure_on, 0.0)
+    else:
+        found = on_launched_node(checked, site, measure, on_progress)
+    return dataclasses.replace(found, origin=origin)
+
+
+def _probe(
+    checked: Checked,
+    site: OpenSite,
+    nodes: tuple[Node, ...],
+    *,
+    time_s: float,
+    make: MakeSubstrate | None,
+    on_progress: OnProgress,
+) -> MeasuredProfile:
+    """Train some configurations of the study for a moment."""
+    space, seed = checked.outline.space, checked.request.seed
+    slots = slots_of(nodes)
+    count = min(max(slots, 2), MOST_PROBED)
+    return probe(
+        checked.work,
+        [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
+        slots=slots,
+        site=site,
+        nodes=nodes,
+        time_s=time_s,
+        study=checked.outline.study,
+        seed=seed,
+        make=make,
+        on_progress=on_progress,
+        more_time=MORE_TIME,
+    )
