@@ -71,10 +71,10 @@ class Account:
         return [*notes, *told]
 
     def make_up(self, nodes: int) -> None:
-        """Hold the epochs, too, that the job wrote down after all that was heard of."""
-        if self.written is not None:
-            heard = max((one.report.epoch for one in self.held), default=0)
-            self.held += self.written(max(self.epoch, heard), nodes)
+        """Hold the epochs, too, that the job wrote down after all that was heard of, if any are missing."""
+        heard, last = max([self.epoch, *(one.report.epoch for one in self.held)]), self.job.work.epochs
+        if self.written is not None and (last is None or heard < last):
+            self.held += self.written(heard, nodes)
 
     def saved(self, saved: Saved, *, t_s: float) -> CheckpointSaved:
         self.furthest = max(self.furthest, saved.progress)
