@@ -17,6 +17,7 @@ demo: $(READY)
 	rm -rf runs/digits
 	$(BIN)/stretto tune examples/digits.toml examples/digits.py:train --deadline 90s
 	$(BIN)/stretto explain digits
+	$(BIN)/stretto simulate --replay digits --policy asha,sha
 	$(BIN)/stretto report digits --report runs/digits.html
 	$(BIN)/stretto simulate --policy pollux,optimus,tiresias --report runs/demo.html
 

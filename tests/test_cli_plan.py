@@ -44,7 +44,10 @@ def test_init_writes_the_example_and_says_what_is_next(stretto: StudyCommand, tm
 
 def test_the_example_says_what_every_field_is_for(stretto: StudyCommand, tmp_path: Path) -> None:
     stretto("init", "study", "mine.toml")
-    lines = (tmp_path / "mine.toml").read_text(encoding="utf-8").splitlines()
+    text = (tmp_path / "mine.toml").read_text(encoding="utf-8")
+    assert "stretto plan mine.toml" in text
+    assert "study.toml" not in text
+    lines = text.splitlines()
     fields = [line for line in lines if re.match(r"\w+ = ", line)]
     assert len(fields) >= 25
     assert all("#" in line for line in fields)

@@ -14,7 +14,8 @@ import typer
 
 import stretto.cli.profile
 from stretto.app.probe_seen import Progress
-from stretto.app.profile_file import MeasuredProfile, TimedEpoch, fit_speed, read_profile
+from stretto.app.profile_file import MeasuredProfile, TimedEpoch, read_profile
+from stretto.app.profile_fit import fit_speed
 from stretto.app.real_work import CommandLine, RealWork
 from stretto.cli.profile import profile_text
 from stretto.cli.progress import measuring
@@ -119,6 +120,64 @@ def test_it_says_what_a_worker_alone_takes() -> None:
     lone = TimedEpoch(config=0, workers=1, epoch_s=1.5, first=False, lone=True)
     measured = replace(usual, epochs=(*usual.epochs, lone), lone_starts_s=(0.25,))
     assert "an epoch takes 0.75 times as long (1.5 s), and a start costs 0.25 s." in profile_text(measured)
+
+
+def test_what_one_configuration_does_not_show_is_not_said() -> None:
+    one = Fake()(CommandLine(("train",)), [()], slots=2)
+    assert "between configurations" not in profile_text(one)
+    two = replace(one, configs=({}, {}), epochs=(*one.epochs, replace(one.epochs[0], config=1, epoch_s=3.0)))
+    assert "between configurations" in profile_text(two)
+
+
+def test_a_model_through_two_points_is_not_judged() -> None:
+    two = Fake()(CommandLine(("train",)), [()], slots=2)
+    assert "too few points to judge" in profile_text(two)
+    assert "error" not in profile_text(two)
+    many = replace(two, speeds=tuple(SpeedSample(1, 1, 0, 8 * n, 0.001 * n, 0.0) for n in range(1, 6)))
+    assert "too few points" not in profile_text(many)
+    assert "error if left out" in profile_text(many)
+
+
+def test_epochs_of_a_worker_alone_are_said_to_be_that() -> None:
+    usual = Fake()(CommandLine(("train",)), [()], slots=2)
+    lone = replace(usual, epochs=(replace(usual.epochs[0], lone=True),), lone_starts_s=(0.25,))
+    text = profile_text(lone)
+    assert "while the other slots were idle" in text
+    assert "times as long" not in text
+
+
+def test_a_time_is_the_longest_unless_none_is_given(stretto_command: StudyCommand, probe: Fake) -> None:
+    stretto_command("profile", "train.py:train", "--time", "1m")
+    assert (probe.asked["time_s"], probe.asked["first_epoch_s"]) == (60.0, 60.0)
+    stretto_command("profile", "train.py:train")
+    assert (probe.asked["time_s"], probe.asked["first_epoch_s"]) == (90.0, 600.0)
+
+
+@pytest.mark.parametrize(("checkpoints", "workers"), [(False, 1), (True, None)])
+def test_a_command_without_checkpoints_is_timed_with_one_worker(
+    stretto_command: StudyCommand, probe: Fake, checkpoints: bool, workers: int | None
+) -> None:
+    kept = "checkpoints = true" if checkpoints else ""
+    write(
+        Path("study.toml"), STUDY.replace('entry = "train.py:train"', f'command = ["python3", "t"]\n{kept}')
+    )
+    assert stretto_command("profile", "--study", "study.toml")[0] == 0
+    assert probe.asked["max_workers"] == workers
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (Progress(0.0, 0.125, "timing", "once it trains"), "measuring, 1 s at most once it trains: timing"),
+        (Progress(0.0, 450.0, "waiting", "in all"), "measuring, 450 s at most in all: waiting"),
+    ],
+)
+def test_a_line_says_from_when_its_limit_counts_and_never_0_s(
+    capsys: pytest.CaptureFixture[str], progress: Progress, line: str
+) -> None:
+    with measuring() as show:
+        show(progress)
+    assert capsys.readouterr().err == line + "\n"
 
 
 def test_a_second_worker_that_pays_is_not_complained_about(

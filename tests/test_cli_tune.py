@@ -232,6 +232,9 @@ def test_init_writes_jobs_that_read(stretto: StudyCommand, study: Path) -> None:
     assert code == 0
     assert "stretto run jobs.toml" in out
     assert [job.name for job in read_jobs("jobs.toml").jobs] == ["small", "large"]
+    stretto("init", "jobs", "two.toml")
+    assert "stretto run two.toml" in Path("two.toml").read_text(encoding="utf-8")
+    assert "runs/two/jobs/small" in Path("two.toml").read_text(encoding="utf-8")
 
 
 def test_json_is_json_and_nothing_else(stretto: StudyCommand, study: Path) -> None:

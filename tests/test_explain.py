@@ -1,23 +1,30 @@
-"""The story of a job: where its workers were at every change."""
+"""The story of a run: every change with its reason, and where the workers of a job were."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from builders import make_job
 from stretto.app.explain import Line, cluster_lines, job_lines
+from stretto.app.real_shown import Metrics
+from stretto.app.run_folder import PastLimits, RunSpec
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
-from stretto.core.cluster import Node
+from stretto.core.cluster import Node, Wish
 from stretto.core.decision import Reason, ReasonCode
 from stretto.core.events import (
+    CheckpointSaved,
     Decided,
     Event,
+    JobFinished,
     JobReported,
     JobRetried,
     JobSubmitted,
     NodeDraining,
     NodeLost,
     NodeReleased,
+    RunPaused,
+    RunResumed,
     RunStarted,
 )
 from stretto.core.instructions import Action, Instruction
@@ -45,11 +52,11 @@ GREW = told(2.0, Action.RESIZE, TWO)
 
 
 def test_a_resize_says_where_workers_are_and_where_they_were() -> None:
-    why = "grew: more is better."
+    why = "more is better."
     assert story(STARTED, GREW, told(3.0, Action.PARK, NOTHING)) == [
         ("start with 1 (n1: 1)", why),
-        ("resize with 2 (n1: 1, n2: 1) instead of 1 (n1: 1)", why),
-        ("park of 2 (n1: 1, n2: 1)", why),
+        ("resize with 2 (n1: 1, n2: 1) instead of 1 (n1: 1)", f"grew: {why}"),
+        ("pause of 2 (n1: 1, n2: 1)", why),
     ]
 
 
@@ -66,7 +73,7 @@ def test_what_becomes_of_the_nodes_it_is_on_is_part_of_its_story() -> None:
     assert found[2:] == [
         ("node draining", "n2, which had 1 of its 2 workers"),
         ("node lost", "n2, which had 1 of its 2 workers"),
-        ("start with 2 (n3: 2)", "grew: more is better."),
+        ("resume with 2 (n3: 2)", "more is better."),
     ], "before, and once it stands still, it is no affair of the job's"
 
 
@@ -100,3 +107,96 @@ def test_one_slot_is_one_slot() -> None:
     nodes = tuple(Node(f"n{slots}", Resources(gpu=slots)) for slots in (1, 2))
     (line,) = cluster_lines([RunStarted(t_s=0.0, identity={"policy": "p"}, nodes=nodes)])
     assert line.text == "n1 with 1 slot, n2 with 2 slots"
+
+
+PARKED = told(3.0, Action.PARK, NOTHING)
+AGAIN = told(4.0, Action.START, on_nodes({"n1": 1}))
+
+
+def test_the_story_of_a_run_has_every_change_in_order_of_time() -> None:
+    wish = dataclasses.replace(told(6.0, Action.STOP, NOTHING), wish=Wish((("box", 1),)))
+    found = [
+        (line.t_s, line.subject, line.what) for line in cluster_lines([STARTED, GREW, PARKED, AGAIN, wish])
+    ]
+    assert found == [
+        (1.0, "a", "start with 1 (n1: 1)"),
+        (2.0, "a", "resize with 2 (n1: 1, n2: 1) instead of 1 (n1: 1)"),
+        (3.0, "a", "pause of 2 (n1: 1, n2: 1)"),
+        (4.0, "a", "resume with 1 (n1: 1)"),
+        (6.0, "p", "wish"),
+        (6.0, "a", "stop of 1 (n1: 1)"),
+    ]
+
+
+def test_who_holds_slots_when_a_run_stands_still_is_told_to_pause_and_go_on() -> None:
+    rest = (RunPaused(t_s=3.0), RunResumed(t_s=9.0, down_s=6.0))
+    stood_still = [
+        ("pause of 2 (n1: 1, n2: 1)", "the run stands still."),
+        ("resume with 2 (n1: 1, n2: 1)", "the run goes on."),
+    ]
+    assert story(STARTED, GREW, *rest)[2:] == stood_still
+    assert [line.places for line in lines([STARTED, GREW, *rest])][2:] == [(), TWO.workers]
+    assert story(STARTED, GREW, rest[1])[2:] == stood_still[1:], "a run that was killed did not say"
+    assert story(STARTED, JobFinished(t_s=2.5, job_id="a"), *rest)[1:] == [("finished", "")]
+    of_run = [(line.subject, line.what) for line in cluster_lines([STARTED, *rest])]
+    assert of_run[1:] == [
+        ("run", "stopped"),
+        ("a", "pause of 1 (n1: 1)"),
+        ("run", "resumed"),
+        ("a", "resume with 1 (n1: 1)"),
+    ]
+
+
+def test_why_a_job_keeps_its_size_is_part_of_its_story() -> None:
+    kept = Reason(ReasonCode.KEPT, "A second slot saves nothing.")
+    decided = Decided(t_s=2.0, policy="p", instructions=(), reasons={"a": kept}, memory=None)
+    assert story(STARTED, decided)[1:] == [("kept", "A second slot saves nothing.")]
+
+
+def test_the_best_checkpoint_is_told_once() -> None:
+    saved = CheckpointSaved(t_s=2.0, job_id="a", work_done=1.0, path="x", best=True)
+    later = dataclasses.replace(saved, t_s=3.0, path="y")
+    resumed = RunResumed(t_s=4.0, down_s=1.0)
+    again = dataclasses.replace(later, t_s=5.0)
+    found = [text for what, text in story(STARTED, saved, later, resumed, again) if what == "checkpoint"]
+    assert found == ["the best so far, x", "the best so far, y"]
+
+
+def test_a_deadline_that_was_moved_is_what_ended_a_run() -> None:
+    past = (
+        PastLimits(until_s=100.0, deadline_s=60.0, budget_usd=None),
+        PastLimits(until_s=300.0, deadline_s=200.0, budget_usd=None),
+    )
+    asked = {"policy": "p", "seed": 0}
+    spec = RunSpec(kind="run", started_at_s=0.0, asked=asked, slots=1, past_limits=past)
+    stops = [RunPaused(t_s=t_s) for t_s in (30.0, 61.0, 150.0, 200.0, 400.0)]
+    assert [line.what for line in cluster_lines(stops, spec)] == [
+        "stopped",
+        "ended",
+        "stopped",
+        "ended",
+        "stopped",
+    ]
+
+
+def test_epochs_of_a_job_say_what_it_reported_and_how_long_they_took() -> None:
+    def report(t_s: float, epoch: int, resize_s: float | None = None) -> JobReported:
+        return JobReported(t_s=t_s, job_id="a", work_done=1.0, epoch=epoch, resize_s=resize_s)
+
+    events: list[Event] = [
+        JobSubmitted(t_s=0.0, job=make_job("a")),
+        STARTED,
+        report(1.5, 0, resize_s=0.5),
+        report(3.5, 1),
+        report(7.5, 3),
+        GREW,
+        report(10.0, 4),
+    ]
+    metrics: dict[int, Metrics] = {1: {"accuracy": 0.5, "loss": None}, 3: {"accuracy": 0.75}}
+    found = [line for line in job_lines(events, "a", metrics) if line.what.startswith("epoch")]
+    assert [(line.what, line.text) for line in found] == [
+        ("epoch 1", "accuracy 0.5, loss not a number in 2.00 s with 1 worker"),
+        ("epoch 2", "in 2.00 s with 1 worker"),
+        ("epoch 3", "accuracy 0.75 in 2.00 s with 1 worker"),
+        ("epoch 4", ""),
+    ], "how much of the last one was training with two, nobody knows"

@@ -161,6 +161,17 @@ class TestAdmission:
             assert memory["closed_for_s"] is None
             assert counts(decision)["trial-001"] == 1
 
+    def test_who_is_outside_when_it_closes_waits_for_a_later_deadline(self) -> None:
+        jobs = [
+            *(shown(STUDY, number, [0.5] * 8, gpus=1, held_s=300.0) for number in range(2)),
+            *(shown(STUDY, number, [0.1] * 2) for number in range(2, 8)),
+        ]
+        begun_all = begun(HyperSched(tuning=STUDY), 8)
+        policy = HyperSched(tuning=STUDY)
+        decision, memory = ask(policy, *jobs, now_s=9_000.0, memory=begun_all, gpus=2)
+        assert memory["closed_for_s"] == 10_000.0
+        assert not decision.stops
+
     def test_without_admission_or_deadline_trials_start_to_the_end(self) -> None:
         jobs = [shown(STUDY, 0, [0.5] * 8, gpus=1, held_s=300.0), shown(STUDY, 1)]
         policy = HyperSched(tuning=STUDY, admission=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import stretto
+from stretto.app.given_limits import given_budget_usd, given_deadline_s
 from stretto.app.plan import Planned, plan, plan_json
 from stretto.app.study_run import with_limits
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
@@ -187,3 +189,27 @@ def test_importing_the_package_imports_little() -> None:
     code = "import sys, stretto; print(*sorted(m for m in sys.modules if m.startswith(('stretto', 'numpy'))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["stretto"]
+
+
+def test_limits_may_be_given_in_place_of_those_of_the_file() -> None:
+    file = study_file(SMALL_STUDY)
+    limits = stretto.plan(file, deadline="20m", budget_usd=math.inf).tuning.limits
+    assert (limits.deadline_s, limits.budget_usd) == (1200.0, None)
+    assert stretto.plan(file, deadline=1200, budget_usd=50).tuning.limits.budget_usd == 50.0
+
+
+@pytest.mark.parametrize("deadline", ["18:00", -1, 0.0, math.nan, True, [1]])
+def test_what_is_no_deadline_is_refused_with_what_is(deadline: Any) -> None:
+    with pytest.raises(
+        stretto.InputError, match=r"deadline: .*Give seconds, or a text such as 90s"
+    ) as caught:
+        given_deadline_s(deadline)
+    assert "--" not in str(caught.value)
+    assert (given_deadline_s("1h"), given_deadline_s(None)) == (3600.0, None)
+
+
+@pytest.mark.parametrize("budget_usd", [0, -1.0, "70", math.nan])
+def test_what_is_no_budget_is_refused_with_what_is(budget_usd: Any) -> None:
+    with pytest.raises(stretto.InputError, match=r"budget_usd: .*Give US dollars"):
+        given_budget_usd(budget_usd)
+    assert given_budget_usd(70) == 70.0

@@ -456,3 +456,16 @@ def test_a_faster_belief_of_steady_jobs_shares_evenly() -> None:
     ]
     view = make_cluster([make_node("a", gpu=4)], jobs)
     assert [allocation.worker_count for allocation in decide(view).allocations.values()] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (8, "0.25 times the progress it would make on a fair share of 4 slots; it may grow once"),
+        (1, "fair share of 4 slots, the most it can have"),
+    ],
+)
+def test_less_than_a_fair_share_is_accounted_for(most: int, said: str) -> None:
+    job = replace(make_job("a", 1, least=1, most=most), tier=Tier.ELASTIC)
+    view = make_view(job, belief=UNKNOWN)
+    assert said in decide(make_cluster([make_node("n", gpu=4)], [view])).reasons["a"].text

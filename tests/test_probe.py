@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from stretto.app.jobs_file import BatchSpec, JobSpec
 from stretto.app.probe import ProbeSpec, measure, probe
-from stretto.app.probe_seen import Copy, Seen
-from stretto.app.profile_file import believe
+from stretto.app.probe_seen import Copy, Progress, Seen
+from stretto.app.profile_file import MeasuredProfile, believe
 from stretto.app.real_describe import describe_entries
 from stretto.app.real_site import ThisMachine
 from stretto.app.real_work import check_command, find_entry, sample_job
@@ -128,6 +128,119 @@ def test_what_comes_between_two_epochs_is_part_of_them() -> None:
     copy.begin(1, "start")
     seen.take(replace(event, t_s=9.0), copy)
     assert seen.times_of(0, 1)[-1] == 1.0, "a start lies in between"
+
+
+def command_reports(start_s: float, epochs_s: Sequence[float]) -> list[JobReported]:
+    """As of a command that prints when epochs end: the first is not told from its start."""
+    t_s, told = start_s, []
+    for number, epoch_s in enumerate(epochs_s, start=1):
+        t_s += epoch_s
+        first = number == 1
+        result = Result(epoch=number, value=0.5, epoch_s=None if first else epoch_s, workers=1, nodes=1)
+        event = JobReported(t_s=t_s, job_id="a", work_done=number, epoch=number, results=(result,))
+        told.append(replace(event, resize_s=t_s if first else None))
+    return told
+
+
+def seen_of_command(*, start_s: float, epochs_s: Sequence[float]) -> MeasuredProfile:
+    seen = Seen(ProbeSpec(what="it", shows_epochs_only=True), 1, lambda _: None)
+    copy = Copy(sample_job("a"), 0, 1, "start")
+    for event in command_reports(start_s, epochs_s):
+        seen.take(event, copy)
+    return seen.profile(slots=1, measured_s=60.0, given_s=60.0, cut_short=False)
+
+
+def test_the_start_of_a_command_is_without_its_first_epoch() -> None:
+    measured = seen_of_command(start_s=0.25, epochs_s=(5.0, 5.0, 5.0))
+    assert measured.starts_s == pytest.approx((0.25,))
+    assert measured.start_s == pytest.approx(0.25)
+    assert measured.epoch_times_s(1) == [5.0, 5.0]
+
+
+def test_a_first_epoch_with_its_start_is_better_than_none() -> None:
+    measured = seen_of_command(start_s=1.0, epochs_s=(50.0,))
+    assert measured.epoch_times_s(1) == [51.0]
+    assert measured.start_s == 0.0, "it is not counted twice"
+    assert "an epoch without the start before it" in measured.not_measured
+    assert measured.tells_epochs
+
+
+class Printing(Watched):
+    """As of a command: the first that is heard of a start is the end of its first epoch."""
+
+    def next_event(self, until_s: float) -> Event | None:
+        event = super().next_event(until_s)
+        if not isinstance(event, JobReported) or event.resize_s is None or not event.results:
+            return event
+        (result,) = event.results
+        took_s = event.resize_s + (result.epoch_s or 0.0)
+        return replace(event, results=(replace(result, epoch_s=None),), resize_s=took_s)
+
+
+def command(epoch_s: float, slots: int) -> Printing:
+    return Printing(truths(slots, Latency(epoch_s=epoch_s), Scaling(((1, 1.0),))), slots)
+
+
+def command_spec(epochs: int = 9) -> ProbeSpec:
+    return ProbeSpec(
+        what="it",
+        configs=configs(2),
+        epochs=epochs,
+        tier=Tier.RIGID,
+        max_workers=1,
+        shows_epochs_only=True,
+    )
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_first_epoch_may_take_longer_than_all_else(slots: int) -> None:
+    said: list[Progress] = []
+    substrate = command(100.0, slots)
+    measured = measure(
+        command_spec(), substrate, slots=slots, time_s=20.0, first_epoch_s=450.0, on_progress=said.append
+    )
+    assert measured.epoch_times_s(1) == [pytest.approx(100.0)]
+    assert measured.start_s == pytest.approx(START_S)
+    assert measured.measured_s == pytest.approx(200.0 + START_S), "and no longer"
+    assert (measured.given_s, measured.cut_short) == (20.0, True)
+    assert (said[-1].time_s, said[-1].since) == (450.0, "in all")
+    assert "first epoch" in said[-1].doing
+    assert not any(substrate.held.values())
+
+
+def test_a_training_of_one_epoch_is_not_waited_for_in_vain() -> None:
+    measured = measure(command_spec(1), command(100.0, 1), slots=1, time_s=20.0, first_epoch_s=4000.0)
+    assert measured.measured_s < 300.0
+    assert measured.epoch_times_s(1)[0] == pytest.approx(100.0 + START_S)
+
+
+def test_how_long_a_first_epoch_was_waited_for_is_told() -> None:
+    spec = ProbeSpec(what="it", configs=configs(2), epochs=9, tier=Tier.RIGID)
+    with pytest.raises(InputError, match="first epoch did not end within 7m 30s"):
+        measure(
+            spec,
+            machine(1, Latency(epoch_s=1e4), Scaling(((1, 1.0),))),
+            slots=1,
+            time_s=20.0,
+            first_epoch_s=450.0,
+        )
+
+
+def test_a_probe_that_came_to_its_own_end_was_not_cut_short() -> None:
+    substrate = trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0), (2, 1.5))))
+    spec = ProbeSpec(what="it", configs=configs(2), epochs=99)
+    measured = measure(spec, substrate, slots=2, time_s=600.0)
+    assert (measured.given_s, measured.cut_short) == (600.0, False)
+
+
+def test_where_a_training_has_one_slot_no_gang_is_timed() -> None:
+    substrate = trials(2, Latency(epoch_s=1.0), Scaling(((1, 1.0), (2, 1.5))))
+    spec = ProbeSpec(what="it", configs=configs(2), epochs=99, tier=Tier.RIGID, max_workers=1)
+    measured = measure(spec, substrate, slots=2, time_s=60.0)
+    assert max(one.allocation.worker_count for one in substrate.asked) == 1
+    assert measured.most_workers == 1
+    assert {one.lone for one in measured.epochs} == {True, False}
+    assert not any("2 workers" in text for text in measured.not_measured)
 
 
 def test_a_worker_that_does_not_pay_is_seen() -> None:

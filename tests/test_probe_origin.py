@@ -207,3 +207,54 @@ def test_large_files_are_told_apart_without_reading_them() -> None:
         os.utime("data", (changed_s, changed_s))
         codes.add(origin_of(asked("other", words), site).code)
     assert len(codes) == 2
+
+
+def within(deadline_s: float) -> Checked:
+    return check_request(TuneRequest(study=Path("study.toml"), work="train.py:train", deadline_s=deadline_s))
+
+
+def test_a_probe_that_was_cut_short_is_made_again_where_it_may_take_much_longer() -> None:
+    assert is_measured(within(600.0))
+    assert read_profile(asked().folder.profile).cut_short
+    assert not is_measured(within(600.0))
+    assert not is_measured(within(300.0))
+    assert not is_measured(within(700.0)), "it would not see much more"
+    short = dataclasses.replace(read_profile(asked().folder.profile), given_s=2.0)
+    write_profile(asked().folder.profile, short)
+    assert is_measured(within(600.0))
+    for enough in (
+        dataclasses.replace(short, cut_short=False),
+        dataclasses.replace(short, given_s=None),
+        dataclasses.replace(short, origin=None),
+    ):
+        write_profile(asked().folder.profile, enough)
+        assert not is_measured(within(600.0))
+
+
+def test_it_is_said_that_only_a_worker_alone_was_timed() -> None:
+    assert "idle" not in prepare(asked(), make=endless).speeds
+    path = asked().folder.profile
+    measured = read_profile(path)
+    lone = tuple(dataclasses.replace(one, lone=True) for one in measured.epochs if one.workers == 1)
+    write_profile(path, dataclasses.replace(measured, epochs=lone, speeds=()))
+    assert "only while the other slots were idle" in prepare(asked(), make=endless).speeds
+
+
+def test_a_profile_that_tells_nothing_of_epochs_is_not_kept_to() -> None:
+    prepare(asked(), make=endless)
+    path = asked().folder.profile
+    write_profile(path, dataclasses.replace(read_profile(path), epochs=(), speeds=()))
+    assert is_measured(asked())
+    assert read_profile(path).epochs
+
+
+def test_what_was_timed_with_one_slot_does_not_serve_trials_that_may_have_more() -> None:
+    request = TuneRequest(study=Path("study.toml"), work=("python3", "train.py", "{lr}"))
+    rigid = check_request(request)
+    elastic = check_request(dataclasses.replace(request, checkpoints=True))
+    assert is_measured(rigid)
+    assert read_profile(rigid.folder.profile).worker_counts == (1,)
+    assert not is_measured(rigid)
+    assert is_measured(elastic)
+    assert read_profile(elastic.folder.profile).worker_counts == (1, 2)
+    assert not is_measured(rigid), "who has timed more has timed enough"

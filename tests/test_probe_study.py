@@ -17,6 +17,7 @@ from stretto.app.run_folder import RunSpec, begin
 from stretto.app.study_cluster import slots_offer
 from stretto.app.tune import prepare
 from stretto.core.errors import InputError
+from stretto.planning.profile import Latency
 from study_command import StudyCommand, write
 from tune_world import STUDY, TRAIN, TRUTH, endless, write_study
 
@@ -46,7 +47,7 @@ def test_it_is_measured_and_planned_for_this_machine(stretto: StudyCommand, tmp_
     study = write_study(tmp_path, UNKNOWN)
     code, out, err = stretto("plan", study, "train.py:train", "--deadline", "20m")
     assert code == 0, err
-    assert "measuring on this machine, 90 s at most" in err
+    assert "measuring on this machine, 90 s at most once it trains: " in err
     assert "2 slots, of this machine" in err
     assert "slot" in out
     found = stretto.json("plan", study, "train.py:train", "--deadline", "20m")
@@ -199,3 +200,24 @@ def test_a_real_training_is_measured(
     measured = read_profile(Path("runs/tiny/profile.json"))
     assert measured.epochs
     assert all(one.epoch_s >= 4 * 0.01 / 2 for one in measured.epochs), "its steps sleep"
+
+
+def test_a_training_without_an_epoch_is_refused_and_leaves_no_profile(
+    stretto: StudyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tune_world.TRUTH", dataclasses.replace(TRUTH, latency=Latency(epoch_s=1e5)))
+    said = stretto.refused("plan", write_study(tmp_path, UNKNOWN), "train.py:train", "--deadline", "1h")
+    assert "the first epoch did not end within 7m 30s" in said
+    assert "--time 5m" not in said
+    assert "an eighth of the time until the deadline" in said.lower()
+    assert not list(tmp_path.rglob("profile.json"))
+
+
+def test_epochs_may_be_longer_than_a_probe(
+    stretto: StudyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tune_world.TRUTH", dataclasses.replace(TRUTH, latency=Latency(epoch_s=400.0)))
+    study = write_study(tmp_path, UNKNOWN)
+    code, _, err = stretto("plan", study, "train.py:train", "--deadline", "12h")
+    assert code == 0, err
+    assert read_profile(Path("runs/tiny/profile.json")).epoch_times_s(1) == pytest.approx([400.0], rel=0.3)

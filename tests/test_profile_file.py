@@ -18,12 +18,11 @@ from stretto.app.profile_file import (
     MeasuredProfile,
     TimedEpoch,
     believe,
-    fit_errors,
-    fit_speed,
     profile_json,
     read_profile,
     write_profile,
 )
+from stretto.app.profile_fit import fit_errors, fit_speed
 from stretto.app.study_file import parse_study
 from stretto.core.errors import InputError
 from stretto.core.observations import SpeedSample
@@ -68,6 +67,28 @@ def test_speed_up_compares_the_same_configuration() -> None:
     fresh = replace(MEASURED, epochs=MEASURED.epochs[:4])
     assert fresh.speedup(2) == pytest.approx((64 / 0.014) / (64 / 0.02)), "by steps where no epoch was timed"
     assert fresh.speedup(4) is None
+
+
+LONE = replace(MEASURED, speeds=(), epochs=tuple(replace(one, lone=True) for one in MEASURED.epochs[:4]))
+
+
+def test_epochs_of_a_worker_alone_are_believed_where_there_are_no_others() -> None:
+    assert LONE.only_lone
+    assert not MEASURED.only_lone
+    assert LONE.epoch_times_s(1, 0) == [2.0, 2.2]
+    assert LONE.lone_epoch == 1.0
+    beside = replace(LONE, epochs=tuple(replace(one, lone=False) for one in LONE.epochs))
+    alone_s, among_s = (believe(one).latency.draw(child_rng(1, "x"), 2000).epoch_s for one in (LONE, beside))
+    assert alone_s.mean() == pytest.approx(among_s.mean(), rel=0.05)
+    assert alone_s.std() > 1.1 * among_s.std(), "what neighbours cost is not known"
+
+
+def test_some_profiles_say_nothing_of_epochs() -> None:
+    assert MEASURED.tells_epochs
+    steps = replace(MEASURED, epochs=())
+    assert steps.tells_epochs
+    assert not replace(steps, examples=None).tells_epochs
+    assert not replace(steps, speeds=()).tells_epochs
 
 
 def test_a_start_costs_what_its_first_epoch_takes_longer() -> None:
@@ -169,7 +190,7 @@ def test_the_same_profile_is_believed_the_same() -> None:
 def test_without_a_whole_epoch_steps_and_examples_say_how_long_one_is() -> None:
     parts = replace(MEASURED, epochs=())
     assert believe(parts).latency.epoch_s == pytest.approx(1000 * 0.02 / 64, rel=0.2)
-    with pytest.raises(InputError, match="more time"):
+    with pytest.raises(InputError, match="no epoch and no step"):
         believe(replace(parts, examples=None))
 
 

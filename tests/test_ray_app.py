@@ -120,7 +120,7 @@ def nodes_used(events: list[Event]) -> set[str]:
 def test_a_study_is_measured_and_tuned_on_all_nodes(
     cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stretto.app.probe_speeds.PROBE_S", 8.0)
+    monkeypatch.setattr("stretto.app.probe_time.PROBE_S", 8.0)
     Path("study.toml").write_text(KNOWN[: KNOWN.index("[profile]")])
     result = tune("study.toml", "train.py:train", deadline=600.0, on="ray", store="store")
     assert result.succeeded

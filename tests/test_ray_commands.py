@@ -171,7 +171,7 @@ def test_a_crash_is_told_with_what_the_command_said(here: Path, cluster: SmallCl
 def test_a_study_is_measured_and_tuned_with_a_command(
     here: Path, cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stretto.app.probe_speeds.PROBE_S", 3.0)
+    monkeypatch.setattr("stretto.app.probe_time.PROBE_S", 3.0)
     Path("study.toml").write_text(KNOWN[: KNOWN.index("[profile]")])
     result = tune("study.toml", COMMAND, policy="asha", deadline=600.0, on="ray")
     assert result.succeeded

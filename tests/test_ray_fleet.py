@@ -210,7 +210,7 @@ def test_a_study_is_measured_on_a_node_that_is_launched_for_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("stretto.app.real_ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
-    monkeypatch.setattr("stretto.app.probe_speeds.PROBE_S", 3.0)
+    monkeypatch.setattr("stretto.app.probe_time.PROBE_S", 3.0)
     text = STUDY[: STUDY.index("[profile]")].replace('"tiny"', f'"{OURS}run"').replace("slots = 2", "")
     text = text.replace("trials = 6", "trials = 2")
     instance = '[[cluster.instance]]\nname = "two"\ngpus = 2\nusd_per_hour = 3.6\n'

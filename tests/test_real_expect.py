@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,19 @@ from stretto.app.machine_profile import MachineProfile
 from stretto.app.plan import BEGIN_S
 from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, until, with_own
 from stretto.app.real_request import tuning_on
+from stretto.app.real_result import plan_tables
 from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.study_file import parse_study, read_outline
 from stretto.core.cluster import Node
 from stretto.core.resources import Resources
-from stretto.core.units import HOUR_S
+from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Estimate
 from stretto.planning.learning import LatencyPosterior
 from stretto.planning.plan import Plan
 from stretto.planning.profile import Latency, LatencyDraws, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
+from stretto.report.plan_text import LEFT_OUT, plan_text
+from stretto.report.run_text import expectation_text
 from tune_world import STUDY, write_study
 
 USD_PER_H = 3.6
@@ -193,6 +196,31 @@ def test_a_run_that_its_deadline_ends_is_not_expected_to_go_on() -> None:
     assert after.cost_usd.mean == pytest.approx(0.056)
     assert after.cost_usd.p10 == 0.04
     assert until(before, None) is before
+
+
+def test_what_is_announced_is_what_is_compared_later() -> None:
+    """A plan alone leaves out that code is loaded: what is expected of the run is said beside it."""
+    for tuning in (tuning_of(BUSY), replace(tuning_of(BUSY), instances=slots_offer(2, Machine()).instances)):
+        found = after_loading(expected("rubberband", tuning), 30.0, 2000.0)
+        said = expectation_text(tuning, "rubberband", found)
+        assert found.finish_s is not None
+        mean, low, high = map(format_duration, (found.finish_s.mean, found.finish_s.p10, found.finish_s.p90))
+        assert "Expected of the run, with 30s to load the training code: done after" in said
+        assert f"done after {mean}, {low} to {high}; epochs in all: " in said
+        kept = plan_tables(found)
+        assert kept["finish_s"] == asdict(found.finish_s)
+        assert LEFT_OUT not in said
+    assert "; cost: $" in expectation_text(
+        tuning_of(BUSY), "rubberband", expected("rubberband", tuning_of(BUSY))
+    )
+
+
+def test_a_plan_for_where_the_training_was_measured_says_what_it_leaves_out() -> None:
+    planned = expected("rubberband", tuning_of(BUSY)).planned
+    assert planned is not None
+    assert LEFT_OUT in plan_text(planned.tuning, planned.outcome)
+    known = replace(planned.tuning, profile=Profile(latency=BUSY.latency, scaling=BUSY.scaling))
+    assert LEFT_OUT not in plan_text(known, planned.outcome)
 
 
 def test_without_loading_nothing_changes() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stretto.app.real_board import Phase
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
@@ -24,8 +25,8 @@ from stretto.report.run_text import tune_text
 from study_command import StudyCommand
 from tune_world import STUDY, simulated, write_study
 
-MOVED = re.compile(r"the deadline was [23]\ds after the first start and is 1[45]m \d\ds")
-"""From 39 s to a quarter of an hour, less what preparing took."""
+MOVED = re.compile(r"the deadline was 39s and is 15m 00s, 1[45]m \d\ds from now")
+"""From 39 s to a quarter of an hour."""
 PRICED = STUDY.replace("slots = 2", "slots = 2\nusd_per_slot_hour = 36")
 """A cent a second for each."""
 
@@ -79,6 +80,14 @@ def test_a_run_that_a_deadline_ended_goes_on_with_a_later_one(here: Path, policy
     assert epochs(result) > epochs(short)
     assert finished(later) == result
     assert not extend(later), "the same command once more"
+
+
+def test_a_later_deadline_brings_back_what_there_was_too_little_time_for(here: Path) -> None:
+    short = tuned(asked(here, "39s", policy="hypersched"))
+    assert Phase.STOPPED not in short.trials_by_state
+    later = asked(here, "900s", policy="hypersched")
+    extend(later)
+    assert tuned(later).trials_by_state == {Phase.FINISHED: 6}
 
 
 def test_what_was_expected_for_other_limits_is_not_compared(here: Path) -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from stretto.app.workloads import check_policies
 from stretto.core.errors import InputError
 from stretto.policies.optimus_oracle import OptimusOracle
 from stretto.policies.pollux import Pollux
@@ -98,12 +99,15 @@ def test_unknown_policies_are_refused_with_what_was_meant() -> None:
     assert "Did you mean pollux?" in error.remedy
     assert all(name in error.remedy for name in BUILT_IN)
     assert "Did you mean" not in refusal("zzz").remedy
+    with pytest.raises(InputError, match=r"Did you mean pollux\?"):
+        check_policies("fifo,polux")
 
 
 def test_unknown_options_are_refused_with_those_there_are() -> None:
     error = refusal("pollux", fairness="1")
     assert "pollux has no option 'fairness'" in error.problem
     assert "p, interference, explore, max_nodes, hysteresis" in error.remedy
+    assert "Did you mean explore?" in refusal("pollux", explor="1").remedy
     assert "Its options: none" in refusal("drf", p="1").remedy
     assert "no option 'interval_s'" in refusal("pollux", interval_s="5").problem
 
@@ -115,6 +119,8 @@ def test_options_of_a_policy_that_is_not_run_are_refused() -> None:
         check_targets(options, ["pollux", "tiresias"])
     assert "fifo.backfill" in caught.value.problem
     assert "pollux, tiresias" in caught.value.remedy
+    with pytest.raises(InputError, match=r"Did you mean pollux\?"):
+        check_targets(parse_options(["polux.p=1"]), ["pollux", "tiresias"])
 
 
 def test_a_policy_that_is_told_the_truth_needs_somebody_who_knows_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -323,14 +324,14 @@ start_s = 1
 """
 
 
-def folder_of_a_run(runs: Path, kind: str = "tune") -> list[Event]:
+def folder_of_a_run(runs: Path, kind: str = "tune", policy: str = "asha", seed: int = SEED) -> list[Event]:
     """A run's folder as `tune` leaves it, of a simulated study on two slots."""
     import tomllib  # noqa: PLC0415
 
     folder = runs / "digits"
     folder.mkdir(parents=True)
     tables = tomllib.loads(MACHINE_STUDY)
-    asked = {"study": tables, "policy": "asha", "seed": SEED, "budget_usd": None}
+    asked = {"study": tables, "policy": policy, "seed": seed, "budget_usd": None}
     spec = {
         "kind": kind,
         "deadline_s": None,
@@ -345,7 +346,7 @@ def folder_of_a_run(runs: Path, kind: str = "tune") -> list[Event]:
     journal = SqliteJournal(folder / "journal.sqlite", run="digits")
     try:
         if kind == "tune":
-            run("asha", MACHINE_STUDY, seed=SEED, journal=journal)
+            run(policy, MACHINE_STUDY, seed=seed, journal=journal)
         else:
             simulate(FEW_JOBS, "fifo", Setup(nodes=gpu_nodes(4, 4)), journal=journal)
         return list(journal.events())
@@ -360,12 +361,20 @@ def test_the_command_puts_the_run_beside_its_replays(stretto: StudyCommand, tmp_
     assert "asha, really" in out
     assert "| rubberband " in out
     assert "100%" in out
-    assert "epochs; the rest is continued." in err
+    assert re.search(r"6 trials showed up to 8 of 8 epochs; what \d of them did not show is continued\.", err)
     found = stretto.json("simulate", "--replay", "digits", "--policy", "asha")
     (again,) = found["runs"]
     assert again["best_metric"] == pytest.approx(found["actual"]["best_metric"], rel=0.01)
     assert again["finished_s"] == pytest.approx(found["actual"]["finished_s"], rel=0.1)
     assert again["shares"]["recorded"] > 0.8
+
+
+def test_nothing_is_continued_where_every_trial_came_to_its_end(
+    stretto: StudyCommand, tmp_path: Path
+) -> None:
+    folder_of_a_run(tmp_path / "runs", policy="random", seed=0)
+    _, _, err = stretto("simulate", "--replay", "digits", "--policy", "asha")
+    assert re.search(r"trials showed up to (\d+) of \1 epochs\.\n", err), err
 
 
 def test_the_command_replays_jobs(stretto: StudyCommand, tmp_path: Path) -> None:

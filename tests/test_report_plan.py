@@ -21,7 +21,15 @@ from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
 from stretto.report.plan_page import plan_html, write_plan_page
-from stretto.report.plan_text import closing, comparison_rows, frontier_plot, plan_text, stage_rows, verdict
+from stretto.report.plan_text import (
+    closing,
+    comparison_rows,
+    frontier_plot,
+    plan_text,
+    side_by_side,
+    stage_rows,
+    verdict,
+)
 from stretto.report.text_table import markdown_table
 from stretto.report.tiny_plot import HEIGHT, WIDTH, Mark, tiny_plot
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
@@ -131,13 +139,40 @@ def test_of_an_infeasible_study_the_earliest_is_shown() -> None:
     nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
     text = plan_text(limited(Limits(deadline_s=60)), nothing)
     assert (
-        "No plan keeps a deadline of 1m 00s. The earliest deadline that can be kept is 1h 07m, for $31.00"
-        in text
+        "No plan keeps a deadline of 1m 00s with 90 % likelihood. The earliest deadline that can be kept is "
+        "1h 07m, for $31.00, by a plan that takes 1h 00m on average" in text
     )
-    assert "the cheapest plan costs $12.50 and takes 3h 00m" in text
+    assert "the cheapest plan costs $12.50 and takes 3h 00m on average" in text
     assert "Stages of the earliest plan" in text
     assert "E earliest" in text
     assert "| chosen" not in text
+
+
+def test_under_the_rule_of_the_mean_nothing_is_said_of_likelihood() -> None:
+    fast = forecast(31.0, 3600.0)
+    mean = dataclasses.replace(fast, due_s=fast.finish_s.mean)
+    nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None, earliest=mean)
+    assert "1m 00s. The earliest" in verdict(limited(Limits(deadline_s=60)), nothing)
+
+
+def test_the_slots_of_one_machine_are_not_called_nodes() -> None:
+    def on(instance: str, one: Forecast) -> Forecast:
+        stages = tuple(dataclasses.replace(stage, instance=instance) for stage in one.plan.stages)
+        return dataclasses.replace(one, plan=Plan(stages))
+
+    here = {name: on("slot", one) for name, one in side_by_side(outcome())}
+    local = dataclasses.replace(
+        outcome(),
+        cheapest=here["cheapest"],
+        chosen=here["chosen"],
+        fastest=here["fastest"],
+        static=here["best fixed cluster"],
+    )
+    for heading, rows in (comparison_rows(local), stage_rows(here["chosen"].plan)):
+        assert not {"nodes", "instance"} & set(heading)
+        assert all(len(row) == len(heading) for row in rows)
+    assert "nodes" in comparison_rows(outcome())[0]
+    assert {"nodes", "instance"} <= set(stage_rows(forecast(1.0, 1.0).plan)[0])
 
 
 def test_named_plans_are_drawn_over_the_frontier() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import pytest
 from rich.console import Console
 
 from stretto.app.metrics import Metrics
@@ -63,6 +64,19 @@ def test_the_sentence_says_who_is_sooner_and_by_how_much() -> None:
     sentence = "pollux finishes jobs 1.72x sooner on average than tiresias (mean JCT 43m 00s vs 1h 14m)."
     assert sentence in metrics_text([SLOWER, BASE])
     assert sentence in " ".join(printed([SLOWER, BASE]).split())
+
+
+def test_policies_that_are_alike_are_called_so() -> None:
+    same = dataclasses.replace(BASE, policy="optimus", mean_jct_s=BASE.mean_jct_s)
+    assert "pollux and optimus finish jobs equally soon (mean JCT 43m 00s)." in metrics_text([BASE, same])
+    sentence = metrics_text([BASE, SLOWER, same])
+    assert "1.72x sooner on average than tiresias (mean JCT 43m 00s vs 1h 14m), as optimus does." in sentence
+    assert "1.00x" not in sentence
+
+
+@pytest.mark.parametrize(("hours", "shown"), [(0.0166, "0.017"), (12.34, "12.3"), (1234.5, "1,234")])
+def test_hours_of_short_runs_have_digits_enough(hours: float, shown: str) -> None:
+    assert f" {shown} |" in metrics_text([dataclasses.replace(BASE, gpu_hours=hours)])
 
 
 def test_of_many_policies_the_sentence_names_the_next_and_the_last() -> None:

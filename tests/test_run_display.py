@@ -14,7 +14,19 @@ from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_stop import Stop
 from stretto.app.tune import Prepared, prepare, start
 from stretto.cli.live import Display, Outlook, PlainLines, last_line
-from stretto.core.events import Event, JobFailed, JobReported, JobRetried, JobSubmitted
+from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
+from stretto.core.decision import Reason, ReasonCode
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobReported,
+    JobRetried,
+    JobSubmitted,
+    RunResumed,
+)
+from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import Result
 from stretto.report.run_jobs_text import story_text
 from stretto.report.run_page import write_run_page
@@ -167,6 +179,56 @@ def test_improvements_are_told_every_few_seconds_and_the_last_always(
     assert out.getvalue().count("has the best") == 3
 
 
+def test_what_is_held_back_of_a_trial_comes_before_its_end(prepared: Prepared, events: list[Event]) -> None:
+    job = next(event.job for event in events if isinstance(event, JobSubmitted))
+    out = io.StringIO()
+    lines = PlainLines(Console(file=out, width=80), prepared.tuning.study, Stop())
+    lines.observe(JobSubmitted(t_s=0.0, job=job))
+    lines.tick(0.0)
+    for t_s in (1.0, 2.0):
+        result = Result(int(t_s), t_s / 10, None, 1, 1)
+        lines.observe(JobReported(t_s=t_s, job_id=job.id, work_done=t_s, epoch=int(t_s), results=(result,)))
+    lines.observe(JobFinished(t_s=3.0, job_id=job.id))
+    assert [line.strip() for line in out.getvalue().splitlines()] == [
+        "1s  trial-000 has the best accuracy: 0.1 after epoch 1",
+        "3s  trial-000 has the best accuracy: 0.2 after epoch 2",
+        "3s  trial-000 finished",
+    ]
+
+
+def told(t_s: float, action: Action, slots: int, code: ReasonCode) -> Decided:
+    given = on_nodes({"local": slots}) if slots else NOTHING
+    one = Instruction(1, action, "trial-000", given, BatchChoice(1))
+    reasons = {"trial-000": Reason(code, "so it is.")}
+    return Decided(t_s=t_s, policy="p", instructions=(one,), reasons=reasons, memory=None)
+
+
+def test_every_change_has_a_line_and_so_has_going_on_after_a_stop(events: list[Event]) -> None:
+    job = next(event.job for event in events if isinstance(event, JobSubmitted))
+    out = io.StringIO()
+    lines = PlainLines(Console(file=out, width=80), None, Stop())
+    lines.observe(JobSubmitted(t_s=0.0, job=job))
+    lines.tick(0.0)
+    for event in (
+        told(1.0, Action.START, 1, ReasonCode.STARTED),
+        told(2.0, Action.PARK, 0, ReasonCode.PREEMPTED),
+        told(3.0, Action.START, 1, ReasonCode.STARTED),
+        told(4.0, Action.RESIZE, 2, ReasonCode.GREW),
+        told(5.0, Action.SET_BATCH, 2, ReasonCode.KEPT),
+        RunResumed(t_s=6.0, down_s=1.0),
+        told(7.0, Action.STOP, 0, ReasonCode.STOPPED),
+    ):
+        lines.observe(event)
+    assert [line.strip() for line in out.getvalue().splitlines()] == [
+        "1s  trial-000 started: so it is.",
+        "2s  trial-000 paused: so it is.",
+        "3s  trial-000 resumed: so it is.",
+        "4s  trial-000 grew: so it is.",
+        "6s  trial-000 resumed: the run goes on.",
+        "7s  trial-000 stopped: so it is.",
+    ]
+
+
 def test_of_equal_trials_the_one_that_the_summary_names_is_told(
     prepared: Prepared, events: list[Event]
 ) -> None:
@@ -201,5 +263,5 @@ def test_the_page_and_the_story(prepared: Prepared, tmp_path: Path) -> None:
     assert "trial-005" in page
     told = story_text(explain(folder, "trial-000"))
     assert "submitted: lr = " in told
-    assert "start with 1 (local: 1): started: " in told
+    assert "start with 1 (local: 1): Trial 1 of 6: a slot is free for it." in told
     assert "| trial-000 " in story_text(explain(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.app.explain import explain
 from stretto.app.jobs_file import BatchSpec, JobSpec, complete, read_jobs
 from stretto.app.real_commands import CommandSubstrate
 from stretto.app.real_drive import RealSubstrate
@@ -24,9 +26,10 @@ from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
 from stretto.core.job import Tier
+from stretto.report.run_jobs_text import jobs_text, story_text
 from stretto.substrate.local_slots import Slots
 from stretto.wire.messages import Described
-from tune_world import SCRIPT, TRAIN
+from tune_world import SCRIPT, STUDY, TRAIN
 
 DESCRIBED = Described(
     examples=1000,
@@ -78,6 +81,12 @@ class TestComplete:
         spec = dataclasses.replace(SPEC, work=CommandLine(("true",)))
         assert complete(spec, None, 2).tier is Tier.RIGID
         assert complete(dataclasses.replace(spec, tier=Tier.ELASTIC), None, 2).tier is Tier.ELASTIC
+
+
+def test_a_study_is_no_file_of_jobs(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(STUDY)
+    with pytest.raises(InputError, match=r"is a study, not a file of jobs\. `stretto tune .*study\.toml`"):
+        read_jobs(tmp_path / "study.toml")
 
 
 class TestEntry:
@@ -214,3 +223,9 @@ def test_real_jobs_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {job.id: job.epochs for job in result.jobs} == {"one": 3, "two": 5}
     assert all(job.checkpoint is not None and Path(job.checkpoint).is_file() for job in result.jobs)
     assert finished_run(checked) == result
+    assert all(0.0 <= (job.metrics["accuracy"] or 0.0) <= 1.0 for job in result.jobs)
+    assert "| accuracy 0." in jobs_text(result)
+    folder = checked.folder
+    assert "| accuracy 0." in story_text(explain(folder))
+    told = story_text(explain(folder, "two"))
+    assert re.search(r"epoch 5: accuracy \S+ in \d+\.\d\d s with 1 worker\n", told), told

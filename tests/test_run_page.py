@@ -16,17 +16,21 @@ import pytest
 
 from builders import make_job
 from report_pages import figures
+from stretto.app.explain import explain
 from stretto.app.history import Gap, History, history_of
 from stretto.app.real_board import NOT_STARTED, Board
+from stretto.app.real_deadline import Deadline, deadline_of
 from stretto.app.real_drive import EndedBy, RealSubstrate
 from stretto.app.real_expect import Expectation
 from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_result import TrialResult, TuneResult, plan_tables, tune_result
 from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, begin
+from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.tune import prepare, start
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.cluster import Node
+from stretto.core.errors import InputError
 from stretto.core.events import (
     Decided,
     Event,
@@ -326,6 +330,137 @@ def test_of_equal_trials_the_first_leads_the_table_too() -> None:
     """By number, not by letters: trial-1000 comes after trial-999."""
     found = result_of(["trial-999", "trial-1000"], SEARCHED)
     assert [trial.id for trial in ranked(found, SEARCHED)] == ["trial-999", "trial-1000"]
+
+
+def test_a_table_that_is_cut_says_so() -> None:
+    names = [f"trial-{number:03d}" for number in range(12)]
+    found = dataclasses.replace(result_of(names, SEARCHED), run=Path("runs/mine"))
+    text = tune_text(found, SEARCHED)
+    assert "| trial-009 |" in text
+    assert "| trial-010 |" not in text
+    assert text.endswith("and 2 more: `stretto explain mine`\n")
+    elsewhere = dataclasses.replace(found, run=Path("/a b/mine"))
+    assert tune_text(elsewhere, SEARCHED).endswith("and 2 more: `stretto explain '/a b/mine'`\n")
+    assert "more:" not in tune_text(result_of(names[:10], SEARCHED), SEARCHED)
+
+
+class TestDeadline:
+    """What was given, and what can be learnt from a run that its deadline ended."""
+
+    def result(self, expected_s: float) -> TuneResult:
+        return dataclasses.replace(
+            result_of(["trial-000"], SEARCHED),
+            ended_by="deadline",
+            finished_s=65.2,
+            deadline=Deadline(given_s=90.0, measuring_s=25.0),
+            predicted_finish_s=Estimate(65.0, expected_s, 65.0),
+            predicted_epochs=Estimate(19.0, 12.0, 31.0),
+        )
+
+    def test_where_it_was_sure_to_end_the_run_epochs_are_compared(self) -> None:
+        text = tune_text(self.result(65.0), SEARCHED)
+        assert "finish          1m 05s (the deadline)\n" in text
+        assert "epochs          1 (expected 19, 12 to 31)\n" in text
+
+    def test_where_it_might_have_been_over_sooner_the_finish_is_compared_too(self) -> None:
+        text = tune_text(self.result(40.0), SEARCHED)
+        assert "finish          1m 05s (expected 1m 05s, 40s to 1m 05s)\n" in text
+
+    def test_what_was_given_is_shown_and_what_measuring_took_of_it(self) -> None:
+        text = tune_text(self.result(65.0), SEARCHED)
+        assert "the deadline came after 1m 05s, and 25s of measuring and planning.\n" in text
+        assert "deadline        1m 30s, of which measuring and planning took 25s\n" in text
+        raised = PastLimits(until_s=10.0, deadline_s=35.0, budget_usd=None)
+        moved = dataclasses.replace(self.result(65.0), past_limits=(raised,))
+        assert "from a deadline of 1m 00s\n" in tune_text(moved, SEARCHED)
+
+    @pytest.mark.parametrize(
+        ("flag", "of_file", "expected"),
+        [
+            ("90s", None, Deadline(given_s=90.0, measuring_s=25.0)),
+            (None, "1m30s", Deadline(given_s=90.0, measuring_s=25.0)),
+            ("18:00", "90s", Deadline(given_s=65.0, time_of_day="18:00")),
+            (None, None, Deadline(given_s=65.0)),
+        ],
+    )
+    def test_it_is_read_off_what_was_asked(
+        self, flag: str | None, of_file: str | None, expected: Deadline
+    ) -> None:
+        study = {} if of_file is None else {"limits": {"deadline": of_file}}
+        asked = {"policy": "asha", "seed": 0, "study": study, "deadline": flag}
+        offer = slots_offer(1, Machine())
+        spec = RunSpec(kind="tune", started_at_s=0.0, asked=asked, slots=1, offer=offer, deadline_s=65.0)
+        found = deadline_of(spec)
+        assert found == expected
+        assert found is not None
+        assert found.after_s == 65.0
+        assert deadline_of(dataclasses.replace(spec, deadline_s=None)) is None
+
+    def test_the_page_and_the_json_have_it_too(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        request = TuneRequest(
+            study=write_study(here, MANY), work="train.py:train", policy="asha", deadline_s=45.0
+        )
+        checked = check_request(dataclasses.replace(request, deadline_as="1m"))
+        result = start(prepare(checked, make=simulated), make=simulated)
+        assert result.is_cut_as_foreseen
+        page = page_of(checked.folder)
+        assert told(page, "finish") == f"{format_duration(result.finished_s)} (the deadline)"
+        assert told(page, "epochs").startswith(f"{result.epochs} (expected ")
+        assert result.deadline is not None
+        took = format_duration(result.deadline.measuring_s)
+        assert told(page, "deadline") == f"1m 00s, of which measuring and planning took {took}"
+        assert "expected end" not in page
+        plain = StudyCommand(monkeypatch, capsys).json("report", "tiny")
+        assert plain["epochs"] == result.epochs
+        assert plain["predicted_epochs"]["p10"] <= plain["predicted_epochs"]["p90"]
+        assert plain["deadline"]["given_s"] == 60.0
+
+
+def test_time_after_a_deadline_that_was_moved_was_not_a_stop() -> None:
+    gap = Gap(60.0, 70.0, stopped=True, at_deadline=True)
+    found = dataclasses.replace(result_of(["trial-000"], SEARCHED), gaps=(gap,))
+    assert "1m 00s to 1m 10s, after a deadline that was moved later on\n" in tune_text(found, SEARCHED)
+
+
+def test_who_went_on_after_a_kill_was_started_once_more(here: Path) -> None:
+    found = explain(resumed_run(here))
+    at = next(index for index, line in enumerate(found.lines) if line.what == "resumed")
+    again = [line.subject for line in found.lines[at + 1 :] if line.text == "the run goes on."]
+    starts = {job.id: job.starts for job in found.jobs}
+    assert len(again) == 2, "one on each slot"
+    for job_id in again:
+        told = [line.what.split()[0] for line in found.lines if line.subject == job_id]
+        assert starts[job_id] == sum(what in {"start", "resume", "resize"} for what in told) >= 2
+
+
+def test_the_end_of_a_run_ends_its_story(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    request = TuneRequest(study=write_study(here), work="train.py:train", policy="asha", deadline_s=45.0)
+    start(prepare(check_request(request), make=simulated), make=simulated)
+    stretto = StudyCommand(monkeypatch, capsys)
+    story = stretto.json("explain", "tiny")
+    last = story["lines"][-1]
+    assert (last["subject"], last["what"], last["text"]) == ("run", "ended", "the deadline came")
+    states = {job["id"]: job["state"] for job in story["jobs"]}
+    for job_id, state in states.items():
+        whats = [line["what"] for line in stretto.json("explain", "tiny", job_id)["lines"]]
+        assert (whats[-1] == "run ended") == (state == "cut off"), "the others were over, or stood still"
+    assert "cut off" in states.values()
+
+
+def test_a_trial_that_the_run_did_not_come_to_was_not_started(here: Path) -> None:
+    request = TuneRequest(
+        study=write_study(here, MANY), work="train.py:train", policy="asha", deadline_s=45.0
+    )
+    checked = check_request(request)
+    start(prepare(checked, make=simulated), make=simulated)
+    (line,) = explain(checked.folder, "trial-059").lines
+    assert line.what == NOT_STARTED
+    assert "of the study's 60 trials" in line.text
+    for name in ("trial-060", "trial-59", "trial-0059", "job"):
+        with pytest.raises(InputError, match="has no job"):
+            explain(checked.folder, name)
 
 
 def test_a_summary_names_the_run_and_what_it_is_of() -> None:

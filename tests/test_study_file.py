@@ -220,6 +220,15 @@ class TestRefused:
         with pytest.raises(InputError, match="Did you mean halving"):
             study_of({**EXAMPLE, "halfing": {}}, HERE)
 
+    def test_a_rule_is_said_once(self) -> None:
+        with pytest.raises(InputError) as caught:
+            read("study", trials=-3)
+        assert str(caught.value).count("a whole number from 1 to") == 1
+
+    def test_a_file_of_jobs(self) -> None:
+        with pytest.raises(InputError, match=r"is a file of jobs, not a study\. `stretto run study\.toml`"):
+            study_of({"job": [{}]}, HERE)
+
     def test_a_price_list_that_is_not_there(self) -> None:
         with pytest.raises(InputError, match=r"nowhere\.csv"):
             read("cluster", prices="nowhere.csv")

@@ -2,7 +2,8 @@
 
 `simulate` replays a workload under a policy, `decide` asks a policy once; `read_study` reads a study's file,
 `plan` says what it will take, `simulate_study` runs it under a policy, `tune` trains it, on this machine or a
-Ray cluster, and `run` several jobs. All are imported when first used.
+Ray cluster, and `run` several jobs; `load_curves` has what trials show in simulations. What a caller got
+wrong raises an `InputError`. All are imported when first used.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from stretto.app.study_file import StudyFile, read_study
     from stretto.app.study_run import StudyResult, StudyRun, simulate_study
     from stretto.app.tune import tune
+    from stretto.core.errors import InputError
+    from stretto.worlds.curve_files import load_curves
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
+    "InputError",
     "JobResult",
     "Planned",
     "Run",
@@ -36,6 +40,7 @@ __all__ = [
     "TuneResult",
     "__version__",
     "decide",
+    "load_curves",
     "plan",
     "read_snapshot",
     "read_study",
@@ -56,6 +61,8 @@ _HOME = {
     "RunResult": "stretto.app.run_jobs",
     "run": "stretto.app.run_jobs",
     "tune": "stretto.app.tune",
+    "InputError": "stretto.core.errors",
+    "load_curves": "stretto.worlds.curve_files",
     "Run": "stretto.app.simulate",
     "Setup": "stretto.app.simulate",
     "simulate": "stretto.app.simulate",

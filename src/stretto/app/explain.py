@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stretto.app.real_board import Board
+from stretto.app.changes import Change, Changes
+from stretto.app.real_board import NOT_STARTED, Board
+from stretto.app.real_deadline import is_at_deadline
 from stretto.app.real_result import run_outline
+from stretto.app.real_shown import Metrics, metrics_by_epoch, metrics_text
 from stretto.app.run_folder import RunFolder, RunSpec
-from stretto.core.allocation import NOTHING, Allocation
+from stretto.core.allocation import Allocation
 from stretto.core.errors import InputError
 from stretto.core.events import (
     CheckpointSaved,
@@ -33,10 +38,14 @@ from stretto.core.events import (
     RunStarted,
     WorkerLost,
 )
-from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.units import counted, format_duration
 from stretto.search.study import Study
+
+STARTS = frozenset({"start", "resume", "resize"})
+"""What counts as a start of a job."""
+_TRIAL = re.compile(r"trial-(\d{3}|[1-9]\d{3,})")
+"""Trials are numbered from 0, in three digits or as many as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,9 @@ class JobSummary:
     starts: int
     retries: int
     value: float | None
+    """Of a trial: its best."""
+    metrics: Metrics
+    """Of a job of its own: what it reported after its last epoch."""
     last_reason: str
 
 
@@ -74,6 +86,7 @@ class Story:
     lines: tuple[Line, ...]
     jobs: tuple[JobSummary, ...]
     """Every job; empty where the story is of one."""
+    is_study: bool
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -82,30 +95,37 @@ class Story:
 
 def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     """The story of a run, or of one job of it."""
-    events = list(folder.events())
-    study = _study(folder, folder.begun_spec())
+    events, spec = list(folder.events()), folder.begun_spec()
+    study = _study(folder, spec)
     if job_id is None:
         return Story(
             run=folder.name,
             job=None,
-            lines=tuple(cluster_lines(events)),
-            jobs=tuple(_summaries(events, study)),
+            lines=tuple(cluster_lines(events, spec)),
+            jobs=tuple(_summaries(folder, events, study)),
+            is_study=spec.is_study,
         )
     known = [event.job.id for event in events if isinstance(event, JobSubmitted)]
-    if job_id not in known:
+    if job_id in known:
+        lines = tuple(job_lines(events, job_id, metrics_by_epoch(folder, job_id)))
+    elif study is not None and _is_of(study, job_id):
+        drawn = f"the run has come to {len(known)} of the study's {counted(study.trials, 'trial')}, not to it"
+        lines = (Line(events[-1].t_s if events else 0.0, job_id, NOT_STARTED, drawn),)
+    else:
         raise InputError(
             f"the run {folder.name} has no job {job_id!r}.",
             remedy=f"It has {_few(known)}." if known else "It has none yet.",
         )
-    return Story(run=folder.name, job=job_id, lines=tuple(job_lines(events, job_id)), jobs=())
+    return Story(run=folder.name, job=job_id, lines=lines, jobs=(), is_study=spec.is_study)
 
 
-def cluster_lines(events: Iterable[Event]) -> Iterator[Line]:
-    """The story of the cluster: nodes, wishes, and jobs that come and go."""
+def cluster_lines(events: Iterable[Event], spec: RunSpec | None = None) -> Iterator[Line]:
+    """The story of the cluster: nodes, wishes, and what every job was told; `spec` has its deadlines."""
+    changes = Changes()
     for event in events:
         match event:
             case RunStarted() | RunPaused() | RunResumed():
-                yield _about_run(event)
+                yield _about_run(event, spec)
             case NodeLaunched() | NodeAdded() | NodeReleased() | NodeLost() | NodeDraining() | NodeRefused():
                 yield _about_node(event)
             case Decided() if event.wish is not None:
@@ -115,34 +135,66 @@ def cluster_lines(events: Iterable[Event]) -> Iterator[Line]:
                 yield Line(event.t_s, event.policy, "wish", wished)
             case JobFinished() | JobFailed() | JobRetried() | WorkerLost():
                 yield from _about(event)
-            case Decided():
-                for instruction in event.instructions:
-                    if instruction.action is Action.STOP:
-                        yield _told(event, instruction)
             case _:
                 pass
+        yield from (_told(change) for change in changes.observe(event))
 
 
-def job_lines(events: Iterable[Event], job_id: str) -> Iterator[Line]:
-    """Everything about one job: what was decided and why, what it showed, what went wrong, and where."""
-    held, epoch = NOTHING, 0
+def job_lines(
+    events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics] | None = None
+) -> Iterator[Line]:
+    """Everything about one job: what was decided and why, what it showed, what went wrong, and where.
+
+    `metrics` are those it reported after its epochs, which the journal has of trials only.
+    """
+    changes, epochs, best = Changes(), _Epochs(job_id, metrics or {}), ""
     for event in events:
-        lines = list(_about_job(event, job_id, held))
-        if isinstance(event, JobReported) and event.job_id == job_id and event.epoch > epoch:
-            epoch = event.epoch
-            lines += [] if event.results else [Line(event.t_s, job_id, f"epoch {epoch}", _losses(event))]
-        held = _held_after(event, job_id, held)
+        held = changes.held(job_id)
+        told = [change for change in changes.observe(event) if change.job_id == job_id]
+        lines = [_told(change) for change in told] or list(_about_job(event, job_id, held))
+        lines += epochs.told(event, held, changed=bool(told))
+        if isinstance(event, CheckpointSaved) and event.job_id == job_id and event.best:
+            # A job that goes on says once more which one it has.
+            lines = [] if event.path == best else lines
+            best = event.path
+        held = told[-1].after if told else changes.held(job_id)
         yield from (dataclasses.replace(line, places=held.workers) for line in lines)
 
 
+class _Epochs:
+    """The epochs of a job that is no trial, which says no more of them than that they are over."""
+
+    def __init__(self, job_id: str, metrics: Mapping[int, Metrics]) -> None:
+        self._job_id = job_id
+        self._metrics = metrics
+        self._epoch = 0
+        self._since_s: float | None = None
+        """When the present epoch began; None: not known."""
+
+    def told(self, event: Event, held: Allocation, *, changed: bool) -> list[Line]:
+        """Those that an event ends, of a job that held so much and may have been told something by it."""
+        if changed or (isinstance(event, JobRetried | WorkerLost) and event.job_id == self._job_id):
+            self._since_s = None
+        if not isinstance(event, JobReported) or event.job_id != self._job_id:
+            return []
+        ended = range(self._epoch + 1, event.epoch + 1)
+        lines = [] if event.results else [self._line(event, epoch, len(ended), held) for epoch in ended]
+        self._epoch = max(self._epoch, event.epoch)
+        self._since_s = event.t_s if ended or event.resize_s is not None else self._since_s
+        return lines
+
+    def _line(self, event: JobReported, epoch: int, ended: int, held: Allocation) -> Line:
+        shown = metrics_text(self._metrics.get(epoch, {})) or (_losses(event) if epoch == event.epoch else "")
+        took_s = None if self._since_s is None else (event.t_s - self._since_s) / ended
+        took = "" if took_s is None else f"in {took_s:.2f} s with {counted(held.worker_count, 'worker')}"
+        return Line(event.t_s, self._job_id, f"epoch {epoch}", " ".join(filter(None, (shown, took))))
+
+
 def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[Line]:
-    """What an event says of a job that held so much before it."""
+    """What an event that tells a job nothing says of it; so much it held before."""
     match event:
         case Decided():
-            told = [one for one in event.instructions if one.job_id == job_id]
-            yield from (_told(event, instruction, held) for instruction in told)
-            reason = event.reasons.get(job_id)
-            if not told and reason is not None:
+            if (reason := event.reasons.get(job_id)) is not None:
                 yield Line(event.t_s, job_id, str(reason.code), reason.text)
         case NodeLost() | NodeReleased() | NodeDraining():
             if (workers := dict(held.workers).get(event.node_id)) is not None:
@@ -154,29 +206,13 @@ def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[Line]:
             yield from _about(event)
 
 
-def _held_after(event: Event, job_id: str, held: Allocation) -> Allocation:
-    match event:
-        case Decided():
-            for one in event.instructions:
-                if one.job_id == job_id and one.action is not Action.SET_BATCH:
-                    held = one.allocation
-            return held
-        case JobFinished() | JobFailed() | WorkerLost() if event.job_id == job_id:
-            return NOTHING
-        case NodeLost() | NodeReleased() if event.node_id in held.nodes:
-            return NOTHING
-        case _:
-            return held
-
-
-def _told(event: Decided, instruction: Instruction, held: Allocation = NOTHING) -> Line:
-    reason, given = event.reasons.get(instruction.job_id), instruction.allocation
-    what = f"{instruction.action}" + (f" with {_on(given)}" if given else "")
+def _told(change: Change) -> Line:
+    held, given, reason = change.before, change.after, change.reason
+    what = change.what + (f" with {_on(given)}" if given else "")
     if held and held != given:
         what += f" {'instead of' if given else 'of'} {_on(held)}"
-    return Line(
-        event.t_s, instruction.job_id, what, "" if reason is None else f"{reason.code}: {reason.text}"
-    )
+    resized = f"{reason.code}: " if reason is not None and change.what == "resize" else ""
+    return Line(change.t_s, change.job_id, what, f"{resized}{change.said}")
 
 
 def _on(held: Allocation) -> str:
@@ -185,11 +221,13 @@ def _on(held: Allocation) -> str:
     return f"{held.worker_count} ({where})"
 
 
-def _about_run(event: RunStarted | RunPaused | RunResumed) -> Line:
+def _about_run(event: RunStarted | RunPaused | RunResumed, spec: RunSpec | None) -> Line:
     if isinstance(event, RunStarted):
         nodes = ", ".join(f"{node.id} with {counted(node.gpus, 'slot')}" for node in event.nodes)
         return Line(event.t_s, event.subject, "run started", nodes or "without nodes")
     if isinstance(event, RunPaused):
+        if spec is not None and is_at_deadline(event.t_s, spec.past_limits):
+            return Line(event.t_s, "run", "ended", "the deadline came, which was moved later on")
         return Line(event.t_s, "run", "stopped", "nothing runs from here on")
     return Line(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
 
@@ -251,28 +289,33 @@ def _configured(job: Job) -> str:
     return values or f"{job.work.epochs} epochs"
 
 
-def _summaries(events: Iterable[Event], study: Study | None) -> Iterator[JobSummary]:
-    board = Board(study)
-    starts: dict[str, int] = {}
+def _summaries(folder: RunFolder, events: Iterable[Event], study: Study | None) -> Iterator[JobSummary]:
+    board, changes = Board(study), Changes()
+    starts: Counter[str] = Counter()
     for event in events:
         board.observe(event)
-        if isinstance(event, Decided):
-            for one in event.instructions:
-                starts[one.job_id] = starts.get(one.job_id, 0) + (one.action in {Action.START, Action.RESIZE})
+        starts.update(one.job_id for one in changes.observe(event) if one.what in STARTS)
     for job_id, line in board.jobs.items():
         yield JobSummary(
             id=job_id,
             state=str(line.shown_phase),
             epochs=line.epoch,
-            starts=starts.get(job_id, 0),
+            starts=starts[job_id],
             retries=line.retries,
             value=None if study is None else board.best_value(line),
+            metrics={} if study is not None else metrics_by_epoch(folder, job_id).get(line.epoch, {}),
             last_reason="" if line.reason is None else line.reason.text,
         )
 
 
 def _study(folder: RunFolder, spec: RunSpec) -> Study | None:
     return run_outline(folder, spec).study if spec.is_study else None
+
+
+def _is_of(study: Study, job_id: str) -> bool:
+    """Whether a trial of the study has this name, drawn or not."""
+    found = _TRIAL.fullmatch(job_id)
+    return found is not None and int(found[1]) < study.trials
 
 
 def _few(names: list[str]) -> str:

@@ -135,6 +135,8 @@ class Gap:
     end_s: float
     stopped: bool
     """It was stopped, with everything saved and given back; else it was killed."""
+    at_deadline: bool = False
+    """The deadline that it had then had ended it."""
 
 
 @dataclass(frozen=True, slots=True)

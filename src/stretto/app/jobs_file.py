@@ -71,6 +71,12 @@ def read_jobs(path: Path | str) -> JobsFile:
 
 def jobs_of(tables: dict[str, Any], path: Path) -> JobsFile:
     """The jobs of the tables of a file."""
+    if "study" in tables and "job" not in tables:
+        raise InputError(
+            "is a study, not a file of jobs.",
+            where=str(path),
+            remedy=f"`stretto tune {path}` trains its trials.",
+        )
     sections = Fields(tables, SECTIONS, file=str(path), name="")
     written = sections.list("job", [], of=dict, rule="written as [[job]]")
     if not written:

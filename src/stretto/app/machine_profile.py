@@ -13,6 +13,9 @@ PACE_SD = 0.05
 """How much a machine's pace differs from what it was during a probe, relative to it. Chosen by hand, from a
 few short studies; `benchmarks/prediction.py --calibrate` measures it on others than the benchmark reports on:
 0.05 there, but 0.28 of a network whose epochs take milliseconds."""
+CROWD_SD = 0.2
+"""How much epochs beside busy neighbours differ from those of a worker that had the machine to itself, where
+only these were timed, relative to them. Chosen by hand."""
 LONE_CHANCE = 1.08
 """By so much some seconds of training differ from the next ones, whoever trains beside them."""
 
@@ -47,9 +50,14 @@ def beyond_chance(ratio: float) -> float:
     return min(ratio * LONE_CHANCE, 1.0)
 
 
-def at_another_time(latency: LatencyPosterior, rng: np.random.Generator) -> LatencyPosterior:
-    """The same machine later: one factor of mean 1 for all that runs on it, exp(s z - s^2 / 2)."""
-    draws = latency.draws
+def at_another_time(
+    latency: LatencyPosterior, rng: np.random.Generator, *, crowded: bool = False
+) -> LatencyPosterior:
+    """The same machine later: one factor of mean 1 for all that runs on it, exp(s z - s^2 / 2).
+
+    `crowded`: by then it is busier than it was, too.
+    """
+    draws, sd = latency.draws, float(np.hypot(PACE_SD, CROWD_SD)) if crowded else PACE_SD
     normal = rng.standard_normal(len(draws.epoch_s))
-    later_s = draws.epoch_s * np.exp(PACE_SD * normal - PACE_SD**2 / 2.0)
+    later_s = draws.epoch_s * np.exp(sd * normal - sd**2 / 2.0)
     return LatencyPosterior(replace(draws, epoch_s=later_s))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stretto.app.study_file import StudyFile
+from stretto.app.study_run import with_limits_as
 from stretto.app.threads import one_blas_thread
 from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
@@ -30,9 +31,22 @@ class Planned:
     planning_s: float
 
 
-def plan(file: StudyFile, *, planner: Planner = "search", rule: Rule = "quantile", seed: int = 0) -> Planned:
-    """Plan the study of a file within its limits."""
+def plan(
+    file: StudyFile,
+    *,
+    deadline: float | str | None = None,
+    budget_usd: float | None = None,
+    planner: Planner = "search",
+    rule: Rule = "quantile",
+    seed: int = 0,
+) -> Planned:
+    """Plan the study of a file within its limits.
+
+    `deadline`, seconds or a text such as 20m, and `budget_usd` take the place of the file's; infinity lifts
+    one of them.
+    """
     started = time.perf_counter()
+    file = with_limits_as(file, deadline, budget_usd)
     with one_blas_thread():
         outcome = plan_study(file.tuning, child_rng(seed, "plan"), planner=planner, rule=rule)
     return Planned(file.tuning, outcome, rule, time.perf_counter() - started)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from stretto.app.probe_drive import PROBE, Probe
 from stretto.app.probe_layout import Layout
 from stretto.app.probe_seen import Describe, OnProgress, ProbeSpec, Progress
+from stretto.app.probe_time import ProbeTime
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import Unwatched, Watcher, wall_clock
 from stretto.app.real_guard import MetricGuard
@@ -18,6 +19,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.substrate import Substrate
+from stretto.core.units import format_duration
 from stretto.search.space import Config
 from stretto.search.study import Direction, Study
 from stretto.substrate.elastic import ElasticSubstrate
@@ -30,8 +32,7 @@ ANY_STUDY = Study(
 )
 """For training that belongs to no study: whatever it reports, its epochs are timed; a command prints them."""
 
-
-MORE_TIME = "Give more time: --time 5m."
+MORE_TIME = "Give more time: --time 30m."
 
 
 def probe(
@@ -47,13 +48,16 @@ def probe(
     make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
     more_time: str = MORE_TIME,
+    first_epoch_s: float | None = None,
+    max_workers: int | None = None,
 ) -> MeasuredProfile:
     """Train some configurations for a moment, on a site with so many slots; None: on this machine.
 
-    `nodes` are those of the site that have these slots, if not all that are there have them.
-    The folder it is done in is thrown away, but for the logs of a training that could not be measured.
-    `more_time` says how to give a probe more of it, where it was too short; `make` takes the place of the
-    site's own substrate.
+    `nodes` are those of the site that have these slots, if not all that are there have them. `max_workers` is
+    how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
+    waited for, where `time_s` is too short for it. The folder it is done in is thrown away, but for the logs
+    of a training that could not be measured. `more_time` says how to give a probe more of it, where it was
+    too short; `make` takes the place of the site's own substrate.
     """
     site = ThisMachine(slots=slots) if site is None else site
     nodes = nodes or site.nodes
@@ -68,7 +72,10 @@ def probe(
         what=probed_as(work, site),
         configs=tuple(configs),
         tier=Tier.ELASTIC if isinstance(work, Entry) else Tier.RIGID,
+        max_workers=max_workers,
         epochs=None if isinstance(work, Entry) else study.max_epochs,  # a command may have to be told
+        shows_epochs_only=not isinstance(work, Entry),
+        steps_suffice=study is ANY_STUDY,
     )
     hands = Hands(
         work=lambda _: work,
@@ -93,6 +100,7 @@ def probe(
                 on_progress=on_progress,
                 watcher=Unwatched() if study is ANY_STUDY else MetricGuard(folder, study, Unwatched()),
                 more_time=more_time,
+                first_epoch_s=first_epoch_s,
             )
         finally:
             substrate.stop_now()
@@ -119,6 +127,7 @@ def measure(
     on_progress: OnProgress = lambda _: None,
     watcher: Watcher | None = None,
     more_time: str = MORE_TIME,
+    first_epoch_s: float | None = None,
 ) -> MeasuredProfile:
     """Probe on nodes that have so many slots together, else on one node "local"; all that it starts it stops.
 
@@ -134,7 +143,7 @@ def measure(
         substrate,
         slots=slots,
         layout=Layout(nodes or (whole_machine(slots),)),
-        time_s=time_s,
+        time=ProbeTime(usual_s=time_s, first_epoch_s=time_s if first_epoch_s is None else first_epoch_s),
         describe=describe,
         on_progress=on_progress,
         watcher=watcher or Unwatched(),
@@ -145,9 +154,14 @@ def measure(
         probe.stop()
     measured = probe.result()
     if not measured.epochs and not measured.speeds:
-        raise InputError(
-            f"no step or epoch was timed in {time_s:g} s.",
-            where=spec.what,
-            remedy=f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.',
-        )
+        raise no_epoch(measured, more_time)
     return measured
+
+
+def no_epoch(measured: MeasuredProfile, more_time: str) -> InputError:
+    """What to say of a probe that did not see how long an epoch takes."""
+    return InputError(
+        f"the first epoch did not end within {format_duration(measured.measured_s)}.",
+        where=measured.what,
+        remedy=f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.',
+    )

@@ -8,6 +8,7 @@ from itertools import count
 
 from stretto.app.probe_layout import Layout
 from stretto.app.probe_seen import Copy, Describe, OnProgress, ProbeSpec, Progress, Seen, worker_counts
+from stretto.app.probe_time import ProbeTime
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import Watcher
 from stretto.core.allocation import NOTHING, BatchChoice
@@ -47,7 +48,8 @@ BATCH_FACTORS = (1.0, 0.5, 2.0, 4.0)
 
 class Probe:
     """Fills all slots with single workers first, so that an epoch is timed beside the neighbours it will have
-    in a study; then fewer copies get more workers each. What the time does not reach is left out, and named.
+    in a study; then fewer copies get more workers each. What the time does not reach is left out, and named;
+    only a first epoch is waited for longer.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Probe:
         *,
         slots: int,
         layout: Layout,
-        time_s: float,
+        time: ProbeTime,
         describe: Describe,
         on_progress: OnProgress,
         watcher: Watcher,
@@ -68,26 +70,29 @@ class Probe:
         self._layout = layout
         self._most = min(slots, spec.max_workers or slots)
         self._begun_s = substrate.now_s()
-        self._time_s = time_s
-        self._end_s = self._begun_s + time_s
+        self._time = time
+        self._end_s = self._begun_s + time.usual_s
+        self._cut_short = False
+        self._saw_an_end = False
         self._on_progress = on_progress
         self._watcher = watcher
         self._numbers = count(1)
         self._names = count()
         self._copies: dict[str, Copy] = {}
-        self._seen = Seen(spec, min(slots, spec.max_workers or slots), describe)
+        self._seen = Seen(spec, self._most, describe)
 
     def run(self) -> None:
         self._watcher.tick(self._now_s())
         self._say("starting one worker")
         self._start(0, 1, "warm-up")
         self._until(lambda: all(copy.heard for copy in self._copies.values()), self._begun_s + LOADING_S)
-        self._end_s = self._now_s() + self._time_s
+        self._end_s = self._now_s() + self._time.usual_s
         limits = self._spec.batch or self._seen.batch_limits()
         epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
         if self._slots > 1:
             self._lone_worker(self._share(epochs_end_s, LONE_SHARE))
         self._single_workers(self._share(epochs_end_s, SINGLE_SHARE))
+        self._first_epoch()
         self._starts_again(self._share(epochs_end_s, AGAIN_SHARE))
         counts = list(worker_counts(self._most))
         for position, workers in enumerate(counts):
@@ -97,7 +102,12 @@ class Probe:
 
     def result(self) -> MeasuredProfile:
         """All that was seen."""
-        return self._seen.profile(slots=self._slots, measured_s=self._now_s() - self._begun_s)
+        return self._seen.profile(
+            slots=self._slots,
+            measured_s=self._now_s() - self._begun_s,
+            given_s=self._time.usual_s,
+            cut_short=self._cut_short,
+        )
 
     def stop(self) -> None:
         self._drop(list(self._copies.values()))
@@ -113,15 +123,32 @@ class Probe:
 
         self._until(enough, end_s)
 
+    def _first_epoch(self) -> None:
+        """Wait for one longer than for all else, if nothing tells yet how long it takes.
+
+        Training that came to its end without an epoch that could be timed will show none later either.
+        """
+
+        def enough() -> bool:
+            if self._saw_an_end or self._seen.tells_epochs(self._copies.values()):
+                return True
+            self._fill(1)
+            return False
+
+        end_s = max(self._end_s, self._begun_s + self._time.first_epoch_s)
+        if not enough():
+            self._say("waiting for the first epoch's end", end_s - self._begun_s, "in all")
+            self._until(enough, end_s)
+
     def _starts_again(self, end_s: float) -> None:
         """Park copies and start them again, one at a time, as a study pauses trials and goes on with them.
 
         A rigid training may begin anew, so that is asked only where no other start has shown the cost.
         """
-        if self._spec.tier is Tier.RIGID and self._seen.times_s["start"]:
+        if self._spec.tier is Tier.RIGID and self._seen.started.get("start"):
             return
         for copy in list(self._copies.values())[:STARTED_AGAIN]:
-            if self._now_s() < end_s and copy.job.id in self._copies:
+            if self._has_time(end_s) and copy.job.id in self._copies:
                 self._say("timing a start")
                 self._start_again(copy, "start", end_s)
 
@@ -152,7 +179,7 @@ class Probe:
 
     def _gangs(self, workers: int, end_s: float) -> None:
         """As many gangs of this size as the slots hold."""
-        if self._now_s() >= end_s:
+        if not self._has_time(end_s):
             return
         self._say(f"timing epochs of {workers} workers")
         resizes = self._spec.tier is not Tier.RIGID
@@ -178,7 +205,7 @@ class Probe:
         counts = sorted({1, self._most})
         for position, workers in enumerate(counts):
             end_s = self._share(self._end_s, 1 / (len(counts) - position))
-            if self._now_s() >= end_s:
+            if not self._has_time(end_s):
                 return
             self._drop(list(self._copies.values()))
             for _ in range(self._slots // workers):
@@ -278,7 +305,9 @@ class Probe:
 
     def _until(self, enough: Callable[[], bool], end_s: float) -> None:
         """Wait, and look only once all that happened at a time is known."""
-        while not enough() and self._now_s() < end_s:
+        while not enough():
+            if not self._has_time(end_s):
+                return
             event = self._substrate.next_event(end_s)
             while event is not None:
                 self._take(event)
@@ -309,8 +338,10 @@ class Probe:
                     raise InputError(
                         "the training ended without reporting an epoch.",
                         where=self._spec.what,
-                        remedy="Call run.report(...) once per epoch; a command prints a line of JSON.",
+                        remedy="Call run.report(...) once per epoch; a command prints a line such as "
+                        '{"epoch": 1, "accuracy": 0.9}.',
                     )
+                self._saw_an_end = True
                 self._forget(copy)
             case _:
                 pass
@@ -330,5 +361,12 @@ class Probe:
     def _left_s(self) -> float:
         return max(self._end_s - self._now_s(), 0.0)
 
-    def _say(self, doing: str) -> None:
-        self._on_progress(Progress(self._now_s() - self._begun_s, self._time_s, doing))
+    def _has_time(self, end_s: float) -> bool:
+        """Whether it is not yet so late; else something remains undone."""
+        has_time = self._now_s() < end_s
+        self._cut_short = self._cut_short or not has_time
+        return has_time
+
+    def _say(self, doing: str, most_s: float | None = None, since: str = "once it trains") -> None:
+        most_s = self._time.usual_s if most_s is None else most_s
+        self._on_progress(Progress(self._now_s() - self._begun_s, most_s, doing, since))

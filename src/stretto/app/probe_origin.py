@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stretto.app.probe import probed_as, slots_of
 from stretto.app.probe_node import instance_to_probe
+from stretto.app.probe_time import probe_time
 from stretto.app.profile_file import MeasuredProfile, Origin, read_profile
 from stretto.app.real_request import Checked
 from stretto.app.real_site import OpenSite
@@ -24,6 +25,8 @@ from stretto.substrate.local_slots import find_slots
 
 NOT_ABOUT_SPEED = ("limits", "world")
 """Sections of a study's file that may change without its being measured anew."""
+MUCH_LONGER = 2.0
+"""A probe that was cut short is made again where it may take so many times as long."""
 LARGE = 2**20
 """Files of more bytes are told apart by their size and when they were changed."""
 
@@ -53,12 +56,12 @@ def known_profile(checked: Checked, site: OpenSite) -> Known | None:
     folder, origin = checked.folder, origin_of(checked, site)
     if folder.profile.is_file():
         own = read_profile(folder.profile)
-        if is_of(own, checked, site) and _same_place(own.origin, origin):
+        if is_of(own, checked, site) and _same_place(own.origin, origin) and suffices(own, checked):
             return Known(folder, own)
     for other in _other_runs(folder):
         with contextlib.suppress(InputError):  # what is wrong with it is no concern of this run
             measured = read_profile(other.profile)
-            if is_of(measured, checked, site) and measured.origin == origin:
+            if is_of(measured, checked, site) and measured.origin == origin and suffices(measured, checked):
                 return Known(other, measured)
     return None
 
@@ -67,6 +70,19 @@ def is_of(measured: MeasuredProfile, checked: Checked, site: OpenSite) -> bool:
     """Whether a profile is of the same training on as many slots there."""
     slots = slots_of(site.to_measure_on) or instance_to_probe(site.offer).gpus
     return (measured.what, measured.slots) == (probed_as(checked.work, site), slots)
+
+
+def suffices(measured: MeasuredProfile, checked: Checked) -> bool:
+    """Whether another probe, now, would not see much more.
+
+    What was put there by hand, and what it took a node of its own to measure, is taken as it is.
+    """
+    if not measured.tells_epochs or (checked.elastic and measured.most_workers is not None):
+        return False
+    if not measured.cut_short or measured.given_s is None or measured.origin is None:
+        return True
+    now_s = probe_time(checked.limits.deadline_s).usual_s
+    return measured.node is not None or now_s < MUCH_LONGER * measured.given_s
 
 
 def node_to_launch(checked: Checked, site: OpenSite) -> Instance | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from stretto.app.profile_file import MeasuredProfile, TimedEpoch, fit_speed
+from stretto.app.profile_file import MeasuredProfile, TimedEpoch
+from stretto.app.profile_fit import fit_speed
 from stretto.core.events import JobReported
 from stretto.core.job import BatchLimits, Job, Tier
 from stretto.models.observations import Observations
@@ -32,6 +34,10 @@ class ProbeSpec:
     """Train no further than this."""
     batch: BatchLimits | None = None
     """Of a training whose batch may change; None: as the training code says."""
+    shows_epochs_only: bool = False
+    """The first that is heard of it may be the end of its first epoch, as of a command."""
+    steps_suffice: bool = False
+    """Nobody asks how long an epoch takes, once steps were timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class Progress:
     now_s: float
     time_s: float
     doing: str
+    since: str = ""
+    """When `time_s` begins to count, in words; empty: with what is being done."""
 
 
 OnProgress = Callable[[Progress], None]
@@ -69,10 +77,12 @@ class Copy:
     """The other slots are idle."""
     heard: bool = False
     """It reported something, ever."""
+    untimed: bool = False
+    """The end of its first epoch was seen since the last start, but not its beginning."""
 
     def begin(self, workers: int, started_as: str, *, lone: bool = False) -> None:
         self.workers, self.started_as, self.lone = workers, started_as, lone
-        self.ready, self.first = False, True
+        self.ready, self.first, self.untimed = False, True, False
         self.since = self.latest = None
         self.ended_s = None
 
@@ -88,6 +98,15 @@ class Copy:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """How long a start took until the first that was heard of it."""
+
+    took_s: float
+    epoch: TimedEpoch | None
+    """If that was the end of its first epoch: both together, as if they were an epoch."""
+
+
 class Seen:
     """What was measured so far."""
 
@@ -101,7 +120,8 @@ class Seen:
         """From a part of an epoch."""
         self.speeds: dict[int, Observations] = {}
         """By configuration: the steps of two are not alike."""
-        self.times_s: dict[str, list[float]] = {"warm-up": [], "start": [], "resize": []}
+        self.started: dict[str, list[Started]] = {}
+        """By what a copy was started as."""
         self.failed: dict[int, str] = {}
         """Configurations whose training failed, and how."""
 
@@ -133,9 +153,12 @@ class Seen:
         """What a report of a copy shows."""
         copy.heard = True
         self.described = self.described or self._describe(copy.job.id)
+        copy.untimed = copy.untimed or any(result.epoch_s is None for result in event.results)
         if event.resize_s is not None:
             copy.ready = True
-            self.times_s.setdefault(copy.started_as, []).append(event.resize_s)
+            with_epoch = self._spec.shows_epochs_only and copy.untimed
+            epoch = copy.timed(event.resize_s, first=True) if with_epoch else None
+            self.started.setdefault(copy.started_as, []).append(Started(event.resize_s, epoch))
         for sample in event.speeds:
             self.speeds.setdefault(copy.config, Observations()).add_speed(sample)
         for result in event.results:
@@ -155,38 +178,70 @@ class Seen:
 
     def note_part(self, copy: Copy) -> None:
         """Of an epoch that did not end in time: how long the whole would take at this pace."""
-        if copy.since is None or copy.latest is None:
-            return
-        part = copy.latest[1] - copy.since[1]
-        if part >= LEAST_PROGRESS:
-            epoch_s = (copy.latest[0] - copy.since[0]) / part
-            self.guessed.append(copy.timed(epoch_s, first=False))
+        if (guessed := _by_part(copy)) is not None:
+            self.guessed.append(guessed)
 
-    def _missing(self, guessed: Sequence[TimedEpoch]) -> Iterator[str]:
+    def tells_epochs(self, copies: Iterable[Copy]) -> bool:
+        """Whether an epoch or step was timed, or a part that says as much."""
+        counted = self.described is not None and self.described.examples is not None
+        by_steps = bool(self.speeds) and (counted or self._spec.steps_suffice)
+        return bool(self.epochs or self.guessed or by_steps) or any(map(_by_part, copies))
+
+    def _starts_s(self, kind: str) -> tuple[float, ...]:
+        """Without the first epoch, where that was seen to end only."""
+        return tuple(
+            one.took_s if one.epoch is None else max(one.took_s - self._usual_epoch_s(one.epoch), 0.0)
+            for one in self.started.get(kind, ())
+        )
+
+    def _usual_epoch_s(self, like: TimedEpoch) -> float:
+        """Between reports: of the same configuration and workers, else of all; else all of it is epoch."""
+        same = [
+            one.epoch_s for one in self.epochs if (one.config, one.workers) == (like.config, like.workers)
+        ]
+        times_s = same or [one.epoch_s for one in self.epochs if one.workers == like.workers]
+        return median(times_s) if times_s else like.epoch_s
+
+    def _missing_epochs(self, guessed: Sequence[TimedEpoch]) -> Iterator[str]:
+        lone = any(one.lone for one in self.epochs)
         for workers in (1, *worker_counts(self._most)):
             named = f"{workers} worker{'s' if workers > 1 else ''}"
             if not any(one.workers == workers and not one.lone for one in self.epochs):
-                yield f"whole epochs with {named}"
-            if any(one.workers == workers and not one.lone for one in guessed):
+                beside = " beside others" if workers == 1 and lone else ""
+                yield f"whole epochs with {named}{beside}"
+            if any(one.workers == workers and not one.lone and not one.first for one in guessed):
                 yield f"what an epoch with {named} does after its last step"
-        untimed = sum(not self.times_of(config, 1) for config in range(len(self._spec.configs)))
-        if untimed and len(self._spec.configs) > 1:
-            yield f"{untimed} of {len(self._spec.configs)} configurations"
-        if len(self._spec.configs) == 1:
+        if any(one.first for one in guessed):
+            yield "an epoch without the start before it"
+
+    def _missing(self, guessed: Sequence[TimedEpoch]) -> Iterator[str]:
+        yield from self._missing_epochs(guessed)
+        count = len(self._spec.configs)
+        timed = {one.config for one in self.epochs if one.workers == 1}
+        if count > 1 and len(timed) < count:
+            yield f"{count - len(timed)} of {count} configurations"
+        if count == 1:
             yield "how much configurations differ"
-        if not self.times_s["start"]:
+        if not self.started.get("start"):
             yield "a start with the training code loaded"
-        if self._most > 1 and self._spec.tier is not Tier.RIGID and not self.times_s["resize"]:
+        if self._most > 1 and self._spec.tier is not Tier.RIGID and not self.started.get("resize"):
             yield "a resize"
         if self._most > 1 and not any(one.lone for one in self.epochs):
             yield "a worker with the machine to itself"
         for config, error in self.failed.items():
             yield f"configuration {config}, which failed: {error.strip().splitlines()[-1]}"
 
-    def profile(self, *, slots: int, measured_s: float) -> MeasuredProfile:
-        """All that was seen, the model fitted to it, and what is missing."""
+    def _guessed(self) -> list[TimedEpoch]:
+        """Of what was not timed whole: by a part; if nothing at all was, with the start before it."""
         whole = {(one.config, one.workers, one.lone) for one in self.epochs}
-        guessed = [one for one in self.guessed if (one.config, one.workers, one.lone) not in whole]
+        parts = [one for one in self.guessed if (one.config, one.workers, one.lone) not in whole]
+        if whole or parts:
+            return parts
+        return [one.epoch for kind in self.started.values() for one in kind if one.epoch is not None]
+
+    def profile(self, *, slots: int, measured_s: float, given_s: float, cut_short: bool) -> MeasuredProfile:
+        """All that was seen, the model fitted to it, and what is missing."""
+        guessed = self._guessed()
         speeds = max((tuple(one.speeds.values()) for one in self.speeds.values()), key=len, default=())
         return MeasuredProfile(
             what=self._spec.what,
@@ -195,15 +250,28 @@ class Seen:
             configs=tuple(dict(config) for config in self._spec.configs),
             epochs=(*self.epochs, *guessed),
             speeds=speeds,
-            warm_up_s=next(iter(self.times_s["warm-up"]), None),
-            starts_s=tuple(self.times_s["start"]),
-            lone_starts_s=tuple(self.times_s.get("lone start", ())),
-            gang_starts_s=tuple(self.times_s.get("gang start", ())),
-            resizes_s=tuple(self.times_s["resize"]),
+            warm_up_s=next(iter(self._starts_s("warm-up")), None),
+            starts_s=self._starts_s("start"),
+            lone_starts_s=self._starts_s("lone start"),
+            gang_starts_s=self._starts_s("gang start"),
+            resizes_s=self._starts_s("resize"),
             examples=None if self.described is None else self.described.examples,
             speed=fit_speed(speeds),
             not_measured=tuple(self._missing(guessed)),
+            given_s=given_s,
+            cut_short=cut_short,
+            most_workers=self._most if self._most < slots else None,
         )
+
+
+def _by_part(copy: Copy) -> TimedEpoch | None:
+    """How long a whole epoch would take at the pace of the present one; None: too little of it was seen."""
+    if copy.since is None or copy.latest is None:
+        return None
+    part = copy.latest[1] - copy.since[1]
+    if part < LEAST_PROGRESS:
+        return None
+    return copy.timed((copy.latest[0] - copy.since[0]) / part, first=False)
 
 
 def worker_counts(most: int) -> Iterator[int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from stretto.app.probe import OnProgress, probe, slots_of
+from stretto.app.probe import OnProgress, no_epoch, probe, slots_of
 from stretto.app.probe_node import on_launched_node
 from stretto.app.probe_origin import known_profile, origin_of
+from stretto.app.probe_time import ProbeTime, probe_time
 from stretto.app.profile_file import MeasuredProfile, read_profile, write_profile
 from stretto.app.real_belief import belief_of
 from stretto.app.real_request import Checked
@@ -18,15 +19,16 @@ from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.planning.profile import Profile
 
-PROBE_S = 90.0
-"""The longest that a probe takes, once it trains."""
-PROBE_SHARE = 1 / 8
-"""Of the time until the deadline, at most so much goes to a probe."""
 MOST_PROBED = 4
 """Configurations of a probe: some show how much trials differ."""
 MORE_TIME = (
-    "Give a later deadline; or `stretto profile --study FILE --time 5m`, and write "
-    '[profile] file = "profile.json" in the study.'
+    "An eighth of the time until the deadline is waited for it, without a deadline 10 minutes: give a later "
+    "deadline; or write [profile] epoch_s in the study; or measure longer, `stretto profile --study FILE "
+    '--time 30m`, and write [profile] file = "profile.json" in the study.'
+)
+ONLY_LONE = (
+    " Epochs were timed only while the other slots were idle; they may take longer beside others, so what is "
+    "expected has a wider interval."
 )
 
 
@@ -55,7 +57,10 @@ def speeds_of(
         return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
     known = None if folder.is_begun else known_profile(checked, site)
     if known is None and not folder.is_begun:
-        write_profile(folder.profile, _measured(checked, site, make, on_progress))
+        found = _measured(checked, site, make, on_progress)
+        if not found.tells_epochs:
+            raise no_epoch(found, MORE_TIME)
+        write_profile(folder.profile, found)
         source = f"Speeds: measured now ({folder.profile})."
     elif known is None or known.folder == folder:
         source = f"Speeds: measured before for this run ({folder.profile})."
@@ -65,7 +70,8 @@ def speeds_of(
             f"Speeds: measured before for the run {known.folder.name} ({known.folder.profile}), "
             "with the same study, training code and machine."
         )
-    return Speeds(belief_of(read_profile(folder.profile), outline, offer), source)
+    measured = read_profile(folder.profile)
+    return Speeds(belief_of(measured, outline, offer), source + (ONLY_LONE if measured.only_lone else ""))
 
 
 def _measured(
@@ -75,8 +81,8 @@ def _measured(
     deadline_s, origin = checked.limits.deadline_s, origin_of(checked, site)
 
     def measure(on: OpenSite, nodes: tuple[Node, ...], gone_s: float) -> MeasuredProfile:
-        time_s = PROBE_S if deadline_s is None else min(PROBE_S, (deadline_s - gone_s) * PROBE_SHARE)
-        return _probe(checked, on, nodes, time_s=time_s, make=make, on_progress=on_progress)
+        time = probe_time(None if deadline_s is None else deadline_s - gone_s)
+        return _probe(checked, on, nodes, time=time, make=make, on_progress=on_progress)
 
     if site.to_measure_on:
         found = measure(site, site.to_measure_on, 0.0)
@@ -90,7 +96,7 @@ def _probe(
     site: OpenSite,
     nodes: tuple[Node, ...],
     *,
-    time_s: float,
+    time: ProbeTime,
     make: MakeSubstrate | None,
     on_progress: OnProgress,
 ) -> MeasuredProfile:
@@ -104,7 +110,9 @@ def _probe(
         slots=slots,
         site=site,
         nodes=nodes,
-        time_s=time_s,
+        time_s=time.usual_s,
+        first_epoch_s=time.first_epoch_s,
+        max_workers=None if checked.elastic else 1,
         study=checked.outline.study,
         seed=seed,
         make=make,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -20,14 +19,12 @@ from stretto.core.job import Value
 from stretto.core.observations import SpeedSample
 from stretto.core.seeds import child_rng
 from stretto.models.resize import DEFAULT_RESIZE_S
-from stretto.models.speed import AllReduceSpeed, fit_all_reduce
-from stretto.planning.learning import Observation, learn_latency, updated_delay
+from stretto.models.speed import AllReduceSpeed
+from stretto.planning.learning import NODE_SCALE, Observation, learn_latency, updated_delay
 from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
 
 FORMAT = "stretto-profile"
 VERSION = 1
-LEAST_OTHERS = 3
-"""Points that a model is fitted to when another is left out."""
 START_SD = 0.3
 """How much what starts cost differs from what a probe saw, relative to it; chosen like `PACE_SD`."""
 LEAST_STARTS = 3
@@ -109,9 +106,27 @@ class MeasuredProfile:
     """Where a node had to be launched for it."""
     origin: Origin | None = None
     """None: not written down."""
+    given_s: float | None = None
+    """What the probe was to take at most, once it trains; None: not written down."""
+    cut_short: bool = False
+    """It would have gone on, had there been more time."""
+    most_workers: int | None = None
+    """Of a gang, where not all slots may go to one."""
+
+    @property
+    def tells_epochs(self) -> bool:
+        """Whether anything says how long an epoch takes."""
+        return bool(self.epochs) or (self.examples is not None and self.examples_per_s(1) is not None)
+
+    @property
+    def only_lone(self) -> bool:
+        """Single workers were timed only while the other slots were idle."""
+        lone = {one.lone for one in self.epochs if one.workers == 1}
+        return self.slots > 1 and lone == {True}
 
     def epoch_times_s(self, workers: int, config: int | None = None, *, lone: bool = False) -> list[float]:
-        """Steady epochs with so many workers; first ones only where there are no others."""
+        """Steady epochs with so many workers; first ones, or lone ones, only where there are no others."""
+        lone = lone or (workers == 1 and self.only_lone)
         seen = [
             one
             for one in self.epochs
@@ -238,9 +253,12 @@ def believe(
         init_s = updated_delay(init_s, [measured.node.init_s])
     scaling, rng = measured.scaling, child_rng(0, "profile")
     observations = _observations(measured, scaling)
+    latency = learn_latency(observations, rng, node_scale=0.0 if same_machine else NODE_SCALE)
+    if same_machine or measured.only_lone:
+        latency = at_another_time(latency, rng, crowded=measured.only_lone)
     if same_machine:
         return MachineProfile(
-            latency=at_another_time(learn_latency(observations, rng, node_scale=0.0), rng),
+            latency=latency,
             scaling=scaling,
             start_s=measured.start_s,
             start_sd=measured.start_sd,
@@ -252,7 +270,7 @@ def believe(
             gang_start_s=measured.gang_start_s,
         )
     return Profile(
-        latency=learn_latency(observations, rng),
+        latency=latency,
         scaling=scaling,
         start_s=measured.start_s,
         start_sd=measured.start_sd,
@@ -273,46 +291,8 @@ def _observations(measured: MeasuredProfile, scaling: Scaling) -> list[Observati
         return timed
     rate = measured.examples_per_s(1)
     if rate is None or measured.examples is None:
-        raise InputError(
-            f"the probe of {measured.what} saw no whole epoch and no step.",
-            remedy="Give it more time: --time 5m.",
-        )
+        raise InputError(f"the profile of {measured.what} has no epoch and no step.", remedy=_REMEDY)
     return [Observation(trial="0", node="here", epoch_s=measured.examples / rate)]
-
-
-def fit_speed(speeds: Sequence[SpeedSample]) -> AllReduceSpeed | None:
-    """The model of a step's time; None of no steps."""
-    return fit_all_reduce(speeds) if speeds else None
-
-
-@dataclass(frozen=True, slots=True)
-class FitError:
-    """How far the model is from one measured step time, relative to it."""
-
-    sample: SpeedSample
-    fitted_s: float
-    residual: float
-    left_out: float | None
-    """The error of a model fitted to all others; None: too few others, or none with as many workers."""
-
-
-def fit_errors(speeds: Sequence[SpeedSample]) -> tuple[FitError, ...]:
-    """The model's error on every measured point, and on each when it is left out."""
-    model = fit_speed(speeds)
-    if model is None:
-        return ()
-    errors = []
-    for sample in speeds:
-        fitted_s = _step_s(model, sample)
-        others = [one for one in speeds if one is not sample]
-        known = len(others) >= LEAST_OTHERS and any(one.workers == sample.workers for one in others)
-        left_out = _step_s(fit_all_reduce(others), sample) / sample.step_s - 1.0 if known else None
-        errors.append(FitError(sample, fitted_s, fitted_s / sample.step_s - 1.0, left_out))
-    return tuple(errors)
-
-
-def _step_s(model: AllReduceSpeed, sample: SpeedSample) -> float:
-    return float(model.step_s(sample.nodes, sample.workers, sample.atomic))
 
 
 def profile_json(measured: MeasuredProfile) -> dict[str, Any]:

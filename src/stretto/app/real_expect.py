@@ -62,6 +62,8 @@ class Expectation:
     """The plan behind it, of the policy that makes one."""
     first_usd_per_s: float = 0.0
     """What the slots cost that are held from the start."""
+    loading_s: float = 0.0
+    """What of the finish is the time that loading the training code takes."""
 
 
 def expect(
@@ -225,6 +227,7 @@ def after_loading(expectation: Expectation, loading_s: float, deadline_s: float 
 
     return dataclasses.replace(
         expectation,
+        loading_s=loading_s,
         finish_s=later_s,
         cost_usd=Estimate(
             mean=dearer(cost_usd.mean, finish_s.mean, later_s.mean),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from stretto.app.real_deadline import deadline_of
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_request import Checked
 from stretto.app.real_result import forget_plan, read_ending
@@ -136,7 +137,7 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
         )
     if ending is EndedBy.JOBS:
         raise InputError(
-            "every trial came to its end, so that more time or money changes nothing.",
+            "every trial came to its end, finished or stopped for good: more time or money changes nothing.",
             where=where,
             remedy=f"`stretto report {folder.name}` shows what came of it; another --name begins anew.",
         )
@@ -149,16 +150,15 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
 
 
 def _told(spec: RunSpec, limits: Limits, now_s: float) -> Iterator[str]:
-    if _is_less(spec.deadline_s, limits.deadline_s):
-        before = format_duration(spec.deadline_s or 0.0)
+    deadline = deadline_of(spec)
+    if deadline is not None and _is_less(spec.deadline_s, limits.deadline_s):
+        before = format_duration(deadline.given_s)
         if limits.deadline_s is None:
             yield f"the deadline of {before} is lifted"
         else:
+            after = format_duration(limits.deadline_s + deadline.measuring_s)
             left = format_duration(limits.deadline_s - now_s)
-            yield (
-                f"the deadline was {before} after the first start and is "
-                f"{format_duration(limits.deadline_s)}, {left} from now"
-            )
+            yield f"the deadline was {before} and is {after}, {left} from now"
     if _is_less(spec.budget_usd, limits.budget_usd):
         after = "lifted" if limits.budget_usd is None else f"${limits.budget_usd:g}"
         yield f"the budget was ${spec.budget_usd or 0.0:g} and is {after}"

@@ -7,9 +7,9 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from stretto.app.profile_file import read_profile
 from stretto.app.real_belief import belief_of
 from stretto.app.real_board import ENDED, NOT_STARTED, Board, JobLine, Phase
 from stretto.app.real_cost import RunMeter, left_usd, measuring_usd
+from stretto.app.real_deadline import Deadline, deadline_of, is_at_deadline
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation
 from stretto.app.real_request import UNKNOWN, tuning_on
+from stretto.app.real_shown import shown_in
 from stretto.app.real_standing import is_going_on, standing_of, state_of
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
@@ -33,10 +35,8 @@ from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.meter import CostMeter
 from stretto.wire.checkpoint_meta import newest_best
 
-NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
-"""What `metrics.jsonl` has beside what the training code reports."""
-MOST_PRINTED = 100
-"""Lines of a log that are looked at for the names of metrics."""
+AT_ONCE_S = 1.0
+"""Between a forecast and the start; times no further apart are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,9 @@ class TuneResult:
     gpu_hours: float
     predicted_finish_s: Estimate | None
     predicted_cost_usd: Estimate | None
+    predicted_epochs: Estimate | None = None
+    """Of all trials together."""
+    deadline: Deadline | None = None
     trials: tuple[TrialResult, ...]
     """Those that were drawn, the first ones first."""
     not_drawn: int = 0
@@ -100,6 +103,19 @@ class TuneResult:
         return self.ended_by in {str(ending) for ending in EndedBy if ending.for_good}
 
     @property
+    def epochs(self) -> int:
+        """Of all trials together."""
+        return sum(trial.epochs for trial in self.trials)
+
+    @property
+    def is_cut_as_foreseen(self) -> bool:
+        """The deadline ended it, as was certain: its finish says nothing of the forecast, its epochs do."""
+        expected, deadline = self.predicted_finish_s, self.deadline
+        if self.ended_by != EndedBy.DEADLINE or expected is None or deadline is None:
+            return False
+        return expected.p10 >= deadline.after_s - AT_ONCE_S
+
+    @property
     def trials_by_state(self) -> dict[str, int]:
         counts = Counter(trial.state for trial in self.trials)
         counts[NOT_STARTED] += self.not_drawn
@@ -109,6 +125,7 @@ class TuneResult:
         """For machines."""
         plain = dataclasses.asdict(self)
         plain["trials_by_state"] = self.trials_by_state
+        plain["epochs"] = self.epochs
         return json.loads(json.dumps(plain, default=str, allow_nan=False))  # type: ignore[no-any-return]
 
 
@@ -216,9 +233,16 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
         predicted_cost_usd=None if plan is None else plan.cost_usd,
+        predicted_epochs=None if plan is None else plan.epochs,
+        deadline=deadline_of(spec),
         trials=tuple(_trial(folder, board, line, standing) for line in board.jobs.values()),
         not_drawn=tuning.study.trials - len(board.jobs),
-        gaps=history.gaps_until(finished_s, dead=ended_by is not None and read_ending(folder) is None),
+        gaps=tuple(
+            dataclasses.replace(gap, at_deadline=is_at_deadline(gap.start_s, spec.past_limits))
+            for gap in history.gaps_until(
+                finished_s, dead=ended_by is not None and read_ending(folder) is None
+            )
+        ),
         past_limits=spec.past_limits,
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
@@ -279,7 +303,7 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
     reported = [line for line in lines if line.epoch]
     if not reported:
         return f"no trial came to the end of an epoch{_without_nodes(folder, lines)}."
-    shown = _shown(folder)
+    shown = shown_in(folder)
     if metric not in shown.names:
         return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
     if any(line.phase in ENDED for line in reported):
@@ -302,7 +326,7 @@ def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int
     nothing at all is refused after `patience` epochs. A command may print its metrics in several lines, so
     it has until its next epoch.
     """
-    shown = _shown(folder)
+    shown = shown_in(folder)
     if metric in shown.names:
         return True
     ended = max(epochs, shown.epochs - 1)
@@ -326,44 +350,3 @@ def _name_it(folder: RunFolder, metric: str) -> str:
     else:
         how = function if spec.asked.get("command") is None else command
     return f"{how} once per epoch, or name another metric in [study]."
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """What the metrics files of a run hold."""
-
-    names: list[str]
-    """What the code of the jobs calls its metrics."""
-    epochs: int
-    """The latest epoch of any job."""
-
-
-def _shown(folder: RunFolder) -> _Shown:
-    names: dict[str, None] = {}
-    epochs = 0
-    for line in (line for path in sorted(folder.path.glob("jobs/*/metrics.jsonl")) for line in _lines(path)):
-        names.update((name, None) for name in line if name not in NOT_METRICS)
-        epoch = line.get("epoch")
-        epochs = max(epochs, epoch) if isinstance(epoch, int) else epochs
-    return _Shown(list(names) or _printed(folder), epochs)
-
-
-def _printed(folder: RunFolder) -> list[str]:
-    """What commands print in lines that are like reports, and have neither an epoch nor the metric."""
-    names: dict[str, None] = {}
-    for path in sorted(folder.path.glob("jobs/*/stdout.log")):
-        for line in islice(_lines(path), MOST_PRINTED):
-            names.update((name, None) for name in line if name not in NOT_METRICS)
-    return list(names)
-
-
-def _lines(path: Path) -> Iterator[Tables]:
-    """Those that were written to their end."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            try:
-                line = json.loads(text) if text.startswith("{") else None
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line

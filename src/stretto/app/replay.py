@@ -25,7 +25,7 @@ from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, simulate_study
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobReported, NodeAdded
-from stretto.core.units import HOUR_S, format_duration
+from stretto.core.units import HOUR_S, counted, format_duration
 from stretto.planning.profile import Profile, Spread
 from stretto.policies.registry import Options, make_policy, rents_nodes
 from stretto.search.samplers import ListedSampler, RandomSampler
@@ -280,9 +280,9 @@ def _notes(file: StudyFile, recorded: Mapping[int, RecordedTrial]) -> tuple[str,
     study = file.tuning.study
     never = study.trials - len(recorded)
     longest = max((len(trial.values) for trial in recorded.values()), default=0)
-    notes = [
-        f"{len(recorded)} trials showed up to {longest} of {study.max_epochs} epochs; the rest is continued."
-    ]
+    short = sum(len(trial.values) < study.max_epochs for trial in recorded.values())
+    rest = f"; what {short} of them did not show is continued" if short else ""
+    notes = [f"{counted(len(recorded), 'trial')} showed up to {longest} of {study.max_epochs} epochs{rest}."]
     if never:
         notes.append(
             f"{never} of {study.trials} trials never showed an epoch; they get curves of those that did."

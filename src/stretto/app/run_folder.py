@@ -123,6 +123,9 @@ class RunFolder:
     def log(self, job_id: str) -> Path:
         return self.path / "jobs" / job_id / "stdout.log"
 
+    def metrics(self, job_id: str) -> Path:
+        return self.path / "jobs" / job_id / "metrics.jsonl"
+
     def checkpoints(self, job_id: str) -> Path:
         return self.path / "jobs" / job_id / "checkpoints"
 

@@ -18,6 +18,7 @@ from stretto.app.real_cost import own_meter
 from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
 from stretto.app.real_result import checkpoint_at, cost_usd, read_ending
+from stretto.app.real_shown import Metrics, metrics_by_epoch
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
 from stretto.app.real_standing import standing_of, state_of
 from stretto.app.real_stop import Stop
@@ -103,6 +104,8 @@ class JobResult:
     restarts: int
     """Starts and resizes after the first start."""
     retries: int
+    metrics: Metrics
+    """What it reported after its last epoch."""
     gpu_hours: float
     error: str
     """Of a job that failed: its own traceback, and where its log is."""
@@ -310,6 +313,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
         jct_s=past.jct_s,
         restarts=past.restarts,
         retries=line.retries,
+        metrics=metrics_by_epoch(folder, line.job.id).get(line.epoch, {}),
         gpu_hours=past.gpu_s / HOUR_S,
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),

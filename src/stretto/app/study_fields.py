@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.core.units import parse_duration_s
 
 LARGEST = 10**9
@@ -37,12 +36,10 @@ class Fields:
         self._table: Mapping[str, Any] = table
         for key in table:
             if key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
-                meant = f"Did you mean {close[0]}? " if close else ""
                 raise InputError(
                     f"{reprlib.repr(key)} is not known here.",
                     where=f"{file}: {name}" if name else file,
-                    remedy=f"{meant}There are {', '.join(known)}.",
+                    remedy=f"{did_you_mean(key, known)}There are {', '.join(known)}.",
                 )
 
     def __contains__(self, key: str) -> bool:
@@ -55,7 +52,7 @@ class Fields:
         return InputError(
             f"{reprlib.repr(self._table[key])} is not {rule}.",
             where=self.where(key),
-            remedy=remedy or f"Give {rule}.",
+            remedy=remedy or "Give a value that is.",
         )
 
     def raw(self, key: str, default: Any = REQUIRED, *, rule: str = "a value") -> Any:

@@ -184,6 +184,10 @@ def study_of(tables: dict[str, Any], path: Path) -> StudyFile:
 def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
     """What the tables of a file say of the study itself."""
     file = str(path)
+    if "job" in tables and "study" not in tables:
+        raise InputError(
+            "is a file of jobs, not a study.", where=file, remedy=f"`stretto run {file}` runs them."
+        )
     _check_whole_numbers(tables, file)
     sections = Fields(tables, SECTIONS, file=file, name="")
     fields = sections.table("study", STUDY_KEYS)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from stretto.app.given_limits import given_budget_usd, given_deadline_s
 from stretto.app.history import History, JobHistory, history_of
 from stretto.app.study_file import StudyFile
 from stretto.app.threads import one_blas_thread
@@ -62,17 +63,21 @@ def simulate_study(
     curves: Curves,
     policy: str,
     *,
+    deadline: float | str | None = None,
+    budget_usd: float | None = None,
     seed: int = 0,
     options: Mapping[str, str] | None = None,
     journal: Journal | None = None,
 ) -> StudyRun:
     """Run the study under the named policy until its trials end, its deadline comes or its budget is spent.
 
+    `curves` are what its trials will show: `load_curves(file.world.curves)`, or any other.
+    `deadline`, seconds or a text such as 20m, and `budget_usd` take the place of the file's limits.
     `seed` makes another world of the same kind, and other draws of trials. A policy that rents starts
     without nodes; any other has the file's fixed cluster, and pays for it, from the start.
     """
     journal = journal if journal is not None else MemoryJournal()
-    file = with_trials_of(file, curves)
+    file = with_trials_of(with_limits_as(file, deadline, budget_usd), curves)
     tuning = file.tuning
     chosen = make_policy(policy, options=options, tuning=tuning)
     rents = rents_nodes(chosen)
@@ -103,6 +108,11 @@ def simulate_study(
         ).run()
     spent_s = math.inf if purse is None else purse.ends_s()
     return _summarise(file, policy, seed, journal, spent_s)
+
+
+def with_limits_as(file: StudyFile, deadline: float | str | None, budget_usd: float | None) -> StudyFile:
+    """The same study under limits as callers give them."""
+    return with_limits(file, deadline_s=given_deadline_s(deadline), budget_usd=given_budget_usd(budget_usd))
 
 
 def with_limits(

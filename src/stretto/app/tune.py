@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.app.given_limits import given_budget_usd, given_deadline_s
 from stretto.app.probe import OnProgress
 from stretto.app.probe_speeds import speeds_of
 from stretto.app.profile_file import read_profile
@@ -50,7 +51,7 @@ from stretto.app.replay import Replayed, replay
 from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
 from stretto.app.study_cluster import Offer
 from stretto.core.errors import InputError
-from stretto.core.units import format_duration, parse_duration_s
+from stretto.core.units import format_duration
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy
 from stretto.pricing.purse import Purse
@@ -225,11 +226,9 @@ def tune(
         TuneRequest(
             study=Path(study),
             work=work if work is None or isinstance(work, str) else tuple(work),
-            deadline_s=parse_duration_s(deadline, where="deadline")
-            if isinstance(deadline, str)
-            else deadline,
+            deadline_s=given_deadline_s(deadline),
             deadline_as=None if deadline is None else str(deadline),
-            budget_usd=budget_usd,
+            budget_usd=given_budget_usd(budget_usd),
             policy=policy,
             options=options or {},
             on=on,

@@ -9,7 +9,7 @@ from pathlib import Path
 from stretto.core.cluster import Node, gpu_nodes
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
-from stretto.policies.registry import policy_names
+from stretto.policies.registry import policy_names, unknown_policy
 from stretto.worlds.applications import Applications
 from stretto.worlds.catalogue import builtin_catalogue
 from stretto.worlds.load import load_workload
@@ -65,9 +65,7 @@ def check_policies(text: str) -> list[str]:
         raise InputError("--policy names no policy.", remedy=f"There are {', '.join(policy_names())}.")
     for name in names:
         if name not in policy_names():
-            raise InputError(
-                f"there is no policy {name!r}.", remedy=f"There are {', '.join(policy_names())}."
-            )
+            raise unknown_policy(name)
         if names.count(name) > 1:
             raise InputError(f"policy {name} is named twice.", remedy="Name every policy once.")
     return names

@@ -11,11 +11,18 @@ import typer
 from stretto.app.explain import Line, Story
 from stretto.app.explain import explain as explain_run
 from stretto.app.real_board import Phase
+from stretto.app.real_drive import EndedBy
 from stretto.app.real_result import ending_of
 from stretto.app.real_standing import Standing, standing_of, state_of
 from stretto.app.run_folder import RunFolder, find_run
 from stretto.cli.flags import AsJson
 from stretto.report.run_jobs_text import story_text
+
+ENDS = {
+    EndedBy.JOBS: "all there was to do is done",
+    EndedBy.DEADLINE: "the deadline came",
+    EndedBy.BUDGET: "the budget was spent",
+}
 
 
 def explain(
@@ -23,7 +30,9 @@ def explain(
     job: Annotated[str | None, typer.Argument(help="A job or trial of it.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the story of a run, or of one job: every decision with its reason, retries, notes, checkpoints.
+    """Tell the story of a run: every start, pause, resume, resize and stop with its reason, in order of time.
+
+    Of one job also how it waits, its epochs, retries, notes and checkpoints.
 
     Example: [bold]stretto explain resnet-cifar trial-003[/bold]
     """
@@ -36,11 +45,16 @@ def explain(
 
 
 def _as_it_stands(story: Story, folder: RunFolder) -> Story:
-    """What ran when a run ended or was killed does not run any more."""
-    events = list(folder.events())
-    standing = ending_of(folder) or standing_of(folder, events)
+    """How a run ended; what ran when it did, or was killed, does not run any more."""
+    events, ending = list(folder.events()), ending_of(folder)
+    standing = ending or standing_of(folder, events)
     jobs = tuple(dataclasses.replace(job, state=state_of(Phase(job.state), standing)) for job in story.jobs)
+    last_s = max((event.t_s for event in events), default=0.0)
     lines = story.lines
     if standing is Standing.INTERRUPTED and events:
-        lines += (Line(events[-1].t_s, "run", "interrupted", "nothing is known of it after this"),)
+        lines += (Line(last_s, "run", "interrupted", "nothing is known of it after this"),)
+    elif ending in ENDS and (story.job is None or lines[-1].places):
+        due_s = folder.begun_spec().deadline_s if ending is EndedBy.DEADLINE else None
+        what = "ended" if story.job is None else "run ended"
+        lines += (Line(max(last_s, due_s or 0.0), "run", what, ENDS[ending]),)
     return dataclasses.replace(story, jobs=jobs, lines=lines)

@@ -12,6 +12,7 @@ import typer
 from stretto.app.jobs_file import EXAMPLE_JOBS
 from stretto.app.study_file import EXAMPLE_STUDY
 from stretto.core.errors import InputError
+from stretto.report.names import one_line
 
 
 class What(StrEnum):
@@ -39,7 +40,7 @@ def init(
     path = path or Path(f"{what}.toml")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(EXAMPLES[what])
+            file.write(_example(what, path))
     except FileExistsError as error:
         raise InputError(
             f"{path} is there already, and is not overwritten.", remedy="Name another file."
@@ -49,3 +50,9 @@ def init(
             f"{path} cannot be written: {error.strerror}.", remedy="Name another file."
         ) from error
     print(f"wrote {path}; next: stretto {NEXT[what]} {shlex.quote(str(path))}")
+
+
+def _example(what: What, path: Path) -> str:
+    """The example, in which comments name the file it is written to, and the run that comes of it."""
+    named = EXAMPLES[what].replace(f"{what}.toml", one_line(shlex.quote(str(path))))
+    return named.replace(f"runs/{what}/", f"runs/{one_line(path.stem)}/")

@@ -15,14 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from stretto.app.changes import Change, Changes
 from stretto.app.real_board import ENDED, Board, JobLine, Phase
 from stretto.app.real_cost import RunMeter
 from stretto.app.real_drive import Watcher
 from stretto.app.real_expect import corrected
 from stretto.app.real_stop import Stop
-from stretto.core.decision import ReasonCode
 from stretto.core.events import (
-    Decided,
     Event,
     JobFailed,
     JobFinished,
@@ -49,7 +48,6 @@ BEST_EVERY_S = 5.0
 ROWS_BESIDES = 10
 """Lines of the display that are not rows of its table."""
 ORDER = (Phase.RUNNING, Phase.STARTING, Phase.PAUSED, Phase.WAITING)
-NEWS = frozenset({ReasonCode.STARTED, ReasonCode.GREW, ReasonCode.SHRANK, ReasonCode.STOPPED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,22 +89,26 @@ class PlainLines:
         self._stop = stop
         self._stopping = False
         self._board = Board(study)
+        self._changes = Changes()
         self._study = study
         self._begun = False
         self._best: tuple[float, str] | None = None
         """The best value, and whose it is."""
-        self._untold: str | None = None
-        """The last improvement, until it is told."""
+        self._untold: tuple[str, str] | None = None
+        """Whose the last improvement is, and what to say of it, until that is told."""
         self._told_s = -math.inf
 
     def observe(self, event: Event) -> None:
         """Print what is news."""
         self._board.observe(event)
+        changes = self._changes.observe(event)
         if not self._begun:  # what had happened before a resumed run went on
             return
         if isinstance(event, JobReported) and event.results and self._study is not None:
             self._note_best(self._study, event)
-        for text in self._news(event):
+        for job_id, text in _news(event, changes):
+            if self._untold is not None and self._untold[0] == job_id:  # first what it did before
+                self._tell_best(event.t_s, 0.0)
             self._say(event.t_s, text)
         self._tell_best(event.t_s, BEST_EVERY_S)
 
@@ -130,21 +132,8 @@ class PlainLines:
 
     def _tell_best(self, now_s: float, every_s: float) -> None:
         if self._untold is not None and now_s - self._told_s >= every_s:
-            self._say(now_s, self._untold)
+            self._say(now_s, self._untold[1])
             self._told_s, self._untold = now_s, None
-
-    def _news(self, event: Event) -> Iterator[str]:
-        match event:
-            case Decided():
-                changed = {instruction.job_id for instruction in event.instructions}
-                for job_id, reason in event.reasons.items():
-                    if job_id in changed and reason.code in NEWS:
-                        yield f"{job_id} {reason.code}: {reason.text}"
-            case JobFinished():
-                yield f"{event.job_id} finished"
-            case _:
-                yield from _trouble(event)
-                yield from _of_nodes(event)
 
     def _note_best(self, study: Study, event: JobReported) -> None:
         best = self._board.best()
@@ -153,9 +142,23 @@ class PlainLines:
             return
         before, self._best = self._best, (value, best.job.id)
         if before is None or study.score(value) > study.score(before[0]):
-            self._untold = f"{best.job.id} has the best {study.metric}: {value:.6g} after epoch {event.epoch}"
+            text = f"{best.job.id} has the best {study.metric}: {value:.6g} after epoch {event.epoch}"
+            self._untold = best.job.id, text
         elif value == before[0]:  # of equals the first one is named, here as in the end
-            self._untold = f"{best.job.id} has the same {study.metric} as {before[1]}: {value:.6g}"
+            text = f"{best.job.id} has the same {study.metric} as {before[1]}: {value:.6g}"
+            self._untold = best.job.id, text
+
+
+def _news(event: Event, changes: list[Change]) -> Iterator[tuple[str, str]]:
+    """What to say, each with what it is about; a batch size that changes in place is no news."""
+    for change in changes:
+        if change.what != "set-batch":
+            said = f": {change.said}" if change.said else ""
+            yield change.job_id, f"{change.job_id} {change.past}{said}"
+    if isinstance(event, JobFinished):
+        yield event.job_id, f"{event.job_id} finished"
+    for text in (*_trouble(event), *_of_nodes(event)):
+        yield event.subject, text
 
 
 def _print(console: Console, t_s: float, text: str) -> None:

@@ -68,9 +68,10 @@ def plan(
     With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
     keeps it. With both: the cheapest that keeps both. With neither: the trade-off. No trial is started.
     A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine, or
-    where --on says, for at most 90 s, and [bold]stretto tune[/bold] there need not measure again. It is
-    planned for its [bold]\[cluster][/bold], else for where it would be tuned; on Ray with the nodes that
-    are there. The exit code is 1 if no plan keeps the limits.
+    where --on says, for at most 90 s once it trains, and no longer than an eighth of the deadline; if its
+    first epoch takes more than 90 s, until that has ended. [bold]stretto tune[/bold] there need not measure
+    again. It is planned for its [bold]\[cluster][/bold], else for where it would be tuned; on Ray with the
+    nodes that are there. The exit code is 1 if no plan keeps the limits.
 
     Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
     Example: [bold]stretto plan study.toml train.py:train --deadline 10m[/bold]

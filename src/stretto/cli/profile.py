@@ -12,16 +12,12 @@ from typing import Annotated
 import typer
 
 from stretto.app.probe import ANY_STUDY, probe, slots_of
-from stretto.app.profile_file import (
-    FitError,
-    MeasuredProfile,
-    believe,
-    fit_errors,
-    profile_json,
-    write_profile,
-)
+from stretto.app.probe_time import ProbeTime, probe_time
+from stretto.app.profile_file import MeasuredProfile, believe, profile_json, write_profile
+from stretto.app.profile_fit import FitError, fit_errors
 from stretto.app.real_request import chosen_work
 from stretto.app.real_site import LOCAL, SiteRequest, find_site
+from stretto.app.real_work import Entry, RealWork
 from stretto.app.run_folder import RUNS
 from stretto.app.study_cluster import Machine
 from stretto.app.study_file import StudyOutline, read_outline
@@ -52,7 +48,14 @@ def profile(
     study: Annotated[
         Path | None, typer.Option(help="Draw hyperparameters from this study.", show_default=False)
     ] = None,
-    time: Annotated[str, typer.Option(metavar="DURATION", help="At most so long, once it trains.")] = "90s",
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="At most so long, once it trains.",
+            show_default="90s, but up to 10m until a first epoch has ended",
+        ),
+    ] = None,
     on: On = LOCAL,
     slots: Slots = None,
     store: Store = "",
@@ -68,7 +71,7 @@ def profile(
     Example: [bold]stretto profile train.py:train --config lr=0.1 --time 60s[/bold]
     Example: [bold]stretto profile --study study.toml[/bold]
     """
-    time_s = parse_duration_s(time, where="--time")
+    limit = _limit(time)
     check_place(output, option="--output", example="profile.json")
     outline = None if study is None else read_outline(study)
     chosen = _configs(config, outline, seed)
@@ -87,7 +90,9 @@ def profile(
             chosen,
             slots=slots_of(site.nodes),
             site=site,
-            time_s=time_s,
+            time_s=limit.usual_s,
+            first_epoch_s=limit.first_epoch_s,
+            max_workers=_max_workers(trained, outline),
             study=ANY_STUDY if outline is None else outline.study,
             seed=seed,
             on_progress=show,
@@ -105,8 +110,11 @@ def profile_text(measured: MeasuredProfile) -> str:
     slots = counted(measured.slots, "slot")
     lines = [f"{measured.what}: {slots}, probed for {format_duration(measured.measured_s)}", ""]
     lines += [_epochs_table(measured), ""]
-    if measured.speeds:
-        lines += [_steps_table(fit_errors(measured.speeds)), ""]
+    errors = fit_errors(measured.speeds)
+    if errors:
+        lines += [_steps_table(errors), ""]
+    if errors and not _is_judged(errors):
+        lines.append("How far the model of a step's time is off: too few points to judge.")
     lines += _sentences(measured)
     return "\n".join(lines) + "\n"
 
@@ -128,7 +136,15 @@ def _epochs_table(measured: MeasuredProfile) -> str:
     return markdown_table(("workers", "epochs timed", "epoch", "from-to", "speed"), rows)
 
 
+def _is_judged(errors: Sequence[FitError]) -> bool:
+    """Whether some point was left out of a fit to the others: through few points, any model passes."""
+    return any(one.left_out is not None for one in errors)
+
+
 def _steps_table(errors: Sequence[FitError]) -> str:
+    heading = ["workers", "batch", "step ms", "examples/s", "model ms"]
+    if _is_judged(errors):
+        heading += ["error", "error if left out"]
     rows = []
     for one in sorted(errors, key=lambda error: (error.sample.workers, error.sample.atomic)):
         sample = one.sample
@@ -141,28 +157,34 @@ def _steps_table(errors: Sequence[FitError]) -> str:
                 f"{batch / sample.step_s:,.0f}",
                 f"{1e3 * one.fitted_s:.2f}",
                 f"{one.residual:+.1%}",
-                "" if one.left_out is None else f"{one.left_out:+.1%}",
-            ]
+                "too few points" if one.left_out is None else f"{one.left_out:+.1%}",
+            ][: len(heading)]
         )
-    heading = ("workers", "batch", "step ms", "examples/s", "model ms", "error", "error if left out")
     return markdown_table(heading, rows)
 
 
+def _epoch_sentence(measured: MeasuredProfile) -> str:
+    """With the spreads that several configurations, or epochs of one, have shown."""
+    latency, configs = believe(measured).latency, {one.config for one in measured.epochs}
+    parts = [f"An epoch with one worker: {latency.epoch_s:.3g} s"]
+    if len(configs) > 1:
+        parts.append(f"{latency.trial_sd:.0%} between configurations")
+    if len(measured.epochs) > len(configs):
+        parts.append(f"{latency.epoch_sd:.0%} from epoch to epoch")
+    return f"{', '.join(parts)}."
+
+
 def _sentences(measured: MeasuredProfile) -> list[str]:
-    lines = []
-    if measured.epochs:
-        latency = believe(measured).latency
-        lines.append(
-            f"An epoch with one worker: {latency.epoch_s:.3g} s, "
-            f"{latency.trial_sd:.0%} between configurations, {latency.epoch_sd:.0%} from epoch to epoch."
-        )
+    lines = [_epoch_sentence(measured)] if measured.epochs else []
     starts = [f"A start costs {measured.start_s:.3g} s"]
     if measured.warm_up_s is not None:
         starts.append(f"the first of all, {measured.warm_up_s:.3g} s")
     if measured.resizes_s:
         starts.append(f"a resize, {max(measured.resizes_s):.3g} s at most")
     lines.append("; ".join(starts) + ".")
-    if measured.lone_starts_s and (alone := measured.epoch_times_s(1, lone=True)):
+    if measured.only_lone:
+        lines.append("That is while the other slots were idle; beside others an epoch may take longer.")
+    elif measured.lone_starts_s and (alone := measured.epoch_times_s(1, lone=True)):
         lines.append(
             f"While the other slots are idle, an epoch takes {measured.lone_epoch:.2f} times as long "
             f"({sum(alone) / len(alone):.3g} s), and a start costs {measured.lone_start_s:.3g} s."
@@ -173,6 +195,19 @@ def _sentences(measured: MeasuredProfile) -> list[str]:
     if measured.not_measured:
         lines.append(f"Not measured, so plans leave room for it: {'; '.join(measured.not_measured)}.")
     return lines
+
+
+def _limit(time: str | None) -> ProbeTime:
+    if time is None:
+        return probe_time(None)
+    time_s = parse_duration_s(time, where="--time")
+    return ProbeTime(usual_s=time_s, first_epoch_s=time_s)
+
+
+def _max_workers(work: RealWork, outline: StudyOutline | None) -> int | None:
+    """One of a command whose trials have one slot each; None: all slots."""
+    rigid = outline is not None and not isinstance(work, Entry) and not outline.checkpoints
+    return 1 if rigid else None
 
 
 def _configs(texts: Sequence[str] | None, outline: StudyOutline | None, seed: int) -> list[Config]:

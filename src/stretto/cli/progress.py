@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[P
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
 
             def show(progress: ProbeProgress) -> None:
-                text = f"measuring{where}, {progress.time_s:.0f} s at most: {progress.doing}"
+                most = " ".join((f"{math.ceil(progress.time_s)} s at most", progress.since)).rstrip()
+                text = f"measuring{where}, {most}: {progress.doing}"
                 if not console.is_terminal:
                     print(text, file=sys.stderr, flush=True)
                 elif shown.tasks:

@@ -94,7 +94,7 @@ def _jobs_really(actual: RunResult) -> str:
     mean = "" if actual.mean_jct_s is None else f", mean JCT {format_duration(actual.mean_jct_s)}"
     return (
         f"{actual.policy}, really: {len(done)}/{len(actual.jobs)} jobs done{mean}, "
-        f"{format_duration(actual.finished_s)} in all, {hours_text(actual.gpu_hours)} GPU hours"
+        f"{format_duration(actual.finished_s)} in all, {hours_text(actual.gpu_hours)} slot hours"
     )
 
 

@@ -102,7 +102,7 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
         (slot,) = slots_offer(slots, checked.file.machine).instances
         agree(slot, yes=yes)
     else:
-        _say_begun(checked, "resumed")
+        print(f"{checked.folder.path} is resumed.", file=sys.stderr)
     jobs = counted(len(checked.file.jobs), "job")
     title = f"{jobs} under {checked.request.policy} on {counted(slots, 'slot')}"
     stop = Stop()
@@ -112,15 +112,15 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
                 checked,
                 stop=stop,
                 watcher=watcher,
-                on_begun=lambda: None if resumes else _say_begun(checked, "begun"),
+                on_begun=lambda: None if resumes else _say_where(checked),
             )
     except KeyboardInterrupt:
         print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
-def _say_begun(checked: CheckedRun, how: str) -> None:
-    print(f"{checked.folder.path} is {how}.", file=sys.stderr, flush=True)
+def _say_where(checked: CheckedRun) -> None:
+    print(f"The run is in {checked.folder.path}.", file=sys.stderr, flush=True)
 
 
 def agree(instance: Instance, *, yes: bool) -> None:

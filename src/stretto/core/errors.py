@@ -8,6 +8,9 @@ StrettoError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class StrettoError(Exception):
     """Base of everything Stretto raises on purpose."""
@@ -31,3 +34,9 @@ class PolicyError(StrettoError):
 
 class JournalError(StrettoError):
     """The journal on disk cannot be continued."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The beginning of a remedy for a word that is not known; empty if none is like it."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"Did you mean {close[0]}? " if close else ""

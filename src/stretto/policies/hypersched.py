@@ -6,10 +6,11 @@ newcomer could still be trained eta times as long as the longest-running one; fr
 shrinks. Reallocation: every running trial has one GPU; those left over are shared out, and a trial takes
 its share, at one of its results, when the speed it gains until the deadline is worth the restart.
 
-As published, everything that does not run when admission closes is stopped. Here it waits: GPUs that the
-pool could not use even at its largest go on with new trials and then with paused ones, the best first; and
-no trial is cut whose GPUs would then be idle. Nor is one resized shortly before the deadline for nothing: it
-takes GPUs only if more of its epochs end by then, and gives them only to somebody of whom that holds.
+As published, everything that does not run when admission closes is stopped. Here it waits, so that a later
+deadline finds it there, and GPUs that the pool could not use even at its largest go on with new trials and
+then with paused ones, the best first; and no trial is cut whose GPUs would then be idle. Nor is one resized
+shortly before the deadline for nothing: it takes GPUs only if more of its epochs end by then, and gives them
+only to somebody of whom that holds.
 """
 
 from __future__ import annotations

@@ -99,17 +99,11 @@ class Turn:
             self._counts.pop(trial, None)
 
     def _turn_away(self) -> None:
-        """Once the door is closed, stop those outside for whom no GPU can become free."""
-        if self._notes.admitting:
+        """As published, stop those outside once the door is closed; else they wait for a later deadline."""
+        if self._notes.admitting or not self._rules.published:
             return
-        outside = self._waiting()
-        kept: Sequence[str] = ()
-        if not self._rules.published:
-            paused = [trial for trial in self._notes.rungs.best_first() if trial in outside]
-            new = [trial for trial, job in outside.items() if not job.results]
-            kept = (*new, *paused)[: max(self._total, len(new))]
         text = f"In the {self._left_s:.0f} s left it could not be trained long enough."
-        for trial in [trial for trial in outside if trial not in kept]:
+        for trial in self._waiting():
             self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
     def _fill(self) -> None:

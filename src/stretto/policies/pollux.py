@@ -46,6 +46,8 @@ FLOOR = 1e-3
 """Added to every speedup: a job without GPUs counts as this."""
 LEXIMIN_P = -100.0
 """Stands in for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
+ALIKE = 0.005
+"""Shares that differ by less are told as the same."""
 NEWCOMER = 0.01
 """Least restart factor of a job that holds nothing: the formula's 0 at age 0 would leave it waiting."""
 
@@ -98,7 +100,7 @@ class Pollux:
         decision = Decision(
             allocations=chosen,
             batches=self._batches(view, chosen, speedups),
-            reasons=explain(view, chosen, lambda job, _: _why(job, chosen, shares, gpus)),
+            reasons=explain(view, chosen, lambda job, _: self._why(job, chosen, shares, gpus)),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
         return decision, memory if between else view.now_s
@@ -109,9 +111,40 @@ class Pollux:
         stays = between or not job.job.preemptible
         if job.job.tier is Tier.RIGID:
             return Contender(held, worker.requested, worker.requested, stays)
-        seen = max(int(self.explore * job.belief.max_workers_seen), 1)
-        most = max(min(worker.max, seen, speedups.most_workers[index]), worker.min)
+        most = max(min(worker.max, self._most_believed(job), speedups.most_workers[index]), worker.min)
         return Contender(held, worker.min, most, stays)
+
+    def _most_believed(self, job: JobView) -> int:
+        """More workers than this would stretch a job's model too far."""
+        return max(int(self.explore * job.belief.max_workers_seen), 1)
+
+    def _why(
+        self, job: JobView, chosen: Mapping[str, Allocation], shares: Mapping[str, float], gpus: int
+    ) -> str:
+        """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
+        new, share = chosen.get(job.id), shares[job.id]
+        fair_gpus = max(math.ceil(gpus / len(shares)), 1)
+        if new is None:
+            return _why_waits(job, gpus, fair_gpus, len(shares))
+        gpus_now, nodes = counted(new.worker_count, "slot"), counted(len(new.nodes), "node")
+        sizes = f"{job.allocation.worker_count} to {gpus_now}, on {nodes}"
+        alike = abs(share - 1.0) <= ALIKE
+        much = "as much progress as" if alike else f"{share:.2f} times the progress it would make"
+        fair = f"{much} on a fair share of {counted(fair_gpus, 'slot')}"
+        why = "" if alike else self._why_not_fair(job, new.worker_count, share, len(shares))
+        return f"{sizes}: {fair}{why}"
+
+    def _why_not_fair(self, job: JobView, workers: int, share: float, jobs: int) -> str:
+        """Why a job has more or less than its share; nothing if it can have no other number."""
+        if job.job.tier is Tier.RIGID:
+            return ""
+        if share > 1.0:
+            return ", as others gain less"
+        if workers >= job.job.worker.max:
+            return ", the most it can have"
+        if workers == self._most_believed(job):
+            return f"; it may grow once it has shown how it trains on {workers}"
+        return "" if jobs == 1 else ", as others gain more"
 
     def _batches(
         self, view: ClusterView, chosen: Mapping[str, Allocation], speedups: Speedups
@@ -294,16 +327,9 @@ def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]
     return chosen
 
 
-def _why(job: JobView, chosen: dict[str, Allocation], shares: dict[str, float], gpus: int) -> str:
-    """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
-    new = chosen.get(job.id)
-    fair_gpus = max(math.ceil(gpus / len(shares)), 1)
-    if new is None:
-        least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
-        if least > gpus:
-            return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
-        fair = counted(fair_gpus, "slot")
-        return f"others gain more: {counted(len(shares), 'job')} share the cluster, a fair share is {fair}"
-    gpus_now, nodes = counted(new.worker_count, "slot"), counted(len(new.nodes), "node")
-    sizes = f"{job.allocation.worker_count} to {gpus_now}, on {nodes}"
-    return f"{sizes}: {shares[job.id]:.2f} times its progress on a fair share of {fair_gpus}"
+def _why_waits(job: JobView, gpus: int, fair_gpus: int, jobs: int) -> str:
+    least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
+    if least > gpus:
+        return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
+    fair = counted(fair_gpus, "slot")
+    return f"others gain more: {counted(jobs, 'job')} share the cluster, a fair share is {fair}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import math
 import typing
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import Oracle, Policy
 
@@ -117,8 +116,16 @@ def check_targets(options: Options, policies: Iterable[str]) -> None:
         if policy not in running:
             raise InputError(
                 f"--set {policy}.{next(iter(options[policy]))} is for a policy that is not run.",
-                remedy=f"Policies of this run: {', '.join(running)}.",
+                remedy=f"{did_you_mean(policy, running)}Policies of this run: {', '.join(running)}.",
             )
+
+
+def unknown_policy(name: str) -> InputError:
+    """What is said of a name that no policy has."""
+    names = policy_names()
+    return InputError(
+        f"there is no policy {name!r}.", remedy=f"{did_you_mean(name, names)}There are {', '.join(names)}."
+    )
 
 
 def _load(name: str) -> Any:
@@ -128,15 +135,13 @@ def _load(name: str) -> Any:
     for point in entry_points(group=GROUP):
         if point.name == name:
             return point.load()
-    close = difflib.get_close_matches(name, policy_names(), n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    raise InputError(f"there is no policy {name!r}.", remedy=f"{meant}There are {', '.join(policy_names())}.")
+    raise unknown_policy(name)
 
 
 def _value(policy: str, option: str, text: str, allowed: Mapping[str, Any]) -> Any:
     if option not in allowed:
-        there = ", ".join(allowed) or "none"
-        raise InputError(f"policy {policy} has no option {option!r}.", remedy=f"Its options: {there}.")
+        there = f"{did_you_mean(option, allowed)}Its options: {', '.join(allowed) or 'none'}."
+        raise InputError(f"policy {policy} has no option {option!r}.", remedy=there)
     kind = allowed[option]
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if choices:

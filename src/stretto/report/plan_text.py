@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stretto.app.machine_profile import MachineProfile
 from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.plan import Plan
@@ -15,11 +16,22 @@ from stretto.substrate.local_nodes import SLOT
 
 SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
 """How plans are drawn in a plot of characters."""
+COMPARED = ("finish: mean (P10-P90)", "cost: mean (P10-P90)", "on time")
+
+LEFT_OUT = (
+    "Plans leave out that the first start loads the training code, and count on busy slots throughout; "
+    "`stretto tune` says what to expect with both."
+)
+"""Of plans for where the training was measured."""
 
 
-def plan_text(tuning: Tuning, outcome: Outcome, unit: str = "") -> str:
-    """The whole answer, for a terminal or for pasting; `unit` is what trials get, where that is known."""
-    parts = [verdict(tuning, outcome), _trade_off(outcome, unit)]
+def plan_text(tuning: Tuning, outcome: Outcome, unit: str = "", *, expected: str = "") -> str:
+    """The whole answer, for a terminal or for pasting; `unit` is what trials get, where that is known.
+
+    `expected` is what a run that begins at once comes to.
+    """
+    beyond = expected or (LEFT_OUT if isinstance(tuning.profile, MachineProfile) else "")
+    parts = ["\n".join(filter(None, (verdict(tuning, outcome), beyond))), _trade_off(outcome, unit)]
     shown = outcome.followed(tuning.limits)
     instead = "cheapest" if tuning.limits.deadline_s is None else "earliest"
     name = "chosen" if outcome.chosen else instead
@@ -39,7 +51,8 @@ def verdict(tuning: Tuning, outcome: Outcome) -> str:
     """The answer in a sentence or two."""
     limits, chosen = tuning.limits, outcome.chosen
     if chosen is None:
-        return f"No plan keeps {limits_text(limits)}. {_what_can_be_kept(limits, outcome)}"
+        asked = f"{limits_text(limits)}{_how_surely(limits, outcome)}"
+        return f"No plan keeps {asked}. {_what_can_be_kept(limits, outcome)}"
     spent = f"{money(chosen.cost_usd.mean)} in {format_duration(chosen.finish_s.mean)}"
     if limits.deadline_s is None and limits.budget_usd is None:
         return f"Without a limit there is a trade-off; a balanced plan takes {spent} (least cost x time)."
@@ -51,15 +64,22 @@ def verdict(tuning: Tuning, outcome: Outcome) -> str:
     return f"To keep {limits_text(limits)}: {spent}, {' and '.join(odds)}."
 
 
+def _how_surely(limits: Limits, outcome: Outcome) -> str:
+    """Nothing under the rule that looks at means."""
+    earliest = outcome.earliest
+    return "" if earliest.due_s == earliest.finish_s.mean else f" with {_percent(limits.q)} likelihood"
+
+
 def _what_can_be_kept(limits: Limits, outcome: Outcome) -> str:
     """The nearest limits; typed back they are kept, so they are rounded up."""
     earliest, cheapest = outcome.earliest, outcome.cheapest
     step_s = 1.0 if earliest.due_s < HOUR_S else 60.0
     soonest = format_duration(math.ceil(earliest.due_s / step_s) * step_s)
     sentence = (
-        f"The earliest deadline that can be kept is {soonest}, for {money(earliest.cost_usd.mean)}; "
+        f"The earliest deadline that can be kept is {soonest}, for {money(earliest.cost_usd.mean)}, "
+        f"by a plan that takes {format_duration(earliest.finish_s.mean)} on average; "
         f"the cheapest plan costs {money(cheapest.cost_usd.mean)} and takes "
-        f"{format_duration(cheapest.finish_s.mean)}."
+        f"{format_duration(cheapest.finish_s.mean)} on average."
     )
     if limits.budget_usd is not None and cheapest.due_usd > limits.budget_usd:
         least_usd = math.ceil(100.0 * cheapest.due_usd) / 100.0
@@ -109,13 +129,18 @@ def units(plan: Plan) -> str:
     return "slots" if all(stage.instance.startswith(SLOT) for stage in plan.stages) else "GPUs"
 
 
+def has_nodes(plan: Plan) -> bool:
+    """Whether trials are on nodes that are worth a word: the slots of one machine are no nodes to people."""
+    return any(stage.instance != SLOT for stage in plan.stages)
+
+
 def stage_table(plan: Plan, unit: str = "") -> str:
     return markdown_table(*stage_rows(plan, unit))
 
 
 def stage_rows(plan: Plan, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of a plan's stages."""
-    heading = ["stage", "epochs", "trials", "at once", f"{unit or units(plan)} each", "nodes", "instance"]
+    heading = ["stage", "epochs", "trials", "at once", f"{unit or units(plan)} each"]
     rows = [
         [
             str(index),
@@ -123,12 +148,11 @@ def stage_rows(plan: Plan, unit: str = "") -> tuple[list[str], list[list[str]]]:
             str(stage.trials),
             str(stage.at_once),
             str(stage.gpus_per_trial),
-            str(stage.nodes),
-            stage.instance,
+            *([str(stage.nodes), stage.instance] if has_nodes(plan) else []),
         ]
         for index, stage in enumerate(plan.stages, start=1)
     ]
-    return heading, rows
+    return [*heading, *(["nodes", "instance"] if has_nodes(plan) else [])], rows
 
 
 def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
@@ -145,12 +169,13 @@ def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
 def comparison_rows(outcome: Outcome, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of the comparison of plans."""
     per_trial = f"{unit or units(outcome.cheapest.plan)} per trial"
-    heading = ["plan", per_trial, "nodes", "finish (P10-P90)", "cost (P10-P90)", "on time"]
+    nodes = any(has_nodes(forecast.plan) for _, forecast in side_by_side(outcome))
+    heading = ["plan", per_trial, *(["nodes"] if nodes else []), *COMPARED]
     rows = [
         [
             name,
             steps([stage.gpus_per_trial for stage in forecast.plan.stages]),
-            steps([stage.nodes for stage in forecast.plan.stages]),
+            *([steps([stage.nodes for stage in forecast.plan.stages])] if nodes else []),
             duration_interval(forecast.finish_s),
             money_interval(forecast.cost_usd),
             "-" if forecast.p_on_time is None else _percent(forecast.p_on_time),
@@ -162,7 +187,7 @@ def comparison_rows(outcome: Outcome, unit: str = "") -> tuple[list[str], list[l
 
 def _trade_off(outcome: Outcome, unit: str) -> str:
     heading, rows = comparison_rows(outcome, unit)
-    return markdown_table(heading, rows, left=3)
+    return markdown_table(heading, rows, left=len(heading) - len(COMPARED))
 
 
 def frontier_plot(outcome: Outcome) -> str:

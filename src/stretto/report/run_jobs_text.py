@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stretto.app.explain import Line, Story, time_text
+from stretto.app.explain import JobSummary, Line, Story, time_text
+from stretto.app.real_shown import metrics_text
 from stretto.app.run_jobs import JobResult, RunResult
 from stretto.core.units import format_duration
 from stretto.report.failures import failure_lines
 from stretto.report.names import one_line
 from stretto.report.text_table import markdown_table
 
-JOB_HEADING = ["job", "state", "epochs", "completion", "restarts", "retries", "slot hours", "checkpoint"]
+JOB_HEADING = [
+    "job",
+    "state",
+    "epochs",
+    "last report",
+    "completion",
+    "restarts",
+    "retries",
+    "slot hours",
+    "checkpoint",
+]
 
 _ENDINGS = {
     "jobs": "every job came to its end",
@@ -45,6 +56,7 @@ def job_row(job: JobResult) -> list[str]:
         one_line(job.id),
         job.state,
         str(job.epochs),
+        one_line(metrics_text(job.metrics)) or "-",
         "-" if job.jct_s is None else format_duration(job.jct_s),
         str(job.restarts),
         str(job.retries),
@@ -58,7 +70,8 @@ def story_text(story: Story) -> str:
     lines = [_line(line, story) for line in story.lines]
     if story.job is not None:
         return "\n".join(lines) + "\n"
-    heading = ["job", "state", "epochs", "starts", "retries", "best", "last reason"]
+    shown = "best" if story.is_study else "last report"
+    heading = ["job", "state", "epochs", "starts", "retries", shown, "last reason"]
     rows = [
         [
             one_line(job.id),
@@ -66,12 +79,18 @@ def story_text(story: Story) -> str:
             str(job.epochs),
             str(job.starts),
             str(job.retries),
-            "-" if job.value is None else f"{job.value:.6g}",
+            _shown(job),
             one_line(job.last_reason),
         ]
         for job in story.jobs
     ]
     return "\n".join([*lines, "", markdown_table(heading, rows)]) + "\n"
+
+
+def _shown(job: JobSummary) -> str:
+    if job.value is not None:
+        return f"{job.value:.6g}"
+    return one_line(metrics_text(job.metrics)) or "-"
 
 
 def _line(line: Line, story: Story) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 import stretto
 from stretto.app.history import History, history_of
+from stretto.app.real_drive import EndedBy
 from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
 from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.app.run_jobs import RunResult, run_result
 from stretto.app.study_file import StudyFile, WorldSpec
 from stretto.app.study_run import StudyResult, StudyRun
 from stretto.core.units import format_duration
-from stretto.planning.tuning import Tuning
 from stretto.report.figures_gantt import by_application, gpus_over_time
 from stretto.report.figures_nodes import with_expected, with_gaps
 from stretto.report.page import Page, facts_html, table_html, write_page
@@ -46,13 +46,13 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
     def finished(figure: Any) -> Any:
         marked = with_gaps(figure, result.gaps, unit)
         expected = result.predicted_finish_s
-        if expected is None or not result.is_over:
+        if expected is None or not result.is_over or result.is_cut_as_foreseen:
             return marked
         return with_expected(marked, expected.mean, unit)
 
     page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(spec))
     page.heading(2, "Summary")
-    page.html(facts_html(_facts(result, tuning, spec)))
+    page.html(facts_html(_facts(result, study.name, spec)))
     page.html(table_html(trial_heading(study), [trial_row(trial) for trial in ranked(result, study)]))
     if any(job.results for job in history.jobs.values()):
         run = _as_study_run(folder, spec, result, history)
@@ -102,18 +102,15 @@ def _lead(spec: RunSpec) -> str:
     return f"A real run on {place} by Stretto {stretto.__version__}: measured, not simulated."
 
 
-def _facts(result: TuneResult, tuning: Tuning, spec: RunSpec) -> list[tuple[str, str]]:
-    deadline_s = tuning.limits.deadline_s
+def _facts(result: TuneResult, study: str, spec: RunSpec) -> list[tuple[str, str]]:
     best = "none" if result.best_metric is None else f"{result.best_metric:.6g} ({result.best_trial})"
-    study = tuning.study.name
     return [
         *([] if study == result.run.name else [("study", study)]),
         (f"best {result.metric}", best),
         ("configuration", config_text(result.best_config or {})),
         ("checkpoint", str(result.checkpoint or "none")),
-        ("ended by", result.ended_by),
+        ("ended by", "trials" if result.ended_by == EndedBy.JOBS else result.ended_by),
         *came_to(result),
-        ("deadline", "none" if deadline_s is None else format_duration(deadline_s)),
         ("slots", f"{spec.slots} at most"),
     ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from stretto.app.explain import time_text
@@ -11,7 +13,7 @@ from stretto.app.real_board import NOT_STARTED
 from stretto.app.real_expect import Expectation
 from stretto.app.real_result import TrialResult, TuneResult
 from stretto.app.replay import Replayed
-from stretto.app.run_folder import PastLimits
+from stretto.app.run_folder import RUNS, PastLimits
 from stretto.core.job import Value
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Estimate
@@ -42,12 +44,12 @@ _ENDINGS = {
 
 def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> str:
     """The plan of a policy that makes one; of any other what is known beforehand."""
-    planned = expectation.planned
+    planned, expected = expectation.planned, _expected(expectation)
     if planned is not None and tuning.instances[0].usd_per_hour:
-        return plan_text(tuning, planned.outcome, SLOTS)
+        return plan_text(tuning, planned.outcome, SLOTS, expected=expected)
     if planned is not None:  # without a price there is no trade-off to show
         plan = planned.outcome.followed(tuning.limits).plan
-        return f"{verdict(tuning, planned.outcome)}\n\n{stage_table(plan, SLOTS)}\n"
+        return f"{verdict(tuning, planned.outcome)}\n{expected}\n\n{stage_table(plan, SLOTS)}\n"
     study, limits = tuning.study, tuning.limits
     until = (
         "without a deadline" if limits.deadline_s is None else f"until {format_duration(limits.deadline_s)}"
@@ -64,14 +66,22 @@ def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> s
         ),
         epoch,
     ]
-    if expectation.finish_s is not None and expectation.epochs is not None:
-        epochs = _between(expectation.epochs, lambda value: f"{value:.0f}")
-        lines.append(
-            f"Expected: done after {_between(expectation.finish_s, format_duration)}; epochs in all: {epochs}"
-            + _cost(expectation.cost_usd)
-            + "."
-        )
+    lines += [expected] if expected else []
     return "\n".join(lines) + "\n"
+
+
+def _expected(expectation: Expectation) -> str:
+    """What the summary will compare with; a plan alone leaves out some of it."""
+    finish_s, epochs = expectation.finish_s, expectation.epochs
+    if finish_s is None or epochs is None:
+        return ""
+    loading = ""
+    if expectation.loading_s:
+        loading = f", with {format_duration(expectation.loading_s)} to load the training code"
+    return (
+        f"Expected of the run{loading}: done after {_between(finish_s, format_duration)}; "
+        f"epochs in all: {_between(epochs, _count)}{_cost(expectation.cost_usd)}."
+    )
 
 
 def tune_text(result: TuneResult, study: Study, other: Replayed | None = None) -> str:
@@ -94,7 +104,8 @@ def replayed_json(other: Replayed) -> dict[str, Any]:
 def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterator[str]:
     ending = _ENDINGS.get(result.ended_by, result.ended_by)
     name = one_line(run_name(result, study))
-    yield f"{name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
+    after = f"{format_duration(result.finished_s)}{_measured(result)}"
+    yield f"{name} under {result.policy}: {ending} after {after}."
     if result.best_metric is None:
         yield f"There is no best trial: {result.problem}"
     else:
@@ -110,7 +121,14 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         yield f"{what:<15} {text}"
     yield ""
     yield trial_table(result, study)
+    if (left_out := len(ranked(result, study)) - MOST_ROWS) > 0:
+        yield f"and {left_out} more: `stretto explain {_as_argument(result.run)}`"
     yield from failure_lines((trial.id, trial.error) for trial in result.trials if trial.error)
+
+
+def _as_argument(run: Path) -> str:
+    """What commands find the run by."""
+    return shlex.quote(run.name if run.parent == RUNS else str(run))
 
 
 def run_name(result: TuneResult, study: Study) -> str:
@@ -121,11 +139,13 @@ def run_name(result: TuneResult, study: Study) -> str:
 def came_to(result: TuneResult) -> list[tuple[str, str]]:
     """What a study has come to, each with what was expected of it."""
     so_far = "" if result.is_over else " so far"
-    finish = f"{format_duration(result.finished_s)}{so_far}{_predicted(result.predicted_finish_s)}"
+    against = " (the deadline)" if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
     facts = [
         ("trials", trials_text(result)),
+        ("epochs", f"{result.epochs}{so_far}{_predicted(result.predicted_epochs, _count)}"),
         ("slot hours", f"{result.gpu_hours:.3f}"),
-        ("finish", finish),
+        ("finish", f"{format_duration(result.finished_s)}{so_far}{against}"),
+        ("deadline", deadline_text(result)),
     ]
     expected = result.predicted_cost_usd
     if result.cost_usd or (expected and expected.mean):
@@ -137,6 +157,26 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     return facts
 
 
+def deadline_text(result: TuneResult) -> str:
+    """What was given, and what of it had passed when the run began."""
+    deadline = result.deadline
+    if deadline is None:
+        return "none"
+    if deadline.time_of_day:
+        return f"{deadline.time_of_day}, {format_duration(deadline.after_s)} after the first start"
+    given = format_duration(deadline.given_s)
+    if not deadline.is_cut:
+        return given
+    return f"{given}, of which measuring and planning took {format_duration(deadline.measuring_s)}"
+
+
+def _measured(result: TuneResult) -> str:
+    deadline = result.deadline
+    if result.ended_by != "deadline" or deadline is None or not deadline.is_cut:
+        return ""
+    return f", and {format_duration(deadline.measuring_s)} of measuring and planning"
+
+
 def trials_text(result: TuneResult) -> str:
     """How many trials stand where; last, those of the study that never ran."""
     counts = sorted(result.trials_by_state.items(), key=lambda item: (item[0] == NOT_STARTED, item[0]))
@@ -146,22 +186,28 @@ def trials_text(result: TuneResult) -> str:
 def gaps_text(gaps: Iterable[Gap]) -> str:
     """When nobody drove a run, and why."""
     return "; ".join(
-        f"{time_text(gap.start_s)} to {time_text(gap.end_s)}, after it was "
-        + ("stopped" if gap.stopped else "interrupted")
-        for gap in gaps
+        f"{time_text(gap.start_s)} to {time_text(gap.end_s)}, after {_how_it_ended(gap)}" for gap in gaps
     )
+
+
+def _how_it_ended(gap: Gap) -> str:
+    if gap.at_deadline:
+        return "a deadline that was moved later on"
+    return "it was stopped" if gap.stopped else "it was interrupted"
 
 
 def past_text(result: TuneResult) -> str:
     """Limits that were raised on the way, and when."""
+    before_s = 0.0 if result.deadline is None else result.deadline.measuring_s
     return "; ".join(
-        f"raised after {format_duration(one.until_s)}, {_were(one)}" for one in result.past_limits
+        f"raised after {format_duration(one.until_s)}, {_were(one, before_s)}" for one in result.past_limits
     )
 
 
-def _were(limits: PastLimits) -> str:
+def _were(limits: PastLimits, before_s: float) -> str:
+    """As they were given, so with what had passed before the run began."""
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
-    time = "no deadline" if deadline_s is None else f"a deadline of {format_duration(deadline_s)}"
+    time = "no deadline" if deadline_s is None else f"a deadline of {format_duration(deadline_s + before_s)}"
     return f"from {time}" + ("" if budget_usd is None else f" and ${budget_usd:g}")
 
 
@@ -218,8 +264,12 @@ def _usd(usd: float) -> str:
     return f"${usd:.2f}"
 
 
+def _count(number: float) -> str:
+    return f"{number:.0f}"
+
+
 def _cost(estimate: Estimate | None) -> str:
-    return "" if estimate is None or not estimate.mean else f", ${estimate.mean:.2f}"
+    return "" if estimate is None or not estimate.mean else f"; cost: {_between(estimate, _usd)}"
 
 
 def _between(estimate: Estimate, shown: Callable[[float], str]) -> str:

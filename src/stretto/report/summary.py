@@ -12,6 +12,8 @@ from stretto.report.names import one_line
 
 NOTHING = "-"
 """Shown where there is no number."""
+ALIKE = 0.005
+"""Mean completion times that differ by less than this share are called equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ def _fixed(digits: int) -> Callable[[float], str]:
     return lambda value: f"{value:,.{digits}f}"
 
 
+def _hours(value: float) -> str:
+    """Whole ones of long runs; of short ones enough digits to tell them apart."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 3}f}"
+
+
 def _percent(value: float) -> str:
     return f"{100.0 * value:.0f}"
 
@@ -91,7 +98,7 @@ COLUMNS = (
         "from the first submission to the last completion; none while jobs are unfinished",
         lower_is_better=True,
     ),
-    Column("GPU hours", lambda run: run.gpu_hours, _fixed(0), "held, starting and resizing included", True),
+    Column("GPU hours", lambda run: run.gpu_hours, _hours, "held, starting and resizing included", True),
     Column("GPU held %", lambda run: run.gpu_utilisation, _percent, "share of the GPU time that jobs held"),
     Column("CPU held %", lambda run: run.cpu_utilisation, _percent, "the same for CPUs"),
     Column(
@@ -241,7 +248,12 @@ def _comparison(ranked: Sequence[tuple[float, _Line]]) -> list[str]:
     if not others:
         done = f"{best.completed} of {best.jobs} jobs"
         return [f"{best.policy} finishes {done}, mean JCT {format_duration(best_s)}."]
-    shown = others if len(others) <= 3 else [others[0], others[-1]]
+    slower = [(value_s, line) for value_s, line in others if value_s > best_s * (1.0 + ALIKE)]
+    level = [line.policy for _, line in others[: len(others) - len(slower)]]
+    if not slower:
+        names = " and ".join([best.policy, *level]) if len(level) == 1 else "all policies"
+        return [f"{names} finish jobs equally soon (mean JCT {format_duration(best_s)})."]
+    shown = slower if len(slower) <= 3 else [slower[0], slower[-1]]
     (next_s, following), *rest = shown
     said = [
         (
@@ -253,7 +265,8 @@ def _comparison(ranked: Sequence[tuple[float, _Line]]) -> list[str]:
             for value_s, line in rest
         ),
     ]
-    return [f"{best.policy} finishes jobs {' and '.join(said)}."]
+    tied = f", as {' and '.join(level)} {'does' if len(level) == 1 else 'do'}" if level else ""
+    return [f"{best.policy} finishes jobs {' and '.join(said)}{tied}."]
 
 
 def _times(value_s: float, best_s: float) -> str:

@@ -1,0 +1,51 @@
+"""The deadline of a study: what was given, and what had passed of it when the run began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stretto.app.run_folder import PastLimits, RunSpec
+from stretto.core.units import parse_duration_s
+
+NOTABLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """When a study was to be over."""
+
+    given_s: float
+    """As it was given; of a time of day, how long after the first start it was."""
+    measuring_s: float = 0.0
+    """What measuring and planning had taken of it before the first start."""
+    time_of_day: str = ""
+    """As it was written; empty if it was given as a duration."""
+
+    @property
+    def after_s(self) -> float:
+        """From the first start."""
+        return self.given_s - self.measuring_s
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what was taken of it is worth a word."""
+        return self.measuring_s >= NOTABLE_S
+
+
+def deadline_of(spec: RunSpec) -> Deadline | None:
+    """That of a study; None if it has none."""
+    if spec.deadline_s is None:
+        return None
+    words = spec.asked.get("deadline") or spec.asked["study"].get("limits", {}).get("deadline")
+    given = "" if words is None else str(words).strip()
+    if not given or ":" in given:
+        return Deadline(given_s=spec.deadline_s, time_of_day=given)
+    given_s = max(parse_duration_s(given), spec.deadline_s)
+    return Deadline(given_s=given_s, measuring_s=given_s - spec.deadline_s)
+
+
+def is_at_deadline(t_s: float, past_limits: Iterable[PastLimits]) -> bool:
+    """Whether a run that has a later deadline by now was over by the one it had at a time."""
+    then = next((limits for limits in past_limits if t_s <= limits.until_s), None)
+    return then is not None and then.deadline_s is not None and t_s >= then.deadline_s
