@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stretto.core.allocation import NOTHING, Allocation
@@ -78,9 +77,9 @@ class Changes:
             case Decided():
                 found = [self._told(event, one) for one in event.instructions]
             case RunPaused() if not self._still:
-                found = list(self._stands_still(event))
+                found = self._all(event.t_s, "pause", "the run stands still.")
             case RunResumed():
-                found = list(self._goes_on(event))
+                found = self._all(event.t_s, "resume", "the run goes on.")
             case JobFinished() | JobFailed() | WorkerLost():
                 self._held.pop(event.job_id, None)
             case NodeLost() | NodeReleased():
@@ -113,25 +112,16 @@ class Changes:
             reason=event.reasons.get(one.job_id),
         )
 
-    def _stands_still(self, event: RunPaused) -> Iterator[Change]:
-        for job_id, held in self._held.items():
-            yield Change(
-                t_s=event.t_s,
+    def _all(self, t_s: float, what: str, why: str) -> list[Change]:
+        """Of everybody who holds something: paused with the run, or started there again."""
+        return [
+            Change(
+                t_s=t_s,
                 job_id=job_id,
-                what="pause",
-                before=held,
-                after=NOTHING,
-                why="the run stands still.",
+                what=what,
+                before=held if what == "pause" else NOTHING,
+                after=NOTHING if what == "pause" else held,
+                why=why,
             )
-
-    def _goes_on(self, event: RunResumed) -> Iterator[Change]:
-        """Who held something is started there again."""
-        for job_id, held in self._held.items():
-            yield Change(
-                t_s=event.t_s,
-                job_id=job_id,
-                what="resume",
-                before=NOTHING,
-                after=held,
-                why="the run goes on.",
-            )
+            for job_id, held in self._held.items()
+        ]

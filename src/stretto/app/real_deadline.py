@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stretto.app.run_folder import PastLimits, RunSpec
+from stretto.app.run_folder import PastLimits, RunSpec, Tables
 from stretto.core.units import parse_duration_s
 
 NOTABLE_S = 1.0
@@ -37,12 +37,23 @@ def deadline_of(spec: RunSpec) -> Deadline | None:
     """That of a study; None if it has none."""
     if spec.deadline_s is None:
         return None
-    words = spec.asked.get("deadline") or spec.asked["study"].get("limits", {}).get("deadline")
-    given = "" if words is None else str(words).strip()
-    if not given or ":" in given:
-        return Deadline(given_s=spec.deadline_s, time_of_day=given)
-    given_s = max(parse_duration_s(given), spec.deadline_s)
+    duration_s = given_duration_s(spec.asked)
+    if duration_s is None:
+        return Deadline(given_s=spec.deadline_s, time_of_day=_words(spec.asked))
+    given_s = max(duration_s, spec.deadline_s)
     return Deadline(given_s=given_s, measuring_s=given_s - spec.deadline_s)
+
+
+def given_duration_s(asked: Tables) -> float | None:
+    """A deadline that was given as a duration; None of a time of day, or if there is none."""
+    words = _words(asked)
+    return None if not words or ":" in words or words.lower() == "none" else parse_duration_s(words)
+
+
+def _words(asked: Tables) -> str:
+    """The deadline as it was written, in the command or in the study's file; empty if it was not."""
+    words = asked["deadline"] or asked["study"].get("limits", {}).get("deadline")
+    return "" if words is None else str(words).strip()
 
 
 def is_at_deadline(t_s: float, past_limits: Iterable[PastLimits]) -> bool:

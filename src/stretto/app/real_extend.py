@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from stretto.app.real_deadline import deadline_of
+from stretto.app.real_deadline import deadline_of, given_duration_s
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_request import Checked
 from stretto.app.real_result import forget_plan, read_ending
@@ -16,7 +16,7 @@ from stretto.app.real_standing import check_free
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused
-from stretto.core.units import format_duration, parse_duration_s
+from stretto.core.units import format_duration
 from stretto.journal.sqlite import SqliteJournal
 from stretto.planning.tuning import Limits
 
@@ -103,22 +103,14 @@ def _deadline_s(checked: Checked, spec: RunSpec, now_s: float) -> float | None:
     deadline_s = checked.limits.deadline_s
     if deadline_s is None:
         return None
-    if _given_s(checked.asked) is None:
+    if given_duration_s(checked.asked) is None:
         deadline_s += now_s  # a time of day
     else:
-        given_s = _given_s(spec.asked)
+        given_s = given_duration_s(spec.asked)
         if given_s is not None and spec.deadline_s is not None:
             deadline_s -= given_s - spec.deadline_s  # what was measured before the first start took time, too
     same = spec.deadline_s is not None and abs(deadline_s - spec.deadline_s) <= SAME_S
     return spec.deadline_s if same else deadline_s
-
-
-def _given_s(asked: Tables) -> float | None:
-    """A deadline that is a duration; None of a time of day, or if there is none."""
-    words = asked["deadline"] or asked["study"].get("limits", {}).get("deadline")
-    if words is None or ":" in str(words) or str(words).strip().lower() == "none":
-        return None
-    return parse_duration_s(str(words))
 
 
 def _is_less(limit: float | None, than: float | None) -> bool:
