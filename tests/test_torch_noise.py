@@ -17,6 +17,7 @@ from stretto.torch.noise import (
     EARLY_PERIOD,
     EARLY_STEPS,
     FEWEST_SAMPLES,
+    FRESH_SAMPLES,
     LEAST_KEPT,
     LEAST_PERIOD,
     READ_STEPS,
@@ -219,7 +220,7 @@ class Ladder:
 
 
 def test_estimates_forget_at_the_pace_of_the_initial_batch() -> None:
-    """After n steps at the initial batch a sample counts 0.999^n of a new one, but at least 0.9."""
+    """After n steps at the initial batch a sample counts 0.998^n of a new one, but at least 0.9."""
     ladder = Ladder(100)
     ladder.measure(0, 2.0, 1.0, batch=200)
     ladder.measure(12, 3.0, 1.0, batch=200)
@@ -288,21 +289,38 @@ def test_parameters_without_a_gradient_are_left_out() -> None:
 @pytest.mark.parametrize("cost", [0.0, 0.02, 0.4, 1.0, 2.5])
 def test_splits_keep_within_their_budget(cost: float) -> None:
     later = range(EARLY_STEPS, EARLY_STEPS + 10_000)
-    splits = sum(NoiseEstimator.splits(step, cost) for step in later)
+    splits = sum(NoiseEstimator.splits(step, cost, initial=True) for step in later)
     assert cost * splits <= SPLIT_BUDGET * len(later) + cost
     assert splits >= min(len(later) // LEAST_PERIOD, 0.9 * SPLIT_BUDGET * len(later) / max(cost, 1e-9)) - 1
 
 
 def test_the_first_steps_are_split_whatever_it_costs() -> None:
-    early = [step for step in range(EARLY_STEPS) if NoiseEstimator.splits(step, 10.0)]
+    early = [step for step in range(EARLY_STEPS) if NoiseEstimator.splits(step, 10.0, initial=True)]
     assert early == list(range(0, EARLY_STEPS, EARLY_PERIOD))
     assert len(early) > FEWEST_SAMPLES
 
 
 def test_an_unknown_cost_is_taken_to_be_high() -> None:
     later = range(EARLY_STEPS, EARLY_STEPS + 2000)
-    unknown, cheap = (sum(NoiseEstimator.splits(step, cost) for step in later) for cost in (None, 1.0))
+    unknown, cheap = (
+        sum(NoiseEstimator.splits(step, cost, initial=True) for step in later) for cost in (None, 1.0)
+    )
     assert 0 < unknown < cheap
+
+
+@pytest.mark.parametrize("cost", [0.02, 1.0, None])
+def test_a_batch_that_was_changed_is_sampled_as_often_while_steps_double(cost: float | None) -> None:
+    def splits(first: int, last: int, *, initial: bool) -> int:
+        return sum(NoiseEstimator.splits(step, cost, initial=initial) for step in range(first, last))
+
+    for first in (128, 256, 512, 1024):
+        often = splits(first, 2 * first, initial=False)
+        assert often >= max(FRESH_SAMPLES, splits(first, 2 * first, initial=True))
+    much_later = range(1 << 14, 1 << 15)
+    assert all(
+        NoiseEstimator.splits(step, cost, initial=False) == NoiseEstimator.splits(step, cost, initial=True)
+        for step in much_later
+    )
 
 
 def test_state_survives_a_checkpoint(tmp_path: Path) -> None:

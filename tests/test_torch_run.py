@@ -136,6 +136,40 @@ def test_what_cannot_be_prepared_is_refused() -> None:
         Run().prepare(torch.nn.Linear(1, 1), max_batch_size=4)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "rule"),
+    [
+        ({"max_batch_size": -1}, "max_batch_size is -1"),
+        ({"max_batch_size": "big"}, "max_batch_size is 'big'"),
+        ({"max_batch_size": 2}, "max_batch_size 2 is below the batch size 4"),
+        ({"per_worker_batch": (8, 16)}, "per_worker_batch begins at 8, above the batch size 4"),
+        ({"per_worker_batch": (3, 2)}, "per_worker_batch is"),
+    ],
+)
+def test_bounds_that_nothing_keeps_are_refused_at_once(bounds: dict[str, Any], rule: str) -> None:
+    run, model = Run(), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=rule):
+        run.prepare(model, optimizer, DataLoader(DATA, batch_size=4), adaptive=True, **bounds)
+
+
+def test_a_loader_of_the_runs_own_may_be_prepared_too() -> None:
+    """An adaptive run needs its loader and its optimizer together."""
+    run, model = Run(), torch.nn.Linear(2, 1)
+    optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.1), run.loader(DATA, batch_size=4)
+    assert run.prepare(model, optimizer, loader, adaptive=True, max_batch_size=8)[2] is loader
+    with pytest.raises(InputError, match="max_batch_size 2 is below the batch size 4"):
+        Run().prepare(model, optimizer, loader, adaptive=True, max_batch_size=2)
+
+
+def test_the_batch_size_is_known_before_the_first_loop() -> None:
+    run = Run()
+    run.prepare(torch.nn.Linear(2, 1), DataLoader(DATA, batch_size=4))
+    assert run.batch_size == 4
+    for _ in run.epochs(1):
+        assert run.batch_size == 4
+
+
 def test_an_elastic_loader_belongs_into_an_epoch() -> None:
     run = Run()
     loader = run.loader(DATA, batch_size=4)

@@ -27,12 +27,14 @@ WARM_UP_STEPS = EARLY_STEPS
 """No change before: the loss falls steeply, and its noise now says little about later."""
 WORTHWHILE = 1.05
 """Goodput must rise by this much: less is within what models err by."""
-HOLD_STEPS = 50
-"""A new batch size stays at least so long, until it has been timed well."""
 LOOK_STEPS = 24
-"""Between two looks for a better one."""
+"""Between two looks for a better one; a new batch size has been timed by then. A change that takes back the
+one before shows that times or noise were misjudged: each makes changes stay twice as long."""
 MOST_GROWTH = 2
 """The batch at most doubles at a time."""
+FLAT = 1.25
+"""While the slowest size timed takes at most so many times as long as the fastest, launching the work takes
+longer than the work, and the difference between two such times is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class BatchTuner:
         self._fitted_to: tuple[SpeedSample, ...] = ()
         self._speed: AllReduceSpeed | None = None
         self._next_look = WARM_UP_STEPS
+        self._hold_steps = LOOK_STEPS
+        self._grew: bool | None = None
         self._looked_at: tuple[NoiseSample, tuple[SpeedSample, ...]] | None = None
 
     def saw(self, speeds: Iterable[SpeedSample]) -> None:
@@ -81,8 +85,16 @@ class BatchTuner:
         if self._memory is not None:
             self._memory.look(current.atomic)
         change = self._change(noise, nodes, workers, current)
-        self._next_look = step + (HOLD_STEPS if change else LOOK_STEPS)
+        self._next_look = step + (LOOK_STEPS if change is None else self._hold(change, current, workers))
         return change
+
+    def _hold(self, change: Change, current: BatchChoice, workers: int) -> int:
+        """For how many steps a change stays."""
+        grows = change.batch.total(workers) > current.total(workers)
+        if self._grew is not None and grows is not self._grew:
+            self._hold_steps *= 2
+        self._grew = grows
+        return self._hold_steps
 
     def _change(self, noise: NoiseSample, nodes: int, workers: int, current: BatchChoice) -> Change | None:
         limits = self._present_limits(workers, current)
@@ -90,7 +102,8 @@ class BatchTuner:
             return trial
         best = self._best(noise, nodes, workers, limits) or current
         table = self._table(noise, self._limits)
-        present, reached = (table.at(0, nodes, workers, batch) for batch in (current, best))
+        present, reached = table.at(0, nodes, workers, current), table.at(0, nodes, workers, best)
+        reached *= self._believed(nodes, workers, best.atomic)
         if reached < WORTHWHILE * present:
             return None
         passes = f" in {best.accumulation + 1} passes" if best.accumulation else ""
@@ -104,15 +117,17 @@ class BatchTuner:
     def _trial(
         self, noise: NoiseSample, workers: int, current: BatchChoice, limits: BatchLimits
     ) -> Change | None:
-        """A second batch size, without which nobody knows what a larger one costs.
+        """A larger batch size while nobody knows what it costs: times so far are of one size, or all alike.
 
         Worth it where the step would gain enough even if it took no longer.
         """
-        if len({speed.atomic for speed in self._observed.speeds.values()}) > 1:
+        timed = self._observed.speeds.values()
+        passes_s = [speed.step_s - speed.sync_s for speed in timed]
+        if max(passes_s) > FLAT * min(passes_s):
             return None
         most = min(limits.per_gpu_max, limits.max // (workers * (current.accumulation + 1)))
         larger = BatchChoice(min(MOST_GROWTH * current.atomic, most), current.accumulation)
-        if larger.atomic <= max(current.atomic, limits.per_gpu_min - 1):
+        if larger.atomic <= max(*(speed.atomic for speed in timed), current.atomic, limits.per_gpu_min - 1):
             return None
         before, after = (
             progress_of_step(noise, batch.total(workers) / limits.initial) for batch in (current, larger)
@@ -138,6 +153,25 @@ class BatchTuner:
         atomic = min(choice.atomic, most)
         possible = found.goodput[0] > 0 and atomic >= limits.per_gpu_min
         return BatchChoice(atomic, choice.accumulation) if possible else None
+
+    def _believed(self, nodes: int, workers: int, atomic: int) -> float:
+        """The share of a batch's predicted speed that may be counted on.
+
+        Times of passes over the batch size bend upwards only: first launching the work takes longest, then
+        the work. So beyond the largest one timed, an example takes at least as long as one did just below.
+        """
+        timed_s = {
+            speed.atomic: speed.step_s - speed.sync_s
+            for speed in self._observed.speeds.values()
+            if (speed.nodes, speed.workers) == (nodes, workers)
+        }
+        largest = max(timed_s, default=atomic)
+        if atomic <= largest or len(timed_s) == 1:
+            return 1.0
+        longest_s = timed_s.pop(largest)
+        example_s = max((longest_s - pass_s) / (largest - size) for size, pass_s in timed_s.items())
+        least_s = longest_s + example_s * (atomic - largest)
+        return min(float(self._fit().pass_s(atomic)) / least_s, 1.0)
 
     def _noise_scale(self, noise: NoiseSample) -> float:
         return GradientNoise(noise.sqr, noise.var, self._limits.initial).noise_scale

@@ -31,12 +31,17 @@ class Batching:
         self._per_worker: tuple[int, int] | None = None
         self._accumulates = True
         self._source: Source | None = None
+        self._expected: Source | None = None
+        """The first loader there is, before any was looped over."""
         self._tuner: BatchTuner | None = None
 
     def bound(
         self, *, adaptive: bool, most: int | None, per_worker: tuple[int, int] | None, accumulates: bool
     ) -> None:
         """What the user allows."""
+        given: object = most
+        if given is not None and not (isinstance(given, int) and given >= 1):
+            raise InputError(f"max_batch_size is {given!r}.", remedy="Give a whole number from 1 up.")
         if per_worker is not None and not 1 <= per_worker[0] <= per_worker[1]:
             raise InputError(
                 f"per_worker_batch is {per_worker}.", remedy="Give the smallest and the largest: (16, 256)."
@@ -51,6 +56,11 @@ class Batching:
             per_worker,
             accumulates,
         )
+
+    def expect(self, source: Source) -> None:
+        """A loader to come. InputError if it does not agree with the bounds."""
+        self.limits(source)
+        self._expected = self._expected or source
 
     def use(self, source: Source) -> None:
         """The loader whose steps come next."""
@@ -71,6 +81,11 @@ class Batching:
                 remedy="Raise one or lower the other.",
             )
         low, high = self._per_worker or (1, most)
+        if low > initial:
+            raise InputError(
+                f"per_worker_batch begins at {low}, above the batch size {initial}.",
+                remedy="Raise one or lower the other.",
+            )
         return BatchLimits(
             initial=initial,
             requested=initial,
@@ -89,9 +104,10 @@ class Batching:
 
     def layout(self, group: Group) -> Layout:
         """How the group as it is shares out a step."""
-        if self._source is None:
+        source = self._source or self._expected
+        if source is None:
             return Layout(total=1, workers=group.world, rank=group.rank)
-        limits = self.limits(self._source)
+        limits = self.limits(source)
         total, passes = limits.initial, 1
         chosen = self.order or self._own
         if chosen is not None:

@@ -16,7 +16,7 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
 from stretto.torch.course import Course
-from stretto.torch.data import ElasticLoader
+from stretto.torch.data import ElasticLoader, Source
 from stretto.torch.group import Code, Group, Order
 from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
@@ -151,6 +151,12 @@ class Engine:
         self.lay_out(self.turn.base)
         self._meter.skip()
         self._tuning_meter.skip()
+
+    def expect(self, source: Source) -> None:
+        """A loader that was prepared: until a loop begins, its batch size is the run's."""
+        self.batching.expect(source)
+        if not self.joined:
+            self.turn.base = self.batching.layout(self.group)
 
     def lay_out(self, layout: Layout) -> None:
         self.turn.layout = layout

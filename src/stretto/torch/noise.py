@@ -30,18 +30,22 @@ from torch.optim import Optimizer
 from stretto.core.observations import NoiseSample
 from stretto.torch.adam import AdamPreconditioner, is_adam_like
 
-SAMPLE_PERIOD = 12
-"""Where workers or passes are compared anyway, one step in so many is sampled."""
-EARLY_STEPS, EARLY_PERIOD = 64, 8
-"""At first a lone worker splits one step in so many: until some samples are there, nothing is known."""
+EARLY_STEPS, EARLY_PERIOD = 32, 4
+"""At first one step in so many is sampled: until some samples are there, nothing is known."""
+SAMPLE_PERIOD = 24
+"""Later, where there are workers or passes to compare, one step in so many."""
 SPLIT_BUDGET = 0.0075
-"""Later, the share of the time that splitting steps may take."""
+"""Else, the share of the time that splitting steps may take."""
 LEAST_PERIOD = 4
 """But not more often than this, however cheap."""
+FRESH_SAMPLES, FRESH_PERIOD = 16, 8
+"""At another batch than the initial one every step goes by the estimate, and noise changes by factors in the
+course of a training, most at its beginning. So a lone worker then splits so many steps while their number
+doubles, though at most one in FRESH_PERIOD. Soon that is less than the budget allows."""
 UNKNOWN_COST = 1.5
 """What a split step is taken to add before that was measured, in plain steps: where launching
 the work takes longer than the work, a pass of half the batch takes as long as one of the whole."""
-SMOOTHING = 0.999
+SMOOTHING = 0.998
 """What is left of a sample's weight after one step at the initial batch."""
 LEAST_KEPT = 0.9
 """But so much is left when the next sample comes, or there would be too few to average."""
@@ -86,12 +90,24 @@ class NoiseEstimator:
         self._cautious: NoiseSample | None = None
 
     @staticmethod
-    def splits(step: int, cost: float | None) -> bool:
-        """Whether a lone worker should make this step in two passes, which adds `cost` plain steps."""
+    def compares(step: int) -> bool:
+        """Whether to compare the workers' shares, or the passes, of this step."""
+        return step % (EARLY_PERIOD if step < EARLY_STEPS else SAMPLE_PERIOD) == 0
+
+    @staticmethod
+    def splits(step: int, cost: float | None, *, initial: bool) -> bool:
+        """Whether a lone worker should make this step in two passes, which adds `cost` plain steps.
+
+        `initial` tells whether it has the initial batch.
+        """
         if step < EARLY_STEPS:
             return step % EARLY_PERIOD == 0
         cost = UNKNOWN_COST if cost is None else cost
-        return step % max(math.ceil(cost / SPLIT_BUDGET), LEAST_PERIOD) == 0
+        period = max(math.ceil(cost / SPLIT_BUDGET), LEAST_PERIOD)
+        if not initial:
+            doubled = 1 << (step.bit_length() - 1)  # the power of two that was passed last
+            period = min(period, max(doubled // FRESH_SAMPLES, FRESH_PERIOD))
+        return step % period == 0
 
     @torch.no_grad()
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

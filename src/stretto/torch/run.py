@@ -136,9 +136,12 @@ class Run:
         engine = self._engine
         if isinstance(thing, DataLoader):
             return self._elastic(source_of(thing))
+        if isinstance(thing, ElasticLoader):  # by run.loader
+            engine.expect(thing.source)
+            return thing
         if not isinstance(thing, Stateful):
             raise InputError(
-                f"a {type(thing).__name__} cannot be prepared.",
+                f"something of type {type(thing).__name__} cannot be prepared.",
                 remedy="Give models, optimizers, DataLoaders, schedulers, or anything with state_dict().",
             )
         engine.luggage.add(thing)
@@ -191,6 +194,7 @@ class Run:
 
     def _elastic(self, source: Source) -> ElasticLoader:
         engine = self._engine
+        engine.expect(source)
         return ElasticLoader(
             source,
             engine.turn,

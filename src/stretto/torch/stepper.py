@@ -15,7 +15,7 @@ from stretto.core.errors import InputError
 from stretto.core.observations import NoiseSample
 from stretto.torch.group import Group
 from stretto.torch.meter import SplitCost
-from stretto.torch.noise import SAMPLE_PERIOD, NoiseEstimator
+from stretto.torch.noise import NoiseEstimator
 from stretto.torch.reduce import Reducer
 from stretto.torch.rules import Rule, lr_factor
 from stretto.torch.turn import WHOLE, Turn
@@ -114,7 +114,8 @@ class Stepper:
 
     def splits(self, step: int) -> bool:
         """Whether one worker should make this step in two passes, to tell its noise without bias."""
-        return self.noise is not None and self.noise.splits(step, self._split_steps)
+        initial = self._turn.base.total == self._initial_batch
+        return self.noise is not None and self.noise.splits(step, self._split_steps, initial=initial)
 
     @property
     def _is_split(self) -> bool:
@@ -129,7 +130,7 @@ class Stepper:
         turn = self._turn
         if self.noise is None or turn.layout.parts == 1 or turn.share.step_examples != turn.layout.total:
             return False
-        return self._is_split or turn.step % SAMPLE_PERIOD == 0
+        return self._is_split or self.noise.compares(turn.step)
 
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
