@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -321,7 +322,7 @@ def test_a_job_that_may_not_be_preempted_keeps_exactly_what_it_has() -> None:
     view = make_cluster([make_node("a", gpu=4), make_node("b", gpu=2)], [*others, fixed])
     decision = decide(view)
     assert decision.allocations["np"] is held
-    assert "np" not in decision.reasons
+    assert decision.reasons["np"].code is ReasonCode.KEPT, "of its batch, which may change"
     assert_feasible(view, decision)
 
 
@@ -426,6 +427,23 @@ def test_hysteresis_keeps_a_batch_that_is_nearly_as_good() -> None:
     assert batch(0.05, far) == best
 
 
+def test_a_change_of_batch_has_a_reason_with_its_goodput() -> None:
+    belief = knowing(SCALES, noise=NoiseSample(0.001, 0.02))
+    job = replace(make_view(adaptive("a", 1), on_nodes({"n": 1}), belief=belief), batch=BatchChoice(1))
+    view = make_cluster([make_node("n", gpu=1)], [job])
+    decision = decide(view)
+    assert decision.batches["a"] != job.batch
+    reason = decision.reasons["a"]
+    assert reason.code is ReasonCode.KEPT
+    found = re.fullmatch(
+        r"its new batch has a goodput of (\S+) examples/s, the old one (\S+) \(\+\d+%\)", reason.text
+    )
+    assert found is not None, reason.text
+    assert float(found[1].replace(",", "")) > float(found[2].replace(",", ""))
+    settled = replace(view, jobs=(replace(job, batch=decision.batches["a"]),))
+    assert not decide(settled).reasons, "nothing to say of a batch that stays"
+
+
 def test_jobs_it_has_no_model_for_are_refused() -> None:
     nodes = [make_node("a", gpu=4, cpu=8)]
     served = make_job("ps", server=Role(demand=Resources(cpu=1)))
@@ -445,7 +463,7 @@ def test_tasks_that_need_more_than_gpus_are_refused() -> None:
 def test_reasons_say_what_decided() -> None:
     decision = decide(three_jobs())
     assert decision.reasons["z"].code is ReasonCode.STARTED
-    assert "0 to 1 slot, on 1 node:" in decision.reasons["z"].text
+    assert "1 slot, on 1 node:" in decision.reasons["z"].text
     assert "fair share of 3" in decision.reasons["z"].text
 
 

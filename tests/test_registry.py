@@ -35,6 +35,7 @@ def test_every_built_in_policy_has_the_name_it_is_found_by() -> None:
 @pytest.mark.parametrize("name", sorted(TUNING_POLICIES))
 def test_a_policy_that_tunes_must_be_given_a_study(name: str) -> None:
     assert "study" in refusal(name).problem
+    assert "For jobs there are pollux, optimus, tiresias, drf, tetris, srtf, fifo;" in refusal(name).remedy
 
 
 def test_options_are_written_as_policy_dot_option() -> None:

@@ -27,7 +27,7 @@ from rubberband_world import (
     two_stages,
 )
 from stretto.control.instruct import check
-from stretto.core.allocation import on_nodes
+from stretto.core.allocation import NOTHING, on_nodes
 from stretto.core.cluster import Node, Wish, gpu_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, JobSubmitted, NodeReleased
@@ -37,6 +37,10 @@ from stretto.planning.forecast import HeldNode
 from stretto.planning.profile import Scaling
 from stretto.policies.registry import make_policy
 from stretto.policies.rubberband import RubberBand
+from stretto.policies.rubberband_course import Course, Footing
+from stretto.policies.rubberband_ledger import note_work
+from stretto.pricing.billing import Billing, Per
+from stretto.pricing.instances import Instance
 from tuning_world import Curve, steady, trial_id
 
 
@@ -192,6 +196,29 @@ def test_nodes_that_are_simply_there_are_used_and_never_given_back(monkeypatch: 
     assert outcome.starts[:2] == [(0.0, "trial-000"), (0.0, "trial-001")]
     released = [event.node_id for event in outcome.events if isinstance(event, NodeReleased)]
     assert "own" not in released
+
+
+@pytest.mark.parametrize(
+    ("places", "usd_per_gpu_h"),
+    [({"rented": 2}, 2.0), ({"own": 2}, 0.5), ({"rented": 1, "own": 1}, 1.25), ({}, 2.0)],
+)
+@pytest.mark.parametrize("holds", [True, False])
+def test_gpu_time_paid_by_use_has_the_price_of_the_node(
+    places: dict[str, int], usd_per_gpu_h: float, *, holds: bool
+) -> None:
+    instance = Instance(name="four", gpus=4, usd_per_hour=8.0)
+    mine = Instance(name="slots-4", gpus=4, usd_per_hour=2.0, own=True)
+    conditions = replace(
+        study(1, (), 4), instances=(instance,), billing=Billing(per=Per.FUNCTION), own=(mine,)
+    )
+    footing = Footing(text="", made_s=0.0, finish_s=1.0, stretch=1.0, slowness=1.0)
+    course = Course(stages=[stage(1, 4, 1, 2, 2)], footing=footing, quota=1, kept=["rented", "own"])
+    course.held["rented"] = HeldNode("four", 0.0)
+    course.was["a"] = {} if holds else places
+    allocation = on_nodes(places) if holds else NOTHING
+    for attained_gpu_s in (1800.0, 3600.0, 3600.0):
+        note_work(conditions, course, [make_view(make_job("a"), allocation, attained_gpu_s=attained_gpu_s)])
+    assert course.spent_usd == pytest.approx(usd_per_gpu_h)
 
 
 def test_resumed_at_any_cut_it_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:

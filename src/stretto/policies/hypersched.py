@@ -7,10 +7,11 @@ shrinks. Reallocation: every running trial has one GPU; those left over are shar
 its share, at one of its results, when the speed it gains until the deadline is worth the restart.
 
 As published, everything that does not run when admission closes is stopped. Here it waits, so that a later
-deadline finds it there, and GPUs that the pool could not use even at its largest go on with new trials and
-then with paused ones, the best first; and no trial is cut whose GPUs would then be idle. Nor is one resized
-shortly before the deadline for nothing: it takes GPUs only if more of its epochs end by then, and gives them
-only to somebody of whom that holds.
+deadline finds it there, and GPUs that the pool could not use even at its largest go on with others: new
+trials before those that fell, as long as they could still come as far as the farthest trial has; from then on
+whoever has the best metric, fallen or not, if another of its epochs ends by the deadline. Nor is a trial
+resized shortly before the deadline for nothing: it takes GPUs only if more of its epochs end by then, and
+gives them only to somebody of whom that holds.
 """
 
 from __future__ import annotations

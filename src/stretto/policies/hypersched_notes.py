@@ -42,6 +42,8 @@ class Notes:
     """
     longest_s: float
     """The longest time any trial has held GPUs."""
+    farthest: int
+    """The most epochs any trial has shown."""
     closed_for_s: float | None
     """The deadline before which a newcomer would have too little time; None: the door is open."""
 
@@ -50,7 +52,7 @@ class Notes:
         """A copy of what was remembered; the memory itself stays as it is."""
         if memory is None:
             rungs = Rungs.load(study, retrospective=retrospective, memory=None)
-            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, closed_for_s=None)
+            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, 0, closed_for_s=None)
         return cls(
             rungs=Rungs.load(study, retrospective=retrospective, memory=memory["rungs"]),
             heard=dict(memory["heard"]),
@@ -60,6 +62,7 @@ class Notes:
             own_s=dict(memory["own_s"]),
             speedups=dict(memory["speedups"]),
             longest_s=memory["longest_s"],
+            farthest=memory.get("farthest", 0),  # unknown to a run that an earlier version began
             closed_for_s=memory["closed_for_s"],
         )
 
@@ -77,6 +80,7 @@ class Notes:
             "own_s": self.own_s,
             "speedups": self.speedups,
             "longest_s": self.longest_s,
+            "farthest": self.farthest,
             "closed_for_s": self.closed_for_s,
         }
 
@@ -98,6 +102,7 @@ class Notes:
                 return False
             self.rungs.record(trial, job.results[place].epoch, score)
         self.heard[trial] = [len(job.results), len(job.start_times_s)]
+        self.farthest = max(self.farthest, job.epoch)
         self.longest_s = max(self.longest_s, job.held_s)
         return True
 

@@ -85,6 +85,14 @@ def time_needed_s(eta: int, longest_s: float, startup_s: float, full_training_s:
     return min(eta * (longest_s - startup_s), full_training_s)
 
 
+def catch_up_s(farthest: int, epoch_s: float, startup_s: float) -> float:
+    """Time in which a newcomer can come as far as the farthest trial has.
+
+    t_startup + E * t_epoch on as many GPUs as it can use
+    """
+    return startup_s + farthest * epoch_s
+
+
 def resize_gain(speed: float, new_speed: float, left_s: float, startup_s: float) -> float:
     """Progress by the deadline with the new speed, after the restart, over that without a resize.
 

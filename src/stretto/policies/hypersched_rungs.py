@@ -69,19 +69,21 @@ class Rungs:
                     return None
         return None
 
-    def holding(self) -> list[str]:
-        """Trials that hold their own at every rung they came to, the farthest first, then the best."""
+    def fallen(self) -> set[str]:
+        """Trials that do not hold their own at some rung they came to."""
         seen: set[str] = set()
         fallen: set[str] = set()
         for place in range(len(self.rungs) - 1, -1, -1):
             below = self._below(place)
             fallen.update(below if self.retrospective else (one for one in below if one not in seen))
             seen.update(self.rungs[place].trials)
-        return [trial for trial in self.best_first() if trial not in fallen]
+        return fallen
 
-    def best_first(self) -> list[str]:
-        """All trials that came to a rung, the farthest first, then the best there."""
-        return list(dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials))
+    def holding(self) -> list[str]:
+        """Trials that hold their own at every rung they came to, the farthest first, then the best there."""
+        fallen = self.fallen()
+        farthest_first = dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials)
+        return [trial for trial in farthest_first if trial not in fallen]
 
     def cutoff(self, place: int) -> float | None:
         """What a trial must have shown at a rung; None: nobody is cut, or, looking ahead only, all are."""

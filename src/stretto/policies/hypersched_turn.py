@@ -5,24 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from stretto.core.decision import Decision, Reason, ReasonCode
+from stretto.core.job import Tier
 from stretto.core.units import counted
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.hypersched_line import in_line, seats
 from stretto.policies.hypersched_notes import Notes, mean_score
 from stretto.policies.hypersched_payoff import Payoff
-from stretto.policies.hypersched_rules import Rules, on_grid, time_needed_s
+from stretto.policies.hypersched_rules import Rules, catch_up_s, on_grid, time_needed_s
 from stretto.policies.hypersched_speed import believed_scaling, most_useful, startup_s
-from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
-from stretto.search.halving import order
-
-NEW_WAITS: Final = Reason(ReasonCode.WAITS, "No slot is free for a new trial, or too little time is left.")
-PAUSED_WAITS: Final = Reason(
-    ReasonCode.WAITS, "Paused until it is at or above its cut-offs and a slot is free."
+from stretto.policies.hypersched_words import (
+    NEW_WAITS,
+    OUTDONE_WAITS,
+    PAUSED_WAITS,
+    in_time,
+    why_above,
+    why_best,
+    why_cut,
+    why_new,
 )
+from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
+from stretto.search.halving import finite_score, order
 
 
 class Turn:
@@ -81,22 +87,21 @@ class Turn:
         if deadline_s is None or deadline_s > (notes.closed_for_s or 0.0):
             notes.closed_for_s = None
         if self._rules.admission and notes.admitting:
-            epoch_s = notes.single_epoch_s(self._tuning.profile.latency.epoch_s)
-            full_s = self._study.max_epochs * epoch_s
+            full_s = self._study.max_epochs * self._epoch_s
             needed_s = time_needed_s(self._study.eta, notes.longest_s, self._startup_s, full_s)
             notes.closed_for_s = None if self._left_s >= needed_s else deadline_s
 
     def _cut(self, news: Sequence[JobView]) -> None:
-        """Pause trials that fall below a cut-off."""
+        """Pause trials that fell below a cut-off, but for those that have a seat among the spare GPUs."""
         live, rungs = self._notes.live, self._notes.rungs
-        for job in news:
-            trial = job.job.id
-            place = rungs.fallen_at(trial) if trial in live else None
-            if place is None or self._would_idle(trial):
-                continue
-            self._why[trial] = self._why_cut(trial, place)
-            del live[trial]
-            self._counts.pop(trial, None)
+        places = {job.job.id: rungs.fallen_at(job.job.id) for job in news if job.job.id in live}
+        fell = {trial: place for trial, place in places.items() if place is not None}
+        seated = self._seats() if fell and not self._rules.published else {}
+        for trial, place in fell.items():
+            if trial not in seated:
+                self._why[trial] = why_cut(self._study, rungs, trial, place)
+                del live[trial]
+                self._counts.pop(trial, None)
 
     def _turn_away(self) -> None:
         """As published, stop those outside once the door is closed; else they wait for a later deadline."""
@@ -107,7 +112,7 @@ class Turn:
             self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
     def _fill(self) -> None:
-        """Give free GPUs to trials that lost theirs, that hold their own again, or that are new."""
+        """Give free GPUs to trials that lost theirs, and then to those that may come in."""
         if self._free < 0:
             self._make_do()
         free = self._free
@@ -115,10 +120,11 @@ class Turn:
             return
         again = "Its slots are gone, and another is free."
         lost = [trial for trial in self._notes.live if trial not in self._counts][:free]
-        for trial, text in {**dict.fromkeys(lost, again), **self._admitted(free - len(lost))}.items():
+        admitted = self._admitted(free - len(lost))
+        for trial, gpus in {**dict.fromkeys(lost, 1), **admitted}.items():
+            self._why[trial] = self._why_admitted(trial) if trial in admitted else again
             self._notes.live[trial] = self._rules.results_between
-            self._counts[trial] = 1
-            self._why[trial] = text
+            self._counts[trial] = gpus
 
     def _resize(self, news: Iterable[JobView]) -> None:
         """Let trials that have just shown a result take their share."""
@@ -140,48 +146,58 @@ class Turn:
 
     def _decision(self) -> Decision:
         jobs, counts = self._view.jobs, self._counts
+        paused = OUTDONE_WAITS if self._is_late else PAUSED_WAITS
+        waits = {job.job.id: paused if job.results else NEW_WAITS for job in jobs if job.job.id not in counts}
         if not self._why and not self._stops:
             return Decision(
                 allocations={job.job.id: job.allocation for job in jobs if job.job.id in counts},
-                reasons={
-                    **{job.job.id: _waits(job) for job in jobs if job.job.id not in counts},
-                    **self._stays,
-                },
+                reasons={**waits, **self._stays},
             )
-        for job in jobs:
-            if job.job.id not in counts:
-                self._why.setdefault(job.job.id, _waits(job).text)
-        decision = decide_counts(self._view, counts, self._why, stops=self._stops)
+        why = {trial: reason.text for trial, reason in waits.items()} | self._why
+        decision = decide_counts(self._view, counts, why, stops=self._stops)
         return replace(decision, reasons={**self._stays, **decision.reasons})
 
-    def _admitted(self, free: int) -> dict[str, str]:
-        """Who is let in, and why: after closing, only on GPUs that the pool could not use.
+    def _admitted(self, free: int) -> dict[str, int]:
+        """Who is let in if so many GPUs are free, and with how many; through the open door, with one."""
+        candidates = self._candidates() if self._notes.admitting else []
+        if candidates or self._rules.published:
+            return dict.fromkeys(candidates[: max(free, 0)], 1)
+        let_in: dict[str, int] = {}
+        for trial, gpus in self._seats().items():
+            if trial not in self._notes.live and free > 0:
+                let_in[trial] = on_grid(min(gpus, free), self._rules.grid)
+                free -= let_in[trial]
+        return let_in
 
-        If nobody else is there, trials that fell go on, as many as the pool can use at its largest.
+    def _seats(self) -> dict[str, int]:
+        """To whom GPUs go that the pool could not use even at its largest, and how many to each.
+
+        While the door is open and somebody may come in, none are spare.
         """
-        live, trains = self._notes.live, f"it trains {self._in_time}"
-        spare = "" if self._notes.admitting else " that no other trial can use"
-        if live and not self._notes.admitting:
-            free = min(free, self._total - len(live) * self._largest)
-        let_in = self._candidates()[: max(free, 0)]
-        if let_in or self._rules.published:
-            above = "at or above its cut-offs, "
-            return {
-                trial: f"A slot is free{spare}: {above if self._trials[trial].results else ''}{trains}."
-                for trial in let_in
-            }
-        waiting = self._waiting()
-        fallen = [trial for trial in self._notes.rungs.best_first() if trial in waiting]
-        room = max(self._total // self._largest - len(live), 0 if live else 1)
-        text = f"No other trial can use a slot that is free: below its cut-offs, {trains}."
-        return dict.fromkeys(fallen[: min(room, max(free, 0))], text)
+        if self._notes.admitting and self._candidates():
+            return {}
+        live, rungs, largest = self._notes.live, self._notes.rungs, self._largest
+        fallen = rungs.fallen()
+        outside = {trial: self._trials[trial] for trial in live if trial in fallen} | self._waiting()
+        line = in_line(
+            {trial: self._claim(trial) for trial, job in outside.items() if job.results},
+            [trial for trial, job in outside.items() if not job.results],
+            holding=[] if self._is_late else rungs.holding(),
+            running=live,
+            late=self._is_late,
+        )
+        return seats(
+            line,
+            self._total - largest * sum(trial not in fallen for trial in live),
+            most=lambda trial: largest if outside[trial].results else 1,
+            is_worth=lambda trial, gpus: trial in live or self._is_worth_a_start(trial, gpus),
+        )
 
-    def _would_idle(self, trial: str) -> bool:
-        """Whether GPUs of a trial would serve nobody else: nobody may have them, or can use more."""
-        notes = self._notes
-        if self._rules.published or (notes.admitting and self._candidates()):
-            return False
-        return self._total - (len(notes.live) - 1) * self._largest >= self._counts.get(trial, 1)
+    def _is_worth_a_start(self, trial: str, gpus: int) -> bool:
+        """Whether a trial would end an epoch in time that it has not shown; a rigid one begins anew."""
+        job = self._trials[trial]
+        epochs = job.epoch + 1 if job.job.tier is Tier.RIGID else 1
+        return self._payoff.is_worth(epochs * self._single_s(trial), 0, gpus)
 
     def _candidates(self) -> list[str]:
         """Paused trials that hold their own, the farthest and best first; then new ones."""
@@ -207,7 +223,7 @@ class Turn:
         if share > held:
             gain = payoff.gain(held, share)
             self._why[trial] = (
-                f"{share} slots instead of {held} make {gain:.2f} times the progress {self._in_time}."
+                f"{share} slots instead of {held} make {gain:.2f} times the progress {in_time(self._left_s)}."
             )
         else:
             self._why[trial] = f"{counted(share, 'slot')} instead of {held}: the others go to better trials."
@@ -230,8 +246,8 @@ class Turn:
         Those who would be let in, and those who have less than their share: `at_once` now, others when it is
         their turn.
         """
-        starts = [self._payoff.is_worth(self._single_s(trial), 0, 1) for trial in self._admitted(free)]
-        wanted = sum(starts)
+        starts = self._admitted(free)
+        wanted = sum(gpus for trial, gpus in starts.items() if self._is_worth_a_start(trial, gpus))
         for trial, share in proposal.items():
             held = self._counts.get(trial, 0)
             wait_s = 0.0 if trial in at_once or not held else self._turn_in_s(trial, held)
@@ -265,21 +281,38 @@ class Turn:
     def _score(self, trial: str) -> float | None:
         return mean_score(self._study, self._trials[trial].results, self._rules.score_window)
 
+    def _claim(self, trial: str) -> float | None:
+        """Its score in line: while it runs the best so far, or one poor epoch would cost a start."""
+        if trial not in self._notes.live:
+            return self._score(trial)
+        scores = (finite_score(self._study, result.value) for result in self._trials[trial].results)
+        return max((score for score in scores if score is not None), default=None)
+
     def _stop(self, trial: str, text: str) -> None:
         self._stops[trial] = text
         self._counts.pop(trial, None)
         self._notes.forget(trial)
 
-    def _why_cut(self, trial: str, place: int) -> str:
-        rungs = self._notes.rungs
-        rung, cut = rungs.rungs[place], rungs.cutoff(place)
-        shown = metric_text(self._study, rung.score(trial))
-        bar = "nobody goes on yet" if cut is None else f"the cut-off is {metric_text(self._study, cut)}"
-        return f"{shown} at epoch {rungs.epochs[place]}, where {bar} ({len(rung)} trials)."
+    def _why_admitted(self, trial: str) -> str:
+        job, spare = self._trials[trial], not self._notes.admitting
+        if not job.results:
+            return why_new(self._left_s, spare=spare)
+        if not self._is_late and self._notes.rungs.fallen_at(trial) is None:
+            return why_above(self._left_s, spare=spare)
+        return why_best(self._study, self._score(trial), job.epoch, self._left_s, spare=spare)
 
     @property
-    def _in_time(self) -> str:
-        return "without a deadline" if math.isinf(self._left_s) else f"in the {self._left_s:.0f} s left"
+    def _is_late(self) -> bool:
+        """Whether a newcomer cannot come as far by the deadline, even at its largest, as another has."""
+        if self._notes.admitting:
+            return False
+        epoch_s = self._epoch_s / self._scaling.speedup(self._largest)
+        return self._left_s < catch_up_s(self._notes.farthest, epoch_s, self._startup_s)
+
+    @property
+    def _epoch_s(self) -> float:
+        """An epoch of any trial on one GPU."""
+        return self._notes.single_epoch_s(self._tuning.profile.latency.epoch_s)
 
     @property
     def _free(self) -> int:
@@ -318,10 +351,6 @@ class Turn:
     @property
     def _most(self) -> int:
         """More GPUs than this do not make a trial faster, or it cannot take them, or they are not there."""
-        allowed = (self._trials[trial].job.worker.max for trial in self._notes.live)
+        allowed = (job.job.worker.max for job in self._trials.values())
         most = most_useful(self._scaling, max(1, min((self._total, *allowed))))
         return on_grid(most, self._rules.grid)
-
-
-def _waits(job: JobView) -> Reason:
-    return PAUSED_WAITS if job.results else NEW_WAITS

@@ -31,7 +31,7 @@ import numpy as np
 from stretto.allocate.board import Placement
 from stretto.allocate.solver import Contender, Solution, solve
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
-from stretto.core.decision import Decision
+from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.job import Tier
 from stretto.core.units import counted
 from stretto.models.batch import split_batch
@@ -41,6 +41,7 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch, round_is_due
 from stretto.policies.gangs import pinned
 from stretto.policies.gpu_only import require_gpu_jobs
+from stretto.policies.pollux_words import why_batch, why_waits
 
 FLOOR = 1e-3
 """Added to every speedup: a job without GPUs counts as this."""
@@ -97,10 +98,12 @@ class Pollux:
         gpus = view.total_gpus
         plain = speedups.of(solution.placements, penalised=False) / speedups.scale
         shares = dict(zip((job.id for job in view.jobs), plain, strict=True))
+        batches = self._batches(view, chosen, speedups)
+        reasons = explain(view, chosen, lambda job, _: self._why(job, chosen, shares, gpus))
         decision = Decision(
             allocations=chosen,
-            batches=self._batches(view, chosen, speedups),
-            reasons=explain(view, chosen, lambda job, _: self._why(job, chosen, shares, gpus)),
+            batches=batches,
+            reasons=reasons | _batch_reasons(view, chosen, batches, speedups),
             objective=power_mean(scores + FLOOR, self.p) if view.jobs else None,
         )
         return decision, memory if between else view.now_s
@@ -125,9 +128,10 @@ class Pollux:
         new, share = chosen.get(job.id), shares[job.id]
         fair_gpus = max(math.ceil(gpus / len(shares)), 1)
         if new is None:
-            return _why_waits(job, gpus, fair_gpus, len(shares))
+            return why_waits(job, gpus, fair_gpus, len(shares))
         gpus_now, nodes = counted(new.worker_count, "slot"), counted(len(new.nodes), "node")
-        sizes = f"{job.allocation.worker_count} to {gpus_now}, on {nodes}"
+        before = f"{job.allocation.worker_count} to " if job.allocation else ""
+        sizes = f"{before}{gpus_now}, on {nodes}"
         alike = abs(share - 1.0) <= ALIKE
         much = "as much progress as" if alike else f"{share:.2f} times the progress it would make"
         fair = f"{much} on a fair share of {counted(fair_gpus, 'slot')}"
@@ -209,11 +213,18 @@ class Speedups:
 
     def batch_gain(self, index: int, allocation: Allocation, old: BatchChoice, new: BatchChoice) -> float:
         """Share of goodput gained by going from one batch to another; nothing before any profile."""
+        found = self.batch_goodputs(index, allocation, old, new)
+        return 0.0 if found is None else found[1] / found[0] - 1.0
+
+    def batch_goodputs(
+        self, index: int, allocation: Allocation, old: BatchChoice, new: BatchChoice
+    ) -> tuple[float, float] | None:
+        """Goodput of a job with one batch and with another; None before any profile."""
         row = int(self._row[index])
         if row < 0:
-            return 0.0
+            return None
         place = (row, len(allocation.nodes), allocation.worker_count)
-        return self._table.at(*place, new) / self._table.at(*place, old) - 1.0
+        return self._table.at(*place, old), self._table.at(*place, new)
 
     def best_batches(self, placed: Sequence[tuple[int, Allocation]]) -> list[BatchChoice]:
         """The batch of the best goodput of each job; before any profile the initial one."""
@@ -327,9 +338,19 @@ def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]
     return chosen
 
 
-def _why_waits(job: JobView, gpus: int, fair_gpus: int, jobs: int) -> str:
-    least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
-    if least > gpus:
-        return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
-    fair = counted(fair_gpus, "slot")
-    return f"others gain more: {counted(jobs, 'job')} share the cluster, a fair share is {fair}"
+def _batch_reasons(
+    view: ClusterView,
+    chosen: Mapping[str, Allocation],
+    batches: Mapping[str, BatchChoice],
+    speedups: Speedups,
+) -> dict[str, Reason]:
+    """For jobs of which nothing but the batch changes."""
+    reasons = {}
+    for index, job in enumerate(view.jobs):
+        old, new = job.batch, batches.get(job.id)
+        if old is None or new is None or old == new or chosen[job.id] != job.allocation:
+            continue
+        goodputs = speedups.batch_goodputs(index, job.allocation, old, new)
+        if goodputs is not None:
+            reasons[job.id] = Reason(ReasonCode.KEPT, why_batch(*goodputs))
+    return reasons

@@ -95,7 +95,9 @@ def make_policy(
     if "tuning" in hints:
         if tuning is None:
             raise InputError(
-                f"policy {name} tunes a study, and there is none.", remedy="Name one: --study STUDY.toml."
+                f"policy {name} tunes a study, and there is none.",
+                remedy=f"For jobs there are {', '.join(_for_jobs())}; for studies, "
+                "`stretto tune STUDY.toml` and `stretto simulate --study STUDY.toml`.",
             )
         values["tuning"] = tuning
     if interval_s is not None:
@@ -136,6 +138,12 @@ def _load(name: str) -> Any:
         if point.name == name:
             return point.load()
     raise unknown_policy(name)
+
+
+def _for_jobs() -> list[str]:
+    """Built-in policies that need nothing but jobs."""
+    needs = {"oracle", "tuning"}
+    return [name for name in BUILT_IN if needs.isdisjoint(typing.get_type_hints(_load(name)))]
 
 
 def _value(policy: str, option: str, text: str, allowed: Mapping[str, Any]) -> Any:

@@ -27,15 +27,24 @@ def note_nodes(tuning: Tuning, course: Course, view: ClusterView, given_back: It
 
 
 def note_work(tuning: Tuning, course: Course, jobs: Iterable[JobView]) -> None:
-    """GPU time since it was last counted, at the price of the stage's nodes."""
+    """GPU time since it was last counted, at the price of the stage's nodes that it was used on."""
     if tuning.billing.per is not Per.FUNCTION:
         return
-    instance = tuning.instance(course.plan.instance)
-    usd_per_gpu_s = instance.usd_per_hour / instance.gpus / HOUR_S
     for job in jobs:
         fresh_s = job.attained_gpu_s - course.counted_gpu_s.get(job.id, 0.0)
-        course.spent_usd += fresh_s * usd_per_gpu_s
+        course.spent_usd += fresh_s * _usd_per_gpu_s(tuning, course, job)
         course.counted_gpu_s[job.id] = job.attained_gpu_s
+
+
+def _usd_per_gpu_s(tuning: Tuning, course: Course, job: JobView) -> float:
+    """Nodes of the stage that were never rented are there anyway, and have their own price."""
+    instance = tuning.instance(course.plan.instance)
+    rented_usd = instance.usd_per_hour / instance.gpus
+    own_usd = next((node.usd_per_hour / node.gpus for node in tuning.own if node.gpus == instance.gpus), 0.0)
+    gpus = dict(job.allocation.workers) or course.was.get(job.id, {})
+    own = sum(count for node, count in gpus.items() if node in course.kept and node not in course.held)
+    share = own / sum(gpus.values()) if gpus else 0.0
+    return (rented_usd + share * (own_usd - rented_usd)) / HOUR_S
 
 
 def _stay_usd(tuning: Tuning, node: HeldNode, until_s: float) -> float:
