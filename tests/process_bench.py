@@ -24,14 +24,15 @@ ONE, TWO = on_nodes({"0": 1}), on_nodes({"0": 1, "1": 1})
 PYTHON = (sys.executable, "-I", "-S")
 
 
-def job_of(job_id: str) -> Job:
+def job_of(job_id: str, *, epochs: int | None = None) -> Job:
+    """A job that is done when its command ends, or after so many epochs."""
     return Job(
         id=job_id,
         application="tiny",
         submit_s=0.0,
         worker=Role(demand=Resources(gpu=1), max=2),
         batch=BatchLimits(initial=16, requested=16, max=64, per_gpu_min=1, per_gpu_max=64),
-        work=Work(units_per_epoch=10.0, epochs=EPOCHS),
+        work=Work(units_per_epoch=10.0, epochs=epochs),
     )
 
 

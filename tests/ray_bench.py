@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 from ray.cluster_utils import Cluster
@@ -26,6 +30,7 @@ from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.seats import IDLE_S
 from stretto.substrate.ray.substrate import RaySubstrate
 
+SHORT = "/tmp"  # noqa: S108 - paths of sockets, which lie deep below it, have 107 characters at most
 LIGHT = {"object_store_memory": 80 * 1024 * 1024}
 SWIFT = {
     "health_check_period_ms": 500,
@@ -66,25 +71,25 @@ def raylet_of(node: Any) -> int:
 @contextmanager
 def small_cluster(gpus: Sequence[int] = (2, 2)) -> Iterator[SmallCluster]:
     """A head without GPUs and nodes with so many each, connected."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")}
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SWIFT, **LIGHT}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
+    with ExitStack() as last:
+        folder = tempfile.mkdtemp(prefix="ray-", dir=SHORT)
+        for at_end in (last.callback, atexit.register):  # as the process ends, Ray makes some of it anew
+            at_end(shutil.rmtree, folder, ignore_errors=True)
+        env = {
+            "PYTHONPATH": str(Path(__file__).parent),
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_TMPDIR": folder,  # where Ray notes which cluster is this machine's: ours is nobody else's
+        }
+        last.enter_context(mock.patch.dict(os.environ, env))
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SWIFT, **LIGHT}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        last.callback(cluster.shutdown)
+        last.callback(ray.shutdown)
         small = SmallCluster(cluster)
         for count in gpus:
             small.add(count)
         ray.init(cluster.address, namespace="stretto", log_to_driver=False, logging_level=logging.ERROR)
         yield small
-    finally:
-        ray.shutdown()
-        cluster.shutdown()  # type: ignore[no-untyped-call]
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 class RayBench:

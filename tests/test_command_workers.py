@@ -22,6 +22,7 @@ from stretto.core.events import (
     Event,
     JobFailed,
     JobFinished,
+    JobNoted,
     JobReported,
     JobRetried,
     JobSubmitted,
@@ -84,7 +85,7 @@ class TestConformance(SubstrateConformance):
         }
         return Stage(
             substrate=CommandWorkers(commands, folder),
-            jobs={sketch.id: job_of(sketch.id) for sketch in sketches},
+            jobs={sketch.id: job_of(sketch.id, epochs=EPOCHS) for sketch in sketches},
             small=ONE,
             large=TWO,
             batch=BATCH,
@@ -124,6 +125,11 @@ show(epoch=1.5, step_s=-1)
 show(epoch=1.5, grad_sqr=1)
 show(epoch=2, loss=float("nan"), step_s=0.1)
 """
+ON_AND_ON = """
+lines = [json.dumps({"epoch": epoch, "accuracy": epoch}) + "\\n" for epoch in range(1, 9)]
+os.write(1, "".join(lines).encode())
+time.sleep(60)
+"""
 CASES = {
     "a job": Case(SHOW + WHOLE, job_of("a")),
     "a gang": Case(
@@ -136,11 +142,26 @@ CASES = {
     ),
     "lines that are counted": Case(SHOW + "for value in (3, 2, 1): show(accuracy=value)", trial_of("a")),
     "nonsense": Case(
-        SHOW + "show(epoch=0, accuracy=1); show(epoch=1, accuracy='high'); show(epoch=9, accuracy=1)",
+        SHOW + "show(epoch=0, accuracy=1); show(epoch=1, accuracy='high'); show(epoch=9, accuracy=1)\n"
+        "time.sleep(60)",
         trial_of("a"),
     ),
-    "a trial that goes on after its last epoch": Case(
-        SHOW + "for epoch in range(1, 9): show(epoch=epoch, accuracy=epoch)\ntime.sleep(60)", trial_of("a")
+    "a trial that goes on after its last epoch": Case(ON_AND_ON, trial_of("a")),
+    "a job that goes on after its last epoch": Case(ON_AND_ON, job_of("a", epochs=3)),
+    "a job that has shown all and does not end": Case(
+        SHOW + "show(epoch=3)\ntime.sleep(60)", job_of("a", epochs=3)
+    ),
+    "a trial that shows no result of its last epoch, and goes on": Case(
+        SHOW + "show(epoch=2, accuracy=1)\nshow(epoch=4, accuracy=1)\ntime.sleep(60)", trial_of("a")
+    ),
+    "a job that ends early": Case(SHOW + "show(epoch=1)", job_of("a", epochs=3)),
+    "a job that fails after its last epoch": Case(SHOW + "show(epoch=3)\nsys.exit(4)", job_of("a", epochs=3)),
+    "a folder of its own": Case(
+        "print(os.listdir(os.environ['STRETTO_FOLDER']), sys.argv[1] == os.environ['STRETTO_FOLDER'])\n"
+        "open(os.path.join(sys.argv[1], 'saved'), 'w').close()\n"
+        "sys.exit(os.environ['STRETTO_RESTARTS'] == '0')",
+        job_of("a"),
+        retries=1,
     ),
     "a trial that fails after its last epoch": Case(
         SHOW + "show(epoch=3, accuracy=1)\nsys.exit(4)", trial_of("a")
@@ -160,7 +181,7 @@ CASES = {
     ),
     "a rigid trial that begins anew": Case(
         SHOW + "again = int(os.environ['STRETTO_RESTARTS'])\n"
-        "for epoch in range(2 + again): show(accuracy=epoch)\nsys.exit(1)",
+        "for epoch in range(2 + again): show(accuracy=epoch)\nsys.exit(not again)",
         trial_of("a", tier=Tier.RIGID),
         retries=1,
     ),
@@ -178,6 +199,8 @@ def seen(events: Sequence[Event], folder: Path) -> list[tuple[object, ...]]:
         elif isinstance(event, JobRetried | JobFailed):
             attempt = event.attempt if isinstance(event, JobRetried) else None
             told.append((event.kind, attempt, event.error.replace(str(folder), "FOLDER")))
+        elif isinstance(event, JobNoted):
+            told.append((event.kind, event.text.replace(str(folder), "FOLDER")))
         else:
             told.append((event.kind,))
     return told
@@ -190,7 +213,8 @@ def test_events_and_files_are_those_of_processes(case: Case, tmp_path: Path) -> 
         folder = tmp_path / name
         folder.mkdir()
         with Bench(folder, grace_s=0.3, retries=case.retries) as bench:
-            command = bench.code(case.code, gang=True, metric=None if case.job.study is None else "accuracy")
+            metric = None if case.job.study is None else "accuracy"
+            command = bench.code(case.code, "{folder}", gang=True, metric=metric)
             if name == "processes":
                 substrate: Substrate = bench.substrate(command)
             else:

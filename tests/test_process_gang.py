@@ -205,7 +205,7 @@ def test_devices_that_do_not_fit_the_slots_are_refused(devices: Any, said: str, 
 def arguments(job: Job, *argv: str) -> list[str]:
     command = Command(argv)
     check_placeholders(command, job)
-    return filled_in(command, job, Setup(job.id, THREE, BATCH))
+    return filled_in(command, job, Setup(job.id, THREE, BATCH), job_folder=Path("/runs/r/jobs/a"))
 
 
 def test_hyperparameters_and_what_the_job_runs_with_are_filled_in() -> None:
@@ -230,7 +230,7 @@ def test_a_placeholder_that_stands_for_nothing_is_refused_when_the_job_comes(tmp
     with pytest.raises(InputError) as raised:
         substrate.admit(trial_of("a", lr=0.1))
     assert "{learning_rate} in '--lr={learning_rate}' stands for nothing" in str(raised.value)
-    assert "{lr}, {workers}, {batch}, {epochs}" in str(raised.value)
+    assert "{lr}, {workers}, {batch}, {folder}, {epochs}" in str(raised.value)
     assert "write {{learning_rate}} for the text itself" in str(raised.value)
     with pytest.raises(InputError, match="stands for nothing"):
         arguments(trial_of("a", epochs=None), "{epochs}")

@@ -56,7 +56,7 @@ class TestConformance(SubstrateConformance):
         }
         return Stage(
             substrate=ProcessSubstrate(gpu_nodes(2, 4), commands, run_dir=folder, grace_s=1.0),
-            jobs={sketch.id: job_of(sketch.id) for sketch in sketches},
+            jobs={sketch.id: job_of(sketch.id, epochs=EPOCHS) for sketch in sketches},
             small=ONE,
             large=TWO,
             batch=BATCH,
@@ -105,6 +105,7 @@ def test_a_command_learns_its_part_from_environment_and_arguments(bench: Bench) 
         "STRETTO_BATCH_ATOMIC": "16",
         "STRETTO_BATCH_ACCUMULATION": "0",
         "STRETTO_METRICS_FILE": str(bench.log.with_name("metrics.jsonl")),
+        "STRETTO_FOLDER": str(bench.log.with_name("files")),
     }
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from process_bench import BATCH, ONE, TWO, Bench, all_events, start, trial_of
+from process_bench import BATCH, ONE, TWO, Bench, all_events, job_of, start, trial_of
 from stretto.core.allocation import on_nodes
-from stretto.core.events import Decided, Event, JobReported, JobSubmitted
+from stretto.core.events import Decided, Event, JobNoted, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.observations import Result
@@ -45,6 +45,10 @@ def results(events: Sequence[Event]) -> list[Result]:
 
 def shown(events: Sequence[Event]) -> list[tuple[int, float | None]]:
     return [(result.epoch, result.value) for result in results(events)]
+
+
+def notes(events: Sequence[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, JobNoted)]
 
 
 @pytest.mark.parametrize("show", [SHOW, WRITE], ids=["printed", "written"])
@@ -86,6 +90,8 @@ show(epoch=3, accuracy=float("inf"))
     events = all_events(bench.started(bench.code(code, metric="accuracy"), job=trial_of("a")))
     assert shown(events) == [(1, None), (2, None), (3, None)]
     assert "accuracy is 'high'; it must be a number or null" in bench.log.read_text()
+    (note,) = notes(events)
+    assert "accuracy was shown as 'high', which is not a number" in note
 
 
 def test_lines_without_an_epoch_are_counted(bench: Bench) -> None:
@@ -138,6 +144,64 @@ sys.exit(5)
     events = all_events(bench.started(bench.code(code, metric="accuracy"), job=trial_of("a")))
     assert events[-1].kind == "job-finished"
     assert (bench.folder / "code.py.model").exists()
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy"], ids=["job", "trial"])
+def test_one_that_trains_on_after_its_last_epoch_is_ended_at_once(bench: Bench, metric: str | None) -> None:
+    """Though it would have time to end by itself: SIGTERM comes while an epoch that does not count runs."""
+    bench.grace_s = 60.0
+    code = (
+        SHOW
+        + """
+signal.signal(signal.SIGTERM, lambda *_: (print("asked to stop", flush=True), sys.exit(0)))
+for epoch in range(1, 5): show(epoch=epoch, accuracy=1)
+time.sleep(20)
+"""
+    )
+    job = job_of("a", epochs=3) if metric is None else trial_of("a", epochs=3)
+    events = all_events(bench.started(bench.code(code, metric=metric), job=job))
+    assert [event.epoch for event in events if isinstance(event, JobReported)] == [1, 2, 3]
+    assert notes(events) == ["its command was ended: it has shown 3 epochs, all that were asked for"]
+    assert events[-1].kind == "job-finished"
+    assert "asked to stop" in bench.log.read_text()
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy"], ids=["job", "trial"])
+def test_one_that_ends_with_fewer_epochs_has_finished_and_that_is_said(
+    bench: Bench, metric: str | None
+) -> None:
+    job = job_of("a", epochs=3) if metric is None else trial_of("a", epochs=3)
+    events = all_events(bench.started(bench.code(SHOW + "show(epoch=1, accuracy=1)", metric=metric), job=job))
+    assert [event.kind for event in events] == ["job-reported", "job-noted", "job-finished"]
+    assert "has shown 1 of 3 epochs" in notes(events)[0]
+
+
+def test_a_failure_after_the_last_epoch_is_told_of(bench: Bench) -> None:
+    code = SHOW + "show(epoch=3)\nsys.exit('no room for the model')"
+    events = all_events(bench.started(bench.code(code), job=job_of("a", epochs=3)))
+    assert [event.kind for event in events] == ["job-reported", "job-noted", "job-finished"]
+    assert "no room for the model" in notes(events)[0]
+    assert str(bench.log) in notes(events)[0]
+
+
+def test_what_a_command_keeps_in_its_folder_is_there_when_it_is_started_again(bench: Bench) -> None:
+    code = (
+        SHOW
+        + """
+kept = os.path.join(os.environ["STRETTO_FOLDER"], "epoch")
+assert os.path.join(sys.argv[1], "epoch") == kept
+epoch = int(open(kept).read()) if os.path.exists(kept) else 0
+open(kept, "w").write(str(epoch + 1))
+show(epoch=epoch + 1, accuracy=1)
+if epoch == 0: time.sleep(60)
+"""
+    )
+    job = trial_of("a", epochs=2)
+    substrate = bench.started(bench.code(code, "{folder}", metric="accuracy"), job=job)
+    assert substrate.next_event(30.0) is not None
+    substrate.apply([Instruction(2, Action.PARK, "a", on_nodes({}), BATCH), start("a", ONE, 3)])
+    assert [epoch for epoch, _ in shown(all_events(substrate))] == [2]
+    assert (bench.folder / "jobs" / "a" / "files" / "epoch").read_text() == "2"
 
 
 AGAIN = """

@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 
 from stretto.core.errors import InputError
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
-from stretto.substrate.process_command import gang_environment, rank_environment
+from stretto.substrate.process_command import METRICS, gang_environment, own_folder, rank_environment
 from stretto.wire.channel import Channel, connect
 from stretto.wire.codec import WireError
 from stretto.wire.messages import (
@@ -153,14 +153,13 @@ class Attendant:
         order = task.command
         assert order is not None
         leads = form.rank == 0
+        own_folder(log.parent).mkdir(parents=True, exist_ok=True)
         return GuardedCommand(
             order.argv,
             env={**os.environ, **order.env, **_group_environment(task.job_id, order, form)},
             ranks=[rank_environment(form.rank, local_rank=form.neighbours.index(own))],
             cwd=Path(order.cwd) if order.cwd else None,
-            files=Files(
-                log=log, metrics=log.with_name("metrics.jsonl"), lock=log.with_name(f"lock.{form.rank}")
-            ),
+            files=Files(log=log, metrics=log.with_name(METRICS), lock=log.with_name(f"lock.{form.rank}")),
             keys=order.keys if leads else (),
             tells_missed=leads and order.tells_missed,
             grace_s=order.grace_s,

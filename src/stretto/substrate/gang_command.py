@@ -20,16 +20,26 @@ from stretto.substrate.gang_effects import Effect, Moment, Rules, Send, Training
 from stretto.substrate.gang_lines import PrintedAccount
 from stretto.substrate.gang_losses import Cause, Losses
 from stretto.substrate.process_command import Command, filled_in, own_environment
+from stretto.substrate.process_end import failed_late
 from stretto.substrate.process_reports import Setup
 from stretto.substrate.process_trials import Trial
-from stretto.wire.messages import CommandOrder, FromWorker, LetEnd, Printed, ToWorker
+from stretto.wire.messages import (
+    CommandOrder,
+    Failed,
+    Finished,
+    FromWorker,
+    Left,
+    LetEnd,
+    Printed,
+    ToWorker,
+)
 
 
 class CommandGang(Gang):
     """One job's processes, of which the first one's lines are read.
 
-    A trial that has shown its last epoch may end by itself for as long as it would have to leave; then it
-    is asked to. It has finished when nothing of it is left, however it ended.
+    One that has shown its last epoch may end by itself for as long as it would have to leave; then it is
+    asked to, and at once if it shows another. It has finished when nothing of it is left, however it ended.
     """
 
     _account: PrintedAccount
@@ -58,15 +68,16 @@ class CommandGang(Gang):
         """When the present start was asked for; None once its first report has come."""
         self._done = False
         """All is shown; the job has finished when nothing of it is left."""
+        self._late = ""
+        """What is to be said of how it then ended."""
 
     @property
     def command(self) -> CommandOrder:
         assert self._setup is not None, "a worker is started in an incarnation"
-        setup, restarts = self._setup, self._starts - 1
-        metrics = Path(self._log).with_name("metrics.jsonl")
+        setup, restarts, job_folder = self._setup, self._starts - 1, Path(self._log).parent
         return CommandOrder(
-            argv=tuple(filled_in(self._command, self.job, setup)),
-            env=own_environment(self._command, setup, restarts=restarts, metrics=metrics),
+            argv=tuple(filled_in(self._command, self.job, setup, job_folder=job_folder)),
+            env=own_environment(self._command, setup, restarts=restarts, job_folder=job_folder),
             cwd="" if self._command.cwd is None else str(self._command.cwd),
             keys=tuple(sorted(setup.keys)),
             tells_missed=setup.trial is not None and restarts > 0,
@@ -133,6 +144,8 @@ class CommandGang(Gang):
         super()._conclude(now)
         if self._done:
             self._done = False
+            if self._late:
+                self._note(self._late, now)
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
     def _lost(self, member: Member, cause: Cause, now: Moment) -> None:
@@ -149,9 +162,21 @@ class CommandGang(Gang):
         elif member.led and (self.goal is not Goal.OVER or self._done):
             self._read(message, now)
 
+    def _take_last_word(self, member: Member, message: Finished | Failed | Left, now: Moment) -> None:
+        if self._done and isinstance(message, Left):
+            self._late = self._late or self._account.asked.why_ended(self._account.progress)
+        elif self._done and isinstance(message, Failed) and not member.outgoing:
+            self._late = self._late or failed_late(f"{message.traceback}\nlog: {self._log}")
+        super()._take_last_word(member, message, now)
+
     def _finish(self, member: Member, now: Moment) -> None:
         if not self._done:
             super()._finish(member, now)
+
+    def _tell_last(self, now: Moment) -> None:
+        super()._tell_last(now)
+        if lacks := self._account.asked.what_lacks(self._account.progress):
+            self._note(lacks, now)
 
     def _read(self, printed: Printed, now: Moment) -> None:
         assert self._setup is not None
@@ -164,10 +189,14 @@ class CommandGang(Gang):
             self._resize_s, self._starting_s = now.t_s - self._starting_s, None
         if not self._order.holds_reports:
             self._tell(now)
+        if seen.wrong:
+            self._note(seen.wrong, now)
         if self._account.complete and not self._done:
             self._complete(now)
         elif seen.result and self.goal is Goal.EPOCH:
             self._rest(Goal.REST, now.awake_s + self._rules.park_s)
+        if seen.passes:
+            self._end_all()
 
     def _complete(self, now: Moment) -> None:
         ends_anyway = self.phase is Phase.ENDING

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stretto.core.events import JobReported
 from stretto.core.job import Job, Tier
+from stretto.substrate.process_end import Asked
 from stretto.substrate.process_reports import Progress, Setup, read_report
 from stretto.substrate.process_trials import Mark
 
@@ -20,6 +21,10 @@ class Seen:
     """Of a trial: an epoch's result, which was not known before."""
     problems: tuple[str, ...] = ()
     """What had to be left out, as far as it was not said since the command was started."""
+    wrong: str = ""
+    """Why the metric it has is no number, the first time."""
+    passes: bool = False
+    """It is the first to show an epoch after the last one."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,12 @@ class PrintedAccount:
     _mark: Mark = field(default_factory=Mark)
     _waiting: list[JobReported] = field(default_factory=list)
     _problems: set[str] = field(default_factory=set)
+    _has_shown_wrong: bool = False
+    _passed: bool = False
+
+    @property
+    def asked(self) -> Asked:
+        return Asked.of(self.job, self.metric)
 
     @property
     def reached(self) -> Progress:
@@ -41,9 +52,8 @@ class PrintedAccount:
 
     @property
     def complete(self) -> bool:
-        """A trial that has shown its last epoch is done, whatever its command still does."""
-        last_epoch = self.job.work.epochs
-        return self.metric is not None and last_epoch is not None and self.progress.result_epoch >= last_epoch
+        """A job that has shown its last epoch is done, whatever its command still does."""
+        return self._passed or self.asked.is_shown(self.progress)
 
     def begin(self, setup: Setup, *, t_s: float) -> None:
         """The command is started; first of all, what was missed is told."""
@@ -59,10 +69,15 @@ class PrintedAccount:
         self._mark = reading.mark
         new = tuple(problem for problem in reading.problems if problem not in self._problems)
         self._problems.update(new)
-        if reading.report is None or self.complete:
-            return Seen(problems=new)
+        passes, was_complete = not self._passed and self.asked.is_passed(reading), self.complete
+        self._passed |= passes
+        wrong = "" if self._has_shown_wrong else reading.wrong
+        self._has_shown_wrong |= bool(wrong)
+        if reading.report is None or was_complete:
+            return Seen(problems=new, wrong=wrong, passes=passes)
         self._hold(reading.report)
-        return Seen(report=True, result=bool(reading.report.results), problems=new)
+        result = bool(reading.report.results)
+        return Seen(report=True, result=result, problems=new, wrong=wrong, passes=passes)
 
     def read_missed(self, line: bytes, setup: Setup, *, t_s: float) -> Seen:
         """Likewise, of a line from before the present start: only results that are not known yet count."""

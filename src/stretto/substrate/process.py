@@ -11,6 +11,7 @@ its own checkpoints, saves one on SIGTERM, and goes on from it when it is starte
     STRETTO_BATCH_ATOMIC                  examples per worker and pass
     STRETTO_BATCH_ACCUMULATION            passes added before each step
     STRETTO_METRICS_FILE                  where reports may be written instead of printed
+    STRETTO_FOLDER                        a folder of the job's own, the same whenever it is started
     CUDA_VISIBLE_DEVICES                  the devices of the job; LOCAL_RANK is the index of one's own
 
 Arguments may have placeholders (see `process_command`). The first process reports by JSON lines on its
@@ -32,20 +33,23 @@ from pathlib import Path
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
+from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
 from stretto.substrate.process_command import (
+    METRICS,
     Command,
     check_placeholders,
     environment,
     filled_in,
     free_port,
     gang_environment,
+    own_folder,
     rank_environments,
 )
 from stretto.substrate.process_devices import DevicePool
+from stretto.substrate.process_end import Asked, failed_late
 from stretto.substrate.process_history import Failures, PastJob, fold
 from stretto.substrate.process_reports import Progress, Setup, read_report
 from stretto.substrate.process_trials import Mark, Trial
@@ -75,6 +79,10 @@ class _Run:
     failures: Failures = field(default_factory=Failures)
     problems: set[str] = field(default_factory=set)
     """What was already noted in the log about its reports."""
+    has_shown_wrong: bool = False
+    """It was said that it shows its metric as something that is no number."""
+    passed: bool = False
+    """It has shown an epoch after the last one."""
     ended: bool = False
 
     @property
@@ -87,11 +95,13 @@ class _Run:
         return None if metric is None else Trial(metric, self.job.work.epochs)
 
     @property
+    def asked(self) -> Asked:
+        return Asked.of(self.job, self.command.metric)
+
+    @property
     def complete(self) -> bool:
-        """A trial that has shown its last epoch is done, whatever its command still does."""
-        last_epoch = self.job.work.epochs
-        is_trial = self.command.metric is not None
-        return is_trial and last_epoch is not None and self.progress.result_epoch >= last_epoch
+        """A job that has shown its last epoch is done, whatever its command still does."""
+        return self.passed or self.asked.is_shown(self.progress)
 
 
 class ProcessSubstrate:
@@ -102,7 +112,8 @@ class ProcessSubstrate:
     returns when all that had to stop has stopped, so that nothing new meets something old on a GPU.
 
     A command that fails is started again, `retries` times without progress in between; then its job has
-    failed. A trial that has shown its last epoch may end by itself within `grace_s`; then it is stopped.
+    failed. One that has shown its last epoch may end by itself within `grace_s`; then it is stopped, and at
+    once if it shows another.
 
     Output goes to `run_dir/jobs/<id>/stdout.log`, reports to `metrics.jsonl` beside it. If this process
     dies, its commands are stopped in the same way; a substrate that recovers starts them only after that.
@@ -156,7 +167,7 @@ class ProcessSubstrate:
             )
         check_placeholders(command, job)
         folder = self._folder / job.id
-        files = Files(log=folder / "stdout.log", metrics=folder / "metrics.jsonl", lock=folder / "lock")
+        files = Files(log=folder / "stdout.log", metrics=folder / METRICS, lock=folder / "lock")
         self._runs[job.id] = _Run(job, command, files)
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
@@ -259,18 +270,18 @@ class ProcessSubstrate:
             run.mark = Mark(0 if run.job.tier is Tier.RIGID else run.progress.result_epoch)
             try:
                 self._check_nodes(allocation)
-                run.files.log.parent.mkdir(parents=True, exist_ok=True)
+                own_folder(run.files.log.parent).mkdir(parents=True, exist_ok=True)
                 run.process = self._guarded(run, setup, recovering=recovering)
             except (OSError, ValueError, InputError) as error:
                 self._on_exit(run, cannot_start(error))
 
     def _guarded(self, run: _Run, setup: Setup, *, recovering: bool) -> GuardedCommand:
-        restarts = run.starts - 1
+        restarts, job_folder = run.starts - 1, run.files.log.parent
         env = environment(
             run.command,
             setup,
             restarts=restarts,
-            metrics=run.files.metrics,
+            job_folder=job_folder,
             devices=self._devices.take(run.job, setup.allocation),
         )
         if run.command.gang:
@@ -280,7 +291,7 @@ class ProcessSubstrate:
                 run.job.id, world=world, local_world=world, restarts=restarts, port=run.port
             )
         return GuardedCommand(
-            filled_in(run.command, run.job, setup),
+            filled_in(run.command, run.job, setup, job_folder=job_folder),
             env=env,
             ranks=rank_environments(run.command, setup),
             cwd=run.command.cwd,
@@ -308,6 +319,12 @@ class ProcessSubstrate:
                 resize_s = None if run.asked_s is None else now_s - run.asked_s
                 run.asked_s = None
                 self._report(run, replace(reading.report, resize_s=resize_s))
+            if reading.wrong and not run.has_shown_wrong:
+                run.has_shown_wrong = True
+                self._say(run, reading.wrong)
+            if run.asked.is_passed(reading) and not run.passed and run.process is not None:
+                run.passed = True
+                run.process.ask_to_stop()
         self._note(run, reading.problems)
 
     def _on_missed(self, run: _Run, setup: Setup, text: bytes) -> None:
@@ -336,9 +353,25 @@ class ProcessSubstrate:
     def _on_exit(self, run: _Run, how: Exit) -> None:
         with self._changed:
             if run.complete or (how.code == 0 and not how.asked):
+                self._tell_of_end(run, how)
                 self._end(run, JobFinished(t_s=self.now_s(), job_id=run.job.id))
             elif not how.asked:
                 self._on_failure(run, how)
+
+    def _say(self, run: _Run, text: str) -> None:
+        self._events.append(JobNoted(t_s=self.now_s(), job_id=run.job.id, text=text))
+        self._changed.notify_all()
+
+    def _tell_of_end(self, run: _Run, how: Exit) -> None:
+        """Of a finished job: that its command was ended, or did less than was asked, or failed late."""
+        if how.asked:
+            text = run.asked.why_ended(run.progress)
+        elif how.code == 0:
+            text = run.asked.what_lacks(run.progress)
+        else:
+            text = failed_late(f"{how.text}; {end_of(run.files.log)}\nlog: {run.files.log}")
+        if text:
+            self._say(run, text)
 
     def _on_failure(self, run: _Run, how: Exit) -> None:
         error = f"{how.text}; {end_of(run.files.log)}\nlog: {run.files.log}"

@@ -5,6 +5,7 @@ In arguments, `{name}` stands for a hyperparameter of the job, or, where it has 
     {workers}    processes of the job
     {batch}      examples per step, over all workers
     {epochs}     after how many epochs it is done, if that is known
+    {folder}     a folder of the job's own, the same whenever it is started
 
 `{{name}}` stands for `{name}` itself; other braces mean nothing.
 """
@@ -24,6 +25,8 @@ from stretto.substrate.process_reports import Setup
 
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
 _HOST = "127.0.0.1"
+_FOLDER = "files"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Command:
 
 def check_placeholders(command: Command, job: Job) -> None:
     """InputError if an argument has a placeholder that stands for nothing."""
-    known = {**dict(job.config), "workers": "", "batch": "", **_epochs(job)}
+    known = {**dict(job.config), "workers": "", "batch": "", "folder": "", **_epochs(job)}
     for part in command.argv:
         for match in _PLACEHOLDER.finditer(part):
             if match[2] is not None and match[2] not in known:
@@ -54,10 +57,16 @@ def check_placeholders(command: Command, job: Job) -> None:
                 )
 
 
-def filled_in(command: Command, job: Job, setup: Setup) -> list[str]:
+def own_folder(job_folder: Path) -> Path:
+    """Where a job's command keeps what it wants to find again when it is started again."""
+    return job_folder / _FOLDER
+
+
+def filled_in(command: Command, job: Job, setup: Setup, *, job_folder: Path) -> list[str]:
     """The arguments with every placeholder replaced."""
     workers = setup.allocation.worker_count
-    own = {"workers": workers, "batch": setup.batch.total(workers), **_epochs(job)}
+    folder = own_folder(job_folder)
+    own = {"workers": workers, "batch": setup.batch.total(workers), "folder": folder, **_epochs(job)}
     values = {name: str(value) for name, value in {**own, **dict(job.config)}.items()}
 
     def value_of(match: re.Match[str]) -> str:
@@ -67,14 +76,15 @@ def filled_in(command: Command, job: Job, setup: Setup) -> list[str]:
 
 
 def environment(
-    command: Command, setup: Setup, *, restarts: int, metrics: Path, devices: Sequence[str] | None
+    command: Command, setup: Setup, *, restarts: int, job_folder: Path, devices: Sequence[str] | None
 ) -> dict[str, str]:
     """What all processes of the job have in common; `devices` None: they see whatever there is."""
     seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-    return {**os.environ, **own_environment(command, setup, restarts=restarts, metrics=metrics), **seen}
+    own = own_environment(command, setup, restarts=restarts, job_folder=job_folder)
+    return {**os.environ, **own, **seen}
 
 
-def own_environment(command: Command, setup: Setup, *, restarts: int, metrics: Path) -> dict[str, str]:
+def own_environment(command: Command, setup: Setup, *, restarts: int, job_folder: Path) -> dict[str, str]:
     """What processes of the job are told, on whatever node they are."""
     return {
         **command.env,
@@ -85,7 +95,8 @@ def own_environment(command: Command, setup: Setup, *, restarts: int, metrics: P
         "STRETTO_NODES": str(len(setup.allocation.nodes)),
         "STRETTO_BATCH_ATOMIC": str(setup.batch.atomic),
         "STRETTO_BATCH_ACCUMULATION": str(setup.batch.accumulation),
-        "STRETTO_METRICS_FILE": str(metrics),
+        "STRETTO_METRICS_FILE": str(job_folder / METRICS),
+        "STRETTO_FOLDER": str(own_folder(job_folder)),
     }
 
 

@@ -20,13 +20,17 @@ class Line:
         """Whether it has the key with anything but null."""
         return self._values.get(key) is not None
 
+    def shown(self, key: str) -> str:
+        """What it has there, as people are told."""
+        return repr(str(self._values[key])[:40])
+
     def number(self, key: str, rule: str, *, least: float = 0.0, most: float = math.inf) -> float | None:
         value = self._values.get(key)
         if value is None:
             return None
         as_float = _as_float(value)
         if as_float is None or not math.isfinite(as_float) or not least <= as_float <= most:
-            self.problems.append(f"{key} is {str(value)[:40]!r}; it must be {rule}")
+            self.problems.append(f"{key} is {self.shown(key)}; it must be {rule}")
             return None
         return as_float
 
@@ -43,7 +47,7 @@ class Line:
         value = self._values[key]
         as_float = _as_float(value)
         if as_float is None and value is not None:
-            self.problems.append(f"{key} is {str(value)[:40]!r}; it must be a number or null")
+            self.problems.append(f"{key} is {self.shown(key)}; it must be a number or null")
             return ()
         return (as_float if as_float is not None and math.isfinite(as_float) else None,)
 

@@ -74,6 +74,8 @@ class Reading:
     problems: tuple[str, ...] = ()
     mark: Mark = _START
     """For the lines that follow in the same start."""
+    wrong: str = ""
+    """Of a trial: why the metric that the line has is none."""
 
 
 def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: Mark = _START) -> Reading:
@@ -101,7 +103,9 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: 
         losses=_losses(line, progress),
         results=() if result is None else (result,),
     )
-    return Reading(report, tuple(line.problems), shown.mark if shown else mark)
+    if shown is None:
+        return Reading(report, tuple(line.problems), mark)
+    return Reading(report, tuple(line.problems), shown.mark, shown.wrong)
 
 
 def _progress(line: Line, last: Progress) -> Progress:

@@ -47,6 +47,8 @@ class Shown:
     mark: Mark
     result: Result | None = None
     """None if it is passed over."""
+    wrong: str = ""
+    """Why the metric that the line has is none."""
 
 
 def read_result(
@@ -54,6 +56,8 @@ def read_result(
 ) -> Shown:
     """The result of a line, if results are known up to the epoch `known`."""
     values = line.measured(trial.metric) if line.has(trial.metric) else ()
+    if line.has(trial.metric) and not values:
+        return Shown(mark, wrong=_no_number(trial.metric, line.shown(trial.metric)))
     told = line.epoch()
     if not values or (told is None and (line.gives("epoch") or not mark.counts)):
         return Shown(mark)
@@ -66,6 +70,13 @@ def read_result(
     epoch_s = mark.epoch_s(epoch, t_s)
     nodes = len(allocation.nodes)
     return Shown(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
+
+
+def _no_number(metric: str, shown: str) -> str:
+    return (
+        f"an epoch has no result: {metric} was shown as {shown}, which is not a number. Print a number, or "
+        "null where there is none; this is said once."
+    )
 
 
 def _passed_over(epoch: int, trial: Trial, known: int) -> str:
