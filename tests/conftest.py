@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,6 +13,9 @@ from hypothesis import settings
 # How long an example takes is the machine's affair; a run that fails must fail again when it is repeated.
 settings.register_profile("patient", deadline=None, derandomize=True)
 settings.load_profile("patient")
+
+# Commands name `python`, as users do, whose environment is active; here it may not be.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

@@ -21,11 +21,12 @@ from stretto.app.tune import finished
 from stretto.core.events import JobReported
 from stretto.torch import Run
 from stretto.torch.checkpoint import CheckpointStore
+from stretto.wire.checkpoint_meta import whole_checkpoints
 
 TOLERANCE = 1e-9
 """Of losses computed with 64 bits in another order; a lost step or momentum shows at 1e-3."""
-SAVING_FAILED = "A checkpoint could not be saved"
-"""Said when the disk is full; a trial that lives no longer than that has none."""
+NO_CHECKPOINT = ("A checkpoint could not be saved", "cannot be used: ")
+"""Said when the disk is full, and of one that is damaged; a trial that lives no longer than that has none."""
 
 Steps = dict[tuple[str, int], list[Step]]
 """What the workers did, by mark and number."""
@@ -88,7 +89,8 @@ def _problems_of_trial(
             yield f"loss {value} was told of epoch {epoch}, undisturbed {truth[epoch - 1]}"
     if trial.checkpoint is not None and not Path(trial.checkpoint).is_file():
         yield f"its best checkpoint is not there: {trial.checkpoint}"
-    if trial.checkpoint is None and (list(job.glob("checkpoints/*")) or SAVING_FAILED not in log_of(trial)):
+    excused = any(said in log_of(trial) for said in NO_CHECKPOINT)
+    if trial.checkpoint is None and (whole_checkpoints(job / "checkpoints") or not excused):
         yield "no checkpoint was told of, though one is there or nothing kept it from being saved"
     yield from _problems_of_checkpoint(job, steps)
 

@@ -63,7 +63,7 @@ class TestNonsense:
             (("study.toml", "train.py:train", "--slots", 0), "0 slots are out of range"),
             (("study.toml", "train.py:train", "--name", "a/b"), "cannot be the name of a run"),
             (("study.toml", "train.py:train", "--name", ".."), "cannot be the name of a run"),
-            (("study.toml", "train.py:train", "--retries", -1), "--retries -1 is negative"),
+            (("study.toml", "train.py:train", "--retries", -1), "-1 retries are less than none"),
             (("study.toml", "train.py:train", "--deadline", "0s"), "not later than the start"),
             (("study.toml", "train.py:train", "--budget", "much"), "not a sum of money"),
             (("study.toml", "train.py:train", "--policy", "hypershed"), "there is no policy"),

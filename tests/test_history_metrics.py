@@ -23,6 +23,7 @@ from stretto.core.events import (
     JobSubmitted,
     NodeAdded,
     NodeLost,
+    NodeReleased,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
@@ -119,7 +120,12 @@ class TestHistory:
         assert history_of([*cut, ready(20.0, "a", 15.0)]).jobs["a"].resizing_gpu_s == 15.0
 
     @pytest.mark.parametrize(
-        "loss", [WorkerLost(t_s=40.0, job_id="a", node="0"), NodeLost(t_s=40.0, node_id="0")]
+        "loss",
+        [
+            WorkerLost(t_s=40.0, job_id="a", node="0"),
+            NodeLost(t_s=40.0, node_id="0"),
+            NodeReleased(t_s=40.0, node_id="0"),
+        ],
     )
     def test_what_is_lost_is_held_no_longer(self, loss: Event) -> None:
         events: list[Event] = [

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from made_up_site import MadeUpCluster
 from stretto.app.plan import Planned
 from stretto.app.probe_study import PlannableStudy, study_to_plan
 from stretto.app.real_ray import RayCluster
 from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_site import OpenSite, ThisMachine, node_of
-from stretto.app.study_cluster import Offer, nodes_offer
+from stretto.app.real_site import OpenSite, node_of
+from stretto.app.study_cluster import nodes_offer
 from stretto.app.tune import prepare, start
 from stretto.core.cluster import Node
 from stretto.planning.forecast import Forecast
@@ -39,34 +40,6 @@ UNKNOWN = KNOWN[: KNOWN.index("[profile]")]
 DEADLINE_S = 600.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster(ThisMachine):
-    """A made-up one: these nodes are there, and a run that rents has some of them from its start."""
-
-    there: tuple[Node, ...]
-    offered: Offer
-    kept: tuple[Node, ...]
-
-    words = "the cluster"
-    mark = " on Ray"
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self.there
-
-    @property
-    def to_measure_on(self) -> tuple[Node, ...]:
-        return self.there
-
-    @property
-    def held(self) -> tuple[Node, ...]:
-        return self.kept
-
-    @property
-    def offer(self) -> Offer:
-        return self.offered
-
-
 @pytest.fixture(autouse=True)
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Node]:
     """The nodes of the cluster, two of them at first."""
@@ -77,8 +50,13 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Node]:
         rented, all_nodes = self.request.rented, tuple(nodes)
         offer = nodes_offer(len(nodes), 2, self.request.machine) if rented is None else rented.offer
         kept = () if rented is None else all_nodes
-        yield Cluster(
-            slots=4, machine=self.request.machine, there=all_nodes, offered=offer, kept=kept, rents=True
+        yield MadeUpCluster(
+            slots=4,
+            machine=self.request.machine,
+            there=all_nodes,
+            kept=kept,
+            idle=all_nodes,
+            offered=offer,
         )
 
     monkeypatch.setattr(RayCluster, "opened", opened)
@@ -164,3 +142,34 @@ def test_the_command_says_what_it_is_planned_for(
     assert (code, err) == (0, "Planned for [cluster], whose nodes join the cluster.\n")
     told = stretto.json("plan", "study.toml", "--on", "ray", "--deadline", "10m")
     assert (told["deadline_s"], told["feasible"]) == (600.0, True)
+
+
+@pytest.mark.parametrize(
+    ("usd_per_slot_hour", "box_usd", "told"), [(0.0, 7.2, "a box costs $7.2"), (3.6, 0.0, "$7.2")]
+)
+def test_whatever_may_cost_is_agreed_to(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    usd_per_slot_hour: float,
+    box_usd: float,
+    told: str,
+) -> None:
+    """Also if the first type that can be rented is free, or all are, and what is there is not."""
+    free_first = '[[cluster.instance]]\nname = "free"\ngpus = 2\nusd_per_hour = 0\n[[cluster.instance]]'
+    rented = RENTED.replace("[[cluster.instance]]", free_first).replace("7.2", str(box_usd))
+    write_study(Path(), KNOWN.replace("3.6", str(usd_per_slot_hour)) + rented)
+    words = (
+        "tune",
+        "study.toml",
+        "train.py:train",
+        "--policy",
+        "rubberband",
+        "--on",
+        "ray",
+        "--deadline",
+        "10m",
+    )
+    code, _, err = StudyCommand(monkeypatch, capsys)(*words)
+    assert code == 2
+    assert told in err
+    assert "nobody is there to agree" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from stretto.app.probe import ProbeSpec, measure, probe
 from stretto.app.probe_seen import Copy, Progress, Seen
 from stretto.app.profile_file import MeasuredProfile, believe
 from stretto.app.real_describe import describe_entries
+from stretto.app.real_scratch import scratch
 from stretto.app.real_site import ThisMachine
 from stretto.app.real_work import check_command, find_entry, sample_job
 from stretto.core.cluster import Node, Wish
@@ -482,15 +484,42 @@ for epoch in range(int(sys.argv[1])):
     assert fmean(measured.epoch_times_s(1)) >= 0.05
 
 
-def test_the_log_of_training_that_fails_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_of_training_that_fails_nothing_is_left_but_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, kept: bool
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     command = check_command((sys.executable, "-c", "print('my data is gone'); raise SystemExit(3)"), ())
+    log = tmp_path / "run" / "failed.log"
     with pytest.raises(InputError, match="my data is gone") as told:
-        probe(command, [()], slots=1, time_s=60.0)
-    (log,) = tmp_path.glob("stretto-probe-*/jobs/*/stdout.log")
-    assert str(log) in str(told.value)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [log], "nothing else is left"
+        probe(command, [()], slots=1, time_s=60.0, log=log if kept else None)
+    assert str(told.value).endswith(f"log: {log}" if kept else "my data is gone")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == ([log] if kept else [])
+    assert not list(tmp_path.glob("stretto-probe-*"))
+    assert not kept or log.read_text() == "my data is gone\n"
+
+
+def test_nothing_is_left_of_a_probe_that_a_signal_ends(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), scratch("probe", parent=tmp_path):
+        signal.raise_signal(signal.SIGTERM)
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_error_is_told_though_its_log_cannot_be_kept(tmp_path: Path) -> None:
+    nowhere = Path("/dev/null/failed.log")
+
+    def fail() -> None:
+        with scratch("probe", log=nowhere, parent=tmp_path) as folder:
+            folder.log("a").parent.mkdir(parents=True)
+            folder.log("a").touch()
+            raise InputError("it failed.", remedy=f"no data\nlog: {folder.log('a')}")
+
+    with pytest.raises(InputError) as told:
+        fail()
+    assert str(told.value) == "it failed. no data"
 
 
 def test_the_log_of_code_that_cannot_be_described_is_kept(
@@ -513,9 +542,10 @@ def test_the_log_of_code_that_cannot_be_described_is_kept(
         config=(),
     )
     with pytest.raises(InputError, match="my data is gone") as told:
-        describe_entries([spec], ThisMachine(slots=1))
-    (log,) = (path for path in (tmp_path / "tmp").rglob("*") if path.is_file())
-    assert str(log) in str(told.value)
+        describe_entries([spec], ThisMachine(slots=1), tmp_path / "failed.log")
+    assert str(tmp_path / "failed.log") in str(told.value)
+    assert (tmp_path / "failed.log").is_file()
+    assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()], "nothing else is left"
 
 
 def test_who_asked_for_a_probe_says_how_it_gets_more_time() -> None:

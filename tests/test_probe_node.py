@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from made_up_site import MadeUpCluster
 from stretto.app.probe_node import LOOK_S, instance_to_probe, lent_node
 from stretto.app.probe_origin import node_to_launch
 from stretto.app.probe_seen import Progress
@@ -20,7 +21,7 @@ from stretto.app.real_expect import expect
 from stretto.app.real_ray import RayCluster
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import tune_result
-from stretto.app.real_site import OpenSite, ThisMachine
+from stretto.app.real_site import OpenSite
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder, RunSpec, begin
 from stretto.app.study_cluster import Offer
@@ -150,36 +151,6 @@ class TestLending:
         assert fleet.closed == 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster(ThisMachine):
-    """A made-up one, which has a node as long as one was launched."""
-
-    fleets: list[ScriptedFleet]
-    rented: Offer
-    there: tuple[Node, ...]
-    own: tuple[Node, ...] = ()
-
-    words = "the cluster"
-    mark = " on Ray"
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self.there
-
-    @property
-    def to_measure_on(self) -> tuple[Node, ...]:
-        return self.own
-
-    @property
-    def offer(self) -> Offer:
-        return self.rented
-
-    def fleet(self, folder: RunFolder, purpose: str = "") -> ScriptedFleet:
-        assert (folder.name, purpose) == ("tiny", "probe")
-        self.fleets.append(ScriptedFleet(CAME))
-        return self.fleets[-1]
-
-
 @pytest.fixture
 def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScriptedFleet]:
     """Those that were made, of a cluster that has no node of its own, only one that another run pays for."""
@@ -187,12 +158,19 @@ def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScriptedFlee
     write_study(tmp_path, UNKNOWN)
     made: list[ScriptedFleet] = []
 
+    def fleet(folder: RunFolder, purpose: str) -> ScriptedFleet:
+        assert (folder.name, purpose) == ("tiny", "probe")
+        made.append(ScriptedFleet(CAME))
+        return made[-1]
+
     @contextmanager
     def opened(self: RayCluster) -> Iterator[OpenSite]:
         assert self.request.rented is not None
         up = any(not fleet.closed for fleet in made)
         there = (OTHERS, dataclasses.replace(NODE, instance="")) if up else (OTHERS,)
-        yield Cluster(slots=2, fleets=made, rented=self.request.rented.offer, there=there)
+        yield MadeUpCluster(
+            slots=2, there=there, kept=there, offered=self.request.rented.offer, make_fleet=fleet
+        )
 
     monkeypatch.setattr(RayCluster, "opened", opened)
     return made

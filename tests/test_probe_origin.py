@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from made_up_site import MadeUpCluster
 from stretto.app.probe_node import instance_to_probe
 from stretto.app.probe_origin import LARGE, code_files, known_profile, node_to_launch, origin_of
 from stretto.app.probe_seen import Progress
@@ -19,7 +20,7 @@ from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_site import ThisMachine, node_of
 from stretto.app.real_work import CommandLine, Entry
 from stretto.app.tune import prepare
-from stretto.core.cluster import Node
+from stretto.core.errors import InputError
 from study_command import StudyCommand
 from tune_world import STUDY, endless, write_study
 
@@ -144,20 +145,7 @@ def test_a_damaged_profile_of_another_run_is_passed_over_and_the_newest_taken() 
     assert "the run new (" in prepare(asked("other"), make=endless).speeds
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster(ThisMachine):
-    """Nodes of some names."""
-
-    there: tuple[Node, ...]
-
-    mark = " on Ray"
-
-    @property
-    def to_measure_on(self) -> tuple[Node, ...]:
-        return self.there
-
-
-def measured_on(checked: Checked, site: Cluster, **fields: object) -> MeasuredProfile:
+def measured_on(checked: Checked, site: MadeUpCluster, **fields: object) -> MeasuredProfile:
     """As a probe there leaves it in the run's folder."""
     prepare(asked("probe"), make=endless)
     profile = dataclasses.replace(
@@ -173,7 +161,8 @@ def measured_on(checked: Checked, site: Cluster, **fields: object) -> MeasuredPr
 
 def test_of_a_cluster_that_was_started_anew_only_its_own_run_believes_it() -> None:
     """Names of nodes are new then, and nothing else tells one cluster from another."""
-    first, again = (Cluster(slots=2, there=(node_of(name, 2),)) for name in ("a", "b"))
+    clusters = ((node_of("a", 2),), (node_of("b", 2),))
+    first, again = (MadeUpCluster(slots=2, there=nodes, idle=nodes) for nodes in clusters)
     measured_on(asked(), first)
     assert known_profile(asked(), again) is not None
     assert known_profile(asked("other"), first) is not None
@@ -181,7 +170,7 @@ def test_of_a_cluster_that_was_started_anew_only_its_own_run_believes_it() -> No
 
 
 def test_a_node_that_was_launched_to_measure_on_is_paid_for_once() -> None:
-    site, other = Cluster(slots=2, there=()), asked("other")
+    site, other = MadeUpCluster(slots=2, there=()), asked("other")
     node = ProbedNode(instance="slot", queue_s=1.0, init_s=2.0, cost_usd=3.0)
     assert node_to_launch(other, site) == instance_to_probe(site.offer)
     measured_on(asked(), site, node=node, slots=1)
@@ -189,6 +178,17 @@ def test_a_node_that_was_launched_to_measure_on_is_paid_for_once() -> None:
     known = known_profile(other, site)
     assert known is not None
     assert known.taken_over().node == dataclasses.replace(node, cost_usd=0.0)
+
+
+def test_a_damaged_profile_of_its_own_is_told_with_what_helps() -> None:
+    prepare(asked(), make=endless)
+    asked().folder.profile.write_text("{", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"profile\.json: is not JSON.* Remove it, and the training is measured"
+    ):
+        prepare(asked(), make=endless)
+    asked().folder.profile.unlink()
+    assert is_measured(asked())
 
 
 def test_the_files_of_a_command_are_those_it_names() -> None:

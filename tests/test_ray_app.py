@@ -92,9 +92,9 @@ class Ten(Unwatched):
             self._stop.ask()
 
 
-def described(jobs: Sequence[JobSpec], site: OpenSite) -> dict[str, Described]:
+def described(jobs: Sequence[JobSpec], site: OpenSite, log: Path) -> dict[str, Described]:
     """What the stub would say of itself."""
-    del site
+    del site, log
     some = Described(
         examples=80,
         batch=16,

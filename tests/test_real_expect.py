@@ -198,6 +198,13 @@ def test_a_run_that_its_deadline_ends_is_not_expected_to_go_on() -> None:
     assert until(before, None) is before
 
 
+def test_nodes_that_are_rented_are_paid_for_though_none_is_held_from_the_start() -> None:
+    finish_s, cost_usd = Estimate(30.0, 20.0, 31.0), Estimate(0.06, 0.04, 0.062)
+    before = Expectation(finish_s=finish_s, cost_usd=cost_usd, epochs=None)
+    assert until(before, 28.0).cost_usd == cost_usd
+    assert after_loading(before, 5.0, 28.0).cost_usd == cost_usd
+
+
 def test_what_is_announced_is_what_is_compared_later() -> None:
     """A plan alone leaves out that code is loaded: what is expected of the run is said beside it."""
     for tuning in (tuning_of(BUSY), replace(tuning_of(BUSY), instances=slots_offer(2, Machine()).instances)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import time
 from pathlib import Path
@@ -10,17 +11,19 @@ from typing import Any
 
 import pytest
 
+from stretto.app.given_limits import deadline_words, given_deadline_s
 from stretto.app.real_board import Phase
+from stretto.app.real_deadline import given_duration_s
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import TuneResult
 from stretto.app.replay import replay
-from stretto.app.run_folder import RunFolder
+from stretto.app.run_folder import RunFolder, Tables
 from stretto.app.tune import finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused, RunStarted
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, parse_duration_s
 from stretto.report.run_text import tune_text
 from study_command import StudyCommand
 from tune_world import STUDY, simulated, write_study
@@ -82,6 +85,24 @@ def test_a_run_that_a_deadline_ended_goes_on_with_a_later_one(here: Path, policy
     assert not extend(later), "the same command once more"
 
 
+@pytest.mark.parametrize("deadline", [math.inf, 600, 600.0, 90.5, 1e-5, 1e17, "10m", None])
+def test_a_deadline_of_a_call_is_understood_when_it_is_read_again(deadline: float | str | None) -> None:
+    words: Tables = {"deadline": deadline_words(deadline), "study": {}}
+    given_s = given_deadline_s(deadline)
+    assert given_duration_s(words) == (None if given_s == math.inf else given_s)
+
+
+def test_a_run_without_a_deadline_is_not_given_one_later(here: Path) -> None:
+    free, limited = (
+        dataclasses.replace(asked(here, "9s", deadline_s=given_deadline_s(one)).request, deadline_as=words)
+        for one, words in ((math.inf, deadline_words(math.inf)), (600.0, "10m"))
+    )
+    tuned(check_request(free))
+    assert not extend(check_request(limited))
+    with pytest.raises(InputError, match="begun otherwise: deadline was"):
+        finished(check_request(limited))
+
+
 def test_a_later_deadline_brings_back_what_there_was_too_little_time_for(here: Path) -> None:
     short = tuned(asked(here, "39s", policy="hypersched"))
     assert Phase.STOPPED not in short.trials_by_state
@@ -139,12 +160,28 @@ def test_a_deadline_that_is_over_already(here: Path) -> None:
     spec = checked.folder.read("spec")
     assert spec is not None
     checked.folder.write("spec", {**spec, "started_at_s": time.time() - 3600.0})
-    with pytest.raises(InputError, match=r"was 45m \d\ds ago\. Give more than 1h 00m, or a time of day"):
+    with pytest.raises(InputError, match=r"passed 45m \d\ds ago\. Give 1h0[12]m or more, or a time of day"):
         extend(asked(here, "900s"))
     extend(asked(here, "23:59", deadline_s=600.0))
     moved = checked.folder.spec()
     assert moved is not None
     assert moved.deadline_s == pytest.approx(4200.0, abs=60.0)
+
+
+def test_a_deadline_that_is_over_is_told_as_given_and_the_advice_works(here: Path) -> None:
+    checked = asked(here, "39s")
+    tuned(checked)
+    spec = checked.folder.read("spec")
+    assert spec is not None
+    began = {"started_at_s": time.time() - 300.0, "deadline_s": 20.0}  # 19 s went into measuring
+    checked.folder.write("spec", {**spec, **began})
+    with pytest.raises(InputError, match=r"a deadline of 3m 00s from .* passed 2m \d\ds ago") as refused:
+        extend(asked(here, "180s"))
+    found = re.search(r"Give (\S+) or more", refused.value.remedy)
+    assert found is not None
+    advised_s = parse_duration_s(found[1])
+    assert advised_s >= 300.0 + 19.0 + 60.0, "a minute to read and type it"
+    assert extend(asked(here, found[1], deadline_s=advised_s))
 
 
 def test_the_same_deadline_in_other_words(here: Path) -> None:

@@ -20,6 +20,8 @@ from stretto.core.errors import InputError
 from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
+from stretto.pricing.billing import Billing
+from stretto.pricing.instances import Instance
 from stretto.report.plan_page import plan_html, write_plan_page
 from stretto.report.plan_text import (
     closing,
@@ -288,6 +290,22 @@ def test_names_with_markup_stay_text() -> None:
     assert "<img" not in page
     assert "&lt;img src=http://x onerror=alert(1)&gt;" in page
     assert "<img" not in json.dumps(figures(page))
+
+
+@pytest.mark.parametrize("usd_per_hour", [0.0, 1.5])
+def test_of_one_machine_the_page_speaks_of_slots(usd_per_hour: float) -> None:
+    file = study_file(SMALL_STUDY)
+    slot = Instance(name="slot", gpus=1, usd_per_hour=usd_per_hour, own=True)
+    tuning = dataclasses.replace(file.tuning, instances=(slot,), max_nodes=4, billing=Billing(minimum_s=0.0))
+    page = without_plotly(plan_html(plan(dataclasses.replace(file, tuning=tuning))))
+    assert "nodes" not in page.lower()
+    assert "GPU" not in page
+    assert "Slots held in each stage" in page
+    assert f"4, ${usd_per_hour:.2f}/h each" in page
+    *trade_off, stages = figures(page)
+    assert len(trade_off) == (1 if usd_per_hour else 0), "without a price there is none"
+    assert stages["layout"]["yaxis"]["title"]["text"] == "slots"
+    assert re.fullmatch(r"\d slots, slots per trial: \d, \d at once", stages["data"][0]["customdata"][0])
 
 
 def test_the_file_is_written_whole_or_refused(tmp_path: Path) -> None:

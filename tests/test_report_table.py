@@ -69,6 +69,10 @@ def test_the_sentence_says_who_is_sooner_and_by_how_much() -> None:
 def test_policies_that_are_alike_are_called_so() -> None:
     same = dataclasses.replace(BASE, policy="optimus", mean_jct_s=BASE.mean_jct_s)
     assert "pollux and optimus finish jobs equally soon (mean JCT 43m 00s)." in metrics_text([BASE, same])
+    third = dataclasses.replace(BASE, policy="srtf")
+    behind = dataclasses.replace(BASE, policy="fifo", completed=BASE.completed - 1)
+    told = metrics_text([BASE, same, third, behind])
+    assert "pollux, optimus and srtf finish jobs equally soon" in told, "of fifo that is not known"
     sentence = metrics_text([BASE, SLOWER, same])
     assert "1.72x sooner on average than tiresias (mean JCT 43m 00s vs 1h 14m), as optimus does." in sentence
     assert "1.00x" not in sentence

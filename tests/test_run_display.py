@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.live import Live
 
+from builders import make_job
 from stretto.app.explain import explain
+from stretto.app.real_board import Board, Phase
+from stretto.app.real_lines import last_line
 from stretto.app.real_request import TuneRequest, check_request
+from stretto.app.real_shown import metrics_after
 from stretto.app.real_stop import Stop
+from stretto.app.run_folder import RunFolder
 from stretto.app.tune import Prepared, prepare, start
-from stretto.cli.live import Display, Outlook, PlainLines, last_line
+from stretto.cli.live import Display, Outlook, PlainLines
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.decision import Reason, ReasonCode
 from stretto.core.events import (
@@ -24,9 +31,12 @@ from stretto.core.events import (
     JobReported,
     JobRetried,
     JobSubmitted,
+    NodeLost,
+    NodeReleased,
     RunResumed,
 )
 from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Tier
 from stretto.core.observations import Result
 from stretto.report.run_jobs_text import story_text
 from stretto.report.run_page import write_run_page
@@ -229,6 +239,25 @@ def test_every_change_has_a_line_and_so_has_going_on_after_a_stop(events: list[E
     ]
 
 
+def test_a_batch_that_changes_has_a_line() -> None:
+    out = io.StringIO()
+    lines = PlainLines(Console(file=out, width=80), None, Stop())
+    lines.observe(JobSubmitted(t_s=0.0, job=make_job("a", least=1, most=2, tier=Tier.ADAPTIVE)))
+    lines.tick(0.0)
+    reasons = {"a": Reason(ReasonCode.KEPT, "so it is.")}
+    for t_s, action, batch in (
+        (1.0, Action.START, BatchChoice(64)),
+        (2.0, Action.SET_BATCH, BatchChoice(356)),
+        (3.0, Action.SET_BATCH, BatchChoice(178, 1)),
+    ):
+        one = Instruction(1, action, "a", on_nodes({"local": 1}), batch)
+        lines.observe(Decided(t_s=t_s, policy="p", instructions=(one,), reasons=reasons, memory=None))
+    assert [line.strip() for line in out.getvalue().splitlines()] == [
+        "1s  a started: so it is.",
+        "2s  a went from batch 64 to 356: so it is.",
+    ], "one that is only split otherwise is no news"
+
+
 def test_of_equal_trials_the_one_that_the_summary_names_is_told(
     prepared: Prepared, events: list[Event]
 ) -> None:
@@ -244,8 +273,59 @@ def test_of_equal_trials_the_one_that_the_summary_names_is_told(
     told = [line.strip() for line in out.getvalue().splitlines()]
     assert told == [
         "10s  trial-001 has the best accuracy: 0.5 after epoch 1",
-        "20s  trial-000 has the same accuracy as trial-001: 0.5",
+        "20s  trial-000 has the same accuracy as trial-001: 0.5 after epoch 1",
     ]
+
+
+def test_a_best_value_has_the_epoch_that_showed_it(prepared: Prepared, events: list[Event]) -> None:
+    job = next(event.job for event in events if isinstance(event, JobSubmitted))
+    study, out, console = prepared.tuning.study, io.StringIO(), terminal()
+    outlook = Outlook(tuning=prepared.tuning, finish_s=None, usd_per_slot_hour=0.0)
+    lines = PlainLines(Console(file=out, width=80), study, Stop())
+    display = Display(console, "a run", study, outlook, Stop())
+    values = tuple(Result(epoch, value, None, 1, 1) for epoch, value in ((1, 0.2), (2, 0.5), (3, 0.4)))
+    for watcher in (lines, display):
+        watcher.observe(JobSubmitted(t_s=0.0, job=job))
+        watcher.tick(0.0)
+        watcher.observe(JobReported(t_s=3.0, job_id=job.id, work_done=3, epoch=3, results=values))
+    assert "trial-000 has the best accuracy: 0.5 after epoch 2" in out.getvalue()
+    assert "best accuracy 0.5 (trial-000, epoch 2)" in drawn(display, console)
+
+
+def test_what_jobs_reported_last_is_shown(tmp_path: Path, events: list[Event]) -> None:
+    folder, out, console = RunFolder(tmp_path / "run"), io.StringIO(), terminal()
+    job = next(event.job for event in events if isinstance(event, JobSubmitted))
+    job = dataclasses.replace(job, id="mine", study=None)
+    folder.metrics("mine").parent.mkdir(parents=True)
+    folder.metrics("mine").write_text(
+        "".join(f'{{"epoch": {epoch}, "loss": {1 / epoch}, "note": "x"}}\n' for epoch in range(1, 1001))
+    )
+    reported = partial(metrics_after, folder)
+    lines = PlainLines(Console(file=out, width=80), None, Stop(), reported)
+    display = Display(console, "jobs", None, None, Stop(), reported)
+    for watcher in (lines, display):
+        watcher.observe(JobSubmitted(t_s=0.0, job=job))
+        watcher.tick(0.0)
+        watcher.observe(JobReported(t_s=1.0, job_id="mine", work_done=1000, epoch=1000))
+    assert "loss 0.001" in drawn(display, console)
+    lines.observe(JobFinished(t_s=2.0, job_id="mine"))
+    assert out.getvalue().strip() == "2s  mine finished: loss 0.001"
+    assert metrics_after(folder, "mine", 1) == {}, "the file is read at its end only"
+    assert metrics_after(folder, "another", 1) == {}
+
+
+@pytest.mark.parametrize("event", [NodeLost(t_s=3.0, node_id="b"), NodeReleased(t_s=3.0, node_id="b")])
+def test_a_job_whose_node_is_gone_waits(events: list[Event], event: Event) -> None:
+    job = next(event.job for event in events if isinstance(event, JobSubmitted))
+    one = Instruction(1, Action.START, job.id, on_nodes({"a": 1, "b": 1}), BatchChoice(1))
+    board = Board()
+    board.observe(JobSubmitted(t_s=0.0, job=job))
+    board.observe(Decided(t_s=1.0, policy="p", instructions=(one,), reasons={}, memory=None))
+    board.observe(JobReported(t_s=2.0, job_id=job.id, work_done=1, epoch=1))
+    board.observe(NodeLost(t_s=2.0, node_id="another"))
+    assert board.jobs[job.id].phase is Phase.RUNNING
+    board.observe(event)
+    assert (board.jobs[job.id].phase, board.jobs[job.id].allocation) == (Phase.WAITING, NOTHING)
 
 
 def test_the_last_line_of_a_traceback() -> None:
@@ -263,5 +343,5 @@ def test_the_page_and_the_story(prepared: Prepared, tmp_path: Path) -> None:
     assert "trial-005" in page
     told = story_text(explain(folder, "trial-000"))
     assert "submitted: lr = " in told
-    assert "start with 1 (local: 1): Trial 1 of 6: a slot is free for it." in told
+    assert "start with 1 worker (local: 1): Trial 1 of 6: a slot is free for it." in told
     assert "| trial-000 " in story_text(explain(folder))

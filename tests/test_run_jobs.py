@@ -64,13 +64,32 @@ class TestComplete:
 
     def test_the_file_is_heard_first(self) -> None:
         spec = dataclasses.replace(
-            SPEC, batch=BatchSpec(initial=50, max=200, per_gpu=(5, 25)), tier=Tier.ELASTIC, max_workers=2
+            SPEC, batch=BatchSpec(initial=100, max=200, per_gpu=(15, 25)), tier=Tier.ELASTIC, max_workers=2
         )
         job = complete(spec, DESCRIBED, 4)
         assert job.tier is Tier.ELASTIC
         assert job.worker.max == 2
-        assert (job.batch.initial, job.batch.max, job.batch.per_gpu_max) == (50, 200, 25)
-        assert job.work.units_per_epoch == pytest.approx(20.0)
+        assert (job.batch.initial, job.batch.max, job.batch.per_gpu_max) == (100, 200, 25)
+        assert job.work.units_per_epoch == pytest.approx(10.0)
+
+    @pytest.mark.parametrize(
+        ("asked", "rule"),
+        [
+            (BatchSpec(initial=3000), "initial is 3000, and the training code has a batch size of 100"),
+            (BatchSpec(max=16), "max is 16, and the training code allows 100 to 800"),
+            (BatchSpec(max=801), "max is 801, and the training code allows 100 to 800"),
+            (BatchSpec(per_gpu=(5, 25)), r"per_gpu is \[5, 25\], and the training code allows 10 to 200"),
+            (BatchSpec(per_gpu=(10, 201)), "allows 10 to 200"),
+        ],
+    )
+    def test_the_file_cannot_ask_for_what_the_code_does_not_allow(self, asked: BatchSpec, rule: str) -> None:
+        with pytest.raises(InputError, match=rule):
+            complete(dataclasses.replace(SPEC, batch=asked), DESCRIBED, 4)
+
+    def test_passes_that_the_code_forbids_cannot_be_asked_for(self) -> None:
+        code = dataclasses.replace(DESCRIBED, accumulation=False)
+        with pytest.raises(InputError, match="accumulate=False"):
+            complete(dataclasses.replace(SPEC, batch=BatchSpec(accumulation=True)), code, 4)
 
     def test_code_that_keeps_its_batch_cannot_be_adaptive(self) -> None:
         spec = dataclasses.replace(SPEC, tier=Tier.ADAPTIVE)
@@ -165,8 +184,8 @@ class TestDescribed:
         """What happens when the run is begun with code of this batch size, up to its first process."""
         seen: list[str] = []
 
-        def describe(jobs: Sequence[JobSpec], site: OpenSite) -> dict[str, Described]:
-            del site
+        def describe(jobs: Sequence[JobSpec], site: OpenSite, log: Path) -> dict[str, Described]:
+            del site, log
             seen.append("described")
             return {job.name: dataclasses.replace(DESCRIBED, adaptive=False, batch=batch) for job in jobs}
 

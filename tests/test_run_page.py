@@ -25,7 +25,8 @@ from stretto.app.real_expect import Expectation
 from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_result import TrialResult, TuneResult, plan_tables, tune_result
 from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, begin
+from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, begin, find_run
+from stretto.app.run_jobs import run_result
 from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.tune import prepare, start
 from stretto.core.allocation import BatchChoice, on_nodes
@@ -34,7 +35,9 @@ from stretto.core.errors import InputError
 from stretto.core.events import (
     Decided,
     Event,
+    JobFailed,
     JobFinished,
+    JobRetried,
     JobSubmitted,
     NodeAdded,
     NodeLaunched,
@@ -44,6 +47,7 @@ from stretto.core.events import (
     RunStarted,
 )
 from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Tier
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
 from stretto.journal.sqlite import SqliteJournal
@@ -51,6 +55,7 @@ from stretto.planning.forecast import Estimate
 from stretto.report.figures_gantt import Groups, gpus_over_time
 from stretto.report.figures_nodes import IDLE, STARTING, UNDRIVEN
 from stretto.report.plotting import time_unit
+from stretto.report.run_jobs_text import job_table, jobs_text
 from stretto.report.run_page import write_run_page
 from stretto.report.run_text import ranked, tune_text
 from stretto.report.slots import rows_of, stays_of
@@ -157,6 +162,32 @@ def test_a_deadline_that_passed_while_nobody_drove_the_run(here: Path) -> None:
     (gap,) = found.gaps
     assert gap.end_s == found.finished_s
     assert gap.start_s == pytest.approx(KILLED_S, abs=10.0)
+
+
+@pytest.mark.parametrize("deadline_s", [1.0, None])
+def test_a_run_of_which_nothing_is_known_can_be_told_of(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, deadline_s: float | None
+) -> None:
+    """Killed before its first event, or not that far yet; a renting one has no node at first either."""
+    request = TuneRequest(
+        study=write_study(here), work="train.py:train", policy="asha", deadline_s=deadline_s
+    )
+    checked = check_request(dataclasses.replace(request, deadline_as=None if deadline_s is None else "1s"))
+    spec = RunSpec(
+        kind="tune",
+        started_at_s=time.time() - 10.0,
+        asked=checked.asked,
+        slots=2,
+        offer=slots_offer(2, Machine()),
+        deadline_s=deadline_s,
+        file=str(checked.outline.path),
+    )
+    begin(checked.folder, spec)
+    stretto = StudyCommand(monkeypatch, capsys)
+    ended_by = "interrupted" if deadline_s is None else "deadline"
+    assert stretto.json("report", "tiny")["ended_by"] == ended_by
+    assert told(page_of(checked.folder), "ended by") == ended_by
+    assert stretto("explain", "tiny")[0] == 0
 
 
 def test_gaps_end_when_the_run_was_over() -> None:
@@ -274,6 +305,58 @@ def test_a_page_of_jobs_tells_how_they_ended_and_when_nobody_drove_them(here: Pa
     assert "GPU" not in str(figure)
 
 
+def of_jobs(here: Path, *more: Event) -> RunFolder:
+    """A run of two jobs, of which `a` adapts its batch."""
+    folder = RunFolder(here / "shared")
+    begin(folder, RunSpec(kind="run", started_at_s=0.0, asked={"policy": "fifo", "seed": 0}, slots=2))
+    one = on_nodes({"local": 1})
+    starts = [
+        Instruction(1, Action.START, "a", one, BatchChoice(64)),
+        Instruction(2, Action.START, "b", one, BatchChoice(1)),
+    ]
+    larger = Instruction(3, Action.SET_BATCH, "a", one, BatchChoice(128, 1))
+    with closing(SqliteJournal(folder.journal, run="shared")) as journal:
+        journal.append(
+            [
+                RunStarted(t_s=0.0, identity={"policy": "fifo"}, nodes=(Node("local", Resources(gpu=2)),)),
+                JobSubmitted(t_s=0.0, job=make_job("a", least=1, most=2, tier=Tier.ADAPTIVE)),
+                JobSubmitted(t_s=0.0, job=make_job("b")),
+                Decided(t_s=1.0, policy="fifo", instructions=tuple(starts), reasons={}, memory=None),
+                Decided(t_s=2.0, policy="fifo", instructions=(larger,), reasons={}, memory=None),
+                *more,
+            ]
+        )
+    folder.write("result", {"ended_by": "jobs"})
+    return folder
+
+
+def test_a_job_that_failed_is_counted_where_all_came_to_their_end(here: Path) -> None:
+    finished = JobFinished(t_s=40.0, job_id="b")
+    failed = of_jobs(here, finished, JobFailed(t_s=40.0, job_id="a", error="no"))
+    text = jobs_text(run_result(failed, EndedBy.JOBS))
+    assert "every job came to its end, 1 failed, after 40s." in text
+    well = of_jobs(here / "well", finished, JobFinished(t_s=40.0, job_id="a"))
+    assert "every job came to its end after 40s." in jobs_text(run_result(well, EndedBy.JOBS))
+
+
+def test_there_is_a_column_of_batches_where_one_is_adapted(here: Path) -> None:
+    result = run_result(of_jobs(here), EndedBy.JOBS)
+    assert {job.id: job.batch for job in result.jobs} == {"a": 256, "b": None}
+    heading, rows = job_table(result.jobs)
+    column = heading.index("batch")
+    assert [row[column] for row in rows] == ["256", "-"]
+    assert "batch" not in job_table(result.jobs[1:])[0]
+    assert "batch" in page_of(find_run(str(here / "shared")))
+
+
+def test_report_and_explain_count_the_same_restarts(here: Path) -> None:
+    retried = JobRetried(t_s=31.0, job_id="a", attempt=1, error="")
+    folder = of_jobs(here, RunResumed(t_s=30.0, down_s=20.0), retried)
+    reported = {job.id: (job.restarts, job.retries) for job in run_result(folder, EndedBy.JOBS).jobs}
+    explained = {job.id: (job.restarts, job.retries) for job in explain(folder).jobs}
+    assert reported == explained == {"a": (1, 1), "b": (1, 0)}
+
+
 class TestTrialsThatNeverRan:
     def test_they_are_counted(self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         request = TuneRequest(
@@ -324,6 +407,14 @@ def result_of(names: Sequence[str], study: Study) -> TuneResult:
         best_config={}, best_metric=0.5, checkpoint=None, cost_usd=0.0, finished_s=1.0, gpu_hours=0.0,
         predicted_finish_s=None, predicted_cost_usd=None, trials=tuple(trials),
     )  # fmt: skip
+
+
+def test_trials_that_failed_are_counted_where_all_came_to_their_end() -> None:
+    result = result_of(["trial-000", "trial-001"], SEARCHED)
+    assert "every trial came to its end after" in tune_text(result, SEARCHED)
+    first, second = result.trials
+    failed = dataclasses.replace(result, trials=(first, dataclasses.replace(second, state="failed")))
+    assert "every trial came to its end, 1 failed, after" in tune_text(failed, SEARCHED)
 
 
 def test_of_equal_trials_the_first_leads_the_table_too() -> None:
@@ -428,11 +519,11 @@ def test_who_went_on_after_a_kill_was_started_once_more(here: Path) -> None:
     found = explain(resumed_run(here))
     at = next(index for index, line in enumerate(found.lines) if line.what == "resumed")
     again = [line.subject for line in found.lines[at + 1 :] if line.text == "the run goes on."]
-    starts = {job.id: job.starts for job in found.jobs}
+    restarts = {job.id: job.restarts for job in found.jobs}
     assert len(again) == 2, "one on each slot"
     for job_id in again:
         told = [line.what.split()[0] for line in found.lines if line.subject == job_id]
-        assert starts[job_id] == sum(what in {"start", "resume", "resize"} for what in told) >= 2
+        assert restarts[job_id] + 1 == sum(what in {"start", "resume", "resize"} for what in told) >= 2
 
 
 def test_the_end_of_a_run_ends_its_story(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -18,7 +18,7 @@ from stretto.app.real_drive import AtDeadline, EndedBy, RealSubstrate, Unwatched
 from stretto.app.real_expect import corrected
 from stretto.app.real_guard import MetricGuard
 from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult
+from stretto.app.real_result import TuneResult, checkpoint_at
 from stretto.app.real_site import ThisMachine
 from stretto.app.real_stop import Stop, listening
 from stretto.app.real_substrate import Hands
@@ -309,6 +309,20 @@ class TestBudget:
         assert 0 < result.cost_usd < 2 * result.finished_s / 3600
 
 
+def test_a_checkpoint_that_was_put_aside_is_not_named(tmp_path: Path) -> None:
+    """A worker that finds it damaged does so, and may be stopped before it has saved another."""
+    best, newest = tmp_path / "00000001" / STATE_FILE, tmp_path / "00000002" / STATE_FILE
+    for file in (best, newest):
+        file.parent.mkdir()
+        file.touch()
+    assert checkpoint_at(str(best), str(newest)) == best
+    best.parent.rename(best.parent.with_suffix(".corrupt"))
+    assert checkpoint_at(str(best), str(newest)) == newest
+    newest.parent.rename(newest.parent.with_suffix(".corrupt"))
+    assert checkpoint_at(str(best), str(newest)) is None
+    assert checkpoint_at("", "s3://bucket/00000001") == "s3://bucket/00000001"
+
+
 def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(here: Path) -> None:
     checked = asked(here)
     best = tuned(checked).best_trial
@@ -323,6 +337,12 @@ def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(
     assert result.checkpoint == (checked.folder.checkpoints(best) / "00000007" / STATE_FILE).absolute()
     (shown,) = [trial.checkpoint for trial in result.trials if trial.id == best]
     assert shown == result.checkpoint
+    for number in (4, 7):
+        folder = checked.folder.checkpoints(best) / f"{number:08d}"
+        folder.rename(folder.with_suffix(".corrupt"))
+    result = finished(checked)
+    assert result is not None
+    assert result.checkpoint == (checked.folder.checkpoints(best) / "00000008" / STATE_FILE).absolute()
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
-"""Who got what when: every start, pause, resume, resize and stop that a journal tells of, with its reason."""
+"""Who got what when: each start, pause, resume, resize, batch and stop of a journal, with its reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stretto.core.allocation import NOTHING, Allocation
+from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.decision import Reason, ReasonCode
 from stretto.core.events import (
     Decided,
     Event,
     JobFailed,
     JobFinished,
+    JobSubmitted,
     NodeLost,
     NodeReleased,
     RunPaused,
@@ -18,6 +19,7 @@ from stretto.core.events import (
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job, Tier
 
 _RESIZED = frozenset({ReasonCode.GREW, ReasonCode.SHRANK, ReasonCode.MOVED})
 _PAST = {
@@ -26,7 +28,7 @@ _PAST = {
     "resize": "resized",
     "pause": "paused",
     "stop": "stopped",
-    "set-batch": "changed its batch size",
+    "set-batch": "split its batch otherwise",
 }
 
 
@@ -44,18 +46,38 @@ class Change:
     """The policy's."""
     why: str = ""
     """Where no policy decided."""
+    batch_before: int | None = None
+    """Examples in a step of all workers; None unless it was told one before and its batch may be adapted."""
+    batch_after: int | None = None
 
     @property
     def past(self) -> str:
         """What it did, as a verb of the past."""
-        if self.what == "resize" and self.reason is not None and self.reason.code in _RESIZED:
-            return str(self.reason.code)
-        return _PAST[self.what]
+        if self.what == "set-batch" and self.batch:
+            return f"went from batch {self.batch_before} to {self.batch_after}"
+        return self.resized or _PAST[self.what]
+
+    @property
+    def resized(self) -> str:
+        """How a resize changed it; empty of anything else."""
+        code = None if self.reason is None else self.reason.code
+        return str(code) if self.what == "resize" and code in _RESIZED else ""
+
+    @property
+    def batch(self) -> str:
+        """How its batch changed; empty if it did not."""
+        before, after = self.batch_before, self.batch_after
+        if before is None or after is None or before == after:
+            return ""
+        return f"batch {before} becomes {after}"
 
     @property
     def said(self) -> str:
-        """The reason in a sentence; empty if there is none."""
-        return self.why if self.reason is None else self.reason.text
+        """The reason in a sentence, and how the batch changed by the way; empty if there is neither."""
+        reason = self.why if self.reason is None else self.reason.text
+        if not self.batch or self.what == "set-batch":
+            return reason
+        return f"{reason.rstrip('.')}; {self.batch}" if reason else self.batch
 
 
 class Changes:
@@ -63,6 +85,8 @@ class Changes:
 
     def __init__(self) -> None:
         self._held: dict[str, Allocation] = {}
+        self._batches: dict[str, int | None] = {}
+        """The last batch that each job was told, of those whose batch may be adapted."""
         self._started: set[str] = set()
         self._still = False
 
@@ -74,6 +98,8 @@ class Changes:
         """What an event changed, in the order in which it was told."""
         found: list[Change] = []
         match event:
+            case JobSubmitted() if _adapts(event.job):
+                self._batches[event.job.id] = None
             case Decided():
                 found = [self._told(event, one) for one in event.instructions]
             case RunPaused() if not self._still:
@@ -103,6 +129,8 @@ class Changes:
         self._held[one.job_id] = after
         if not after:
             del self._held[one.job_id]
+        batch_before = self._batches.get(one.job_id)
+        batch_after = self._told_batch(one.job_id, one.batch, after)
         return Change(
             t_s=event.t_s,
             job_id=one.job_id,
@@ -110,7 +138,15 @@ class Changes:
             before=before,
             after=after,
             reason=event.reasons.get(one.job_id),
+            batch_before=batch_before,
+            batch_after=batch_after,
         )
+
+    def _told_batch(self, job_id: str, batch: BatchChoice, held: Allocation) -> int | None:
+        if not held or job_id not in self._batches:
+            return None
+        self._batches[job_id] = total = batch.total(held.worker_count)
+        return total
 
     def _all(self, t_s: float, what: str, why: str) -> list[Change]:
         """Of everybody who holds something: paused with the run, or started there again."""
@@ -125,3 +161,7 @@ class Changes:
             )
             for job_id, held in self._held.items()
         ]
+
+
+def _adapts(job: Job) -> bool:
+    return job.tier is Tier.ADAPTIVE and job.study is None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stretto.app.changes import Change, Changes
+from stretto.app.history import history_of
 from stretto.app.real_board import NOT_STARTED, Board
 from stretto.app.real_deadline import is_at_deadline
 from stretto.app.real_result import run_outline
@@ -42,8 +42,6 @@ from stretto.core.job import Job
 from stretto.core.units import counted, format_duration
 from stretto.search.study import Study
 
-STARTS = frozenset({"start", "resume", "resize"})
-"""What counts as a start of a job."""
 _TRIAL = re.compile(r"trial-(\d{3}|[1-9]\d{3,})")
 """Trials are numbered from 0, in three digits or as many as it takes."""
 
@@ -68,8 +66,10 @@ class JobSummary:
     id: str
     state: str
     epochs: int
-    starts: int
+    restarts: int
+    """Starts and resizes after the first start, also those of a run that goes on."""
     retries: int
+    """After failures, where it was."""
     value: float | None
     """Of a trial: its best."""
     metrics: Metrics
@@ -147,7 +147,12 @@ def job_lines(
 
     `metrics` are those it reported after its epochs, which the journal has of trials only.
     """
-    changes, epochs, best = Changes(), _Epochs(job_id, metrics or {}), ""
+    return iter(sorted(_job_lines(events, job_id, metrics or {}), key=lambda line: line.t_s))
+
+
+def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics]) -> Iterator[Line]:
+    """In the order in which they were heard of."""
+    changes, epochs, best = Changes(), _Epochs(job_id, metrics), ""
     for event in events:
         held = changes.held(job_id)
         told = [change for change in changes.observe(event) if change.job_id == job_id]
@@ -170,18 +175,32 @@ class _Epochs:
         self._epoch = 0
         self._since_s: float | None = None
         """When the present epoch began; None: not known."""
+        self._told_s: float | None = None
+        """When it was told to start or resize."""
 
     def told(self, event: Event, held: Allocation, *, changed: bool) -> list[Line]:
         """Those that an event ends, of a job that held so much and may have been told something by it."""
         if changed or (isinstance(event, JobRetried | WorkerLost) and event.job_id == self._job_id):
             self._since_s = None
+            self._told_s = event.t_s if changed else None
         if not isinstance(event, JobReported) or event.job_id != self._job_id:
             return []
+        trains_s = self._trains_s(event)
         ended = range(self._epoch + 1, event.epoch + 1)
         lines = [] if event.results else [self._line(event, epoch, len(ended), held) for epoch in ended]
+        if trains_s is not None:
+            lines.insert(0, Line(trains_s, self._job_id, "trains", f"after {event.resize_s:.2f} s"))
         self._epoch = max(self._epoch, event.epoch)
-        self._since_s = event.t_s if ended or event.resize_s is not None else self._since_s
+        self._since_s = event.t_s if ended else self._since_s
         return lines
+
+    def _trains_s(self, event: JobReported) -> float | None:
+        """When it trained again, if this is the first report since; from then on an epoch is timed."""
+        if event.resize_s is None:
+            return None
+        told_s, self._told_s = self._told_s, None
+        self._since_s = event.t_s if told_s is None else min(told_s + event.resize_s, event.t_s)
+        return self._since_s
 
     def _line(self, event: JobReported, epoch: int, ended: int, held: Allocation) -> Line:
         shown = metrics_text(self._metrics.get(epoch, {})) or (_losses(event) if epoch == event.epoch else "")
@@ -198,7 +217,7 @@ def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[Line]:
                 yield Line(event.t_s, job_id, str(reason.code), reason.text)
         case NodeLost() | NodeReleased() | NodeDraining():
             if (workers := dict(held.workers).get(event.node_id)) is not None:
-                text = f"{event.node_id}, which had {workers} of its {held.worker_count} workers"
+                text = f"{event.node_id}, which had {workers} of its {counted(held.worker_count, 'worker')}"
                 yield Line(event.t_s, job_id, event.kind.replace("-", " "), text)
         case JobRetried() if event.job_id == job_id:
             yield Line(event.t_s, job_id, f"retry {event.attempt} with {_on(held)}", event.error.strip())
@@ -207,18 +226,20 @@ def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[Line]:
 
 
 def _told(change: Change) -> Line:
-    held, given, reason = change.before, change.after, change.reason
+    held, given = change.before, change.after
+    if change.what == "set-batch":
+        return Line(change.t_s, change.job_id, change.batch or "batch split otherwise", change.said)
     what = change.what + (f" with {_on(given)}" if given else "")
     if held and held != given:
         what += f" {'instead of' if given else 'of'} {_on(held)}"
-    resized = f"{reason.code}: " if reason is not None and change.what == "resize" else ""
+    resized = f"{change.resized}: " if change.resized else ""
     return Line(change.t_s, change.job_id, what, f"{resized}{change.said}")
 
 
 def _on(held: Allocation) -> str:
     """How many workers, and on which nodes."""
     where = ", ".join(f"{node}: {count}" for node, count in held.workers)
-    return f"{held.worker_count} ({where})"
+    return f"{counted(held.worker_count, 'worker')} ({where})"
 
 
 def _about_run(event: RunStarted | RunPaused | RunResumed, spec: RunSpec | None) -> Line:
@@ -269,14 +290,12 @@ def _about(event: Event) -> Iterator[Line]:
 
 
 def _reported(event: JobReported) -> Iterator[Line]:
-    """Epochs and starts; reports in between say nothing that a decision hangs on."""
-    if event.resize_s is not None:
-        yield Line(event.t_s, event.job_id, "trains", f"after {event.resize_s:.2f} s")
+    """Epochs; reports in between say nothing that a decision hangs on."""
     for result in event.results:
         value = "not a number" if result.value is None else f"{result.value:.6g}"
         took = "" if result.epoch_s is None else f" in {result.epoch_s:.2f} s"
-        workers = f"{result.workers} worker{'s' if result.workers > 1 else ''}"
-        yield Line(event.t_s, event.job_id, f"epoch {result.epoch}", f"{value}{took} with {workers}")
+        with_them = f"with {counted(result.workers, 'worker')}"
+        yield Line(event.t_s, event.job_id, f"epoch {result.epoch}", f"{value}{took} {with_them}")
 
 
 def _losses(event: JobReported) -> str:
@@ -290,17 +309,16 @@ def _configured(job: Job) -> str:
 
 
 def _summaries(folder: RunFolder, events: Iterable[Event], study: Study | None) -> Iterator[JobSummary]:
-    board, changes = Board(study), Changes()
-    starts: Counter[str] = Counter()
-    for event in events:
+    board, known = Board(study), list(events)
+    for event in known:
         board.observe(event)
-        starts.update(one.job_id for one in changes.observe(event) if one.what in STARTS)
+    histories = history_of(known).jobs
     for job_id, line in board.jobs.items():
         yield JobSummary(
             id=job_id,
             state=str(line.shown_phase),
             epochs=line.epoch,
-            starts=starts[job_id],
+            restarts=histories[job_id].restarts,
             retries=line.retries,
             value=None if study is None else board.best_value(line),
             metrics={} if study is not None else metrics_by_epoch(folder, job_id).get(line.epoch, {}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
 
@@ -16,6 +18,13 @@ def given_deadline_s(deadline: float | str | None) -> float | None:
     except InputError as error:
         raise InputError(error.problem, where="deadline", remedy=_DEADLINE) from error
     return _above_0(given_s, "deadline", _DEADLINE)
+
+
+def deadline_words(deadline: float | str | None) -> str | None:
+    """A deadline as it would be written in a command, by which a run is resumed; None of None."""
+    if deadline is None or isinstance(deadline, str):
+        return deadline
+    return "none" if deadline == math.inf else f"{deadline:.6f}".rstrip("0").rstrip(".")
 
 
 def given_budget_usd(budget_usd: float | None) -> float | None:

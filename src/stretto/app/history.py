@@ -30,7 +30,7 @@ from stretto.core.events import (
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
-from stretto.core.job import Job
+from stretto.core.job import Job, Tier
 from stretto.core.observations import LossPoint, NoiseSample, Result
 
 
@@ -73,6 +73,7 @@ class JobHistory:
     progress: list[Progress] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     starts: int = 0
+    """Starts and resizes, also the one of what ran before when its run goes on."""
     finished_s: float | None = None
     failed_s: float | None = None
     stopped_s: float | None = None
@@ -93,7 +94,16 @@ class JobHistory:
 
     @property
     def restarts(self) -> int:
+        """Starts and resizes after the first start; retries are the substrate's, and not among them."""
         return max(0, self.starts - 1)
+
+    @property
+    def last_batch(self) -> int | None:
+        """The last batch of all workers together, if it may be adapted."""
+        if self.job.tier is not Tier.ADAPTIVE or not self.holds:
+            return None
+        hold = self.holds[-1]
+        return hold.batch.total(hold.allocation.worker_count)
 
     @property
     def diverged(self) -> bool:
@@ -230,13 +240,13 @@ class _Fold:
                 self._report(event)
             case JobFinished() | JobFailed() | WorkerLost():
                 self._stop(event)
-            case NodeLost():
+            case NodeLost() | NodeReleased():
                 self._lose_node(event)
             case Decided():
                 self._decided(event)
             case RunResumed():
                 self._resume(event)
-            case NodeLaunched() | NodeAdded() | NodeReleased() | NodeDraining() | NodeRefused():
+            case NodeLaunched() | NodeAdded() | NodeDraining() | NodeRefused():
                 pass
             case CheckpointSaved() | JobRetried() | JobNoted():
                 pass
@@ -260,9 +270,10 @@ class _Fold:
             self.release(job_id, event.t_s - event.down_s)
             again = Hold(event.t_s, event.t_s, hold.allocation, hold.batch, math.inf)
             self.holding[job_id] = again
+            self.jobs[job_id].starts += 1
             self._starting[job_id] = [again]
 
-    def _lose_node(self, event: NodeLost) -> None:
+    def _lose_node(self, event: NodeLost | NodeReleased) -> None:
         for job_id, hold in list(self.holding.items()):
             if event.node_id in hold.allocation.nodes:
                 self.release(job_id, event.t_s)

@@ -22,6 +22,6 @@ epochs = 30
 submit_at = "30s"            # when it comes, after the run's start; now if left out
 gpus = { min = 1, max = 2 }  # workers it can have; 1 to all slots if left out
 tier = "adaptive"            # the policy may change workers and batch; "elastic": workers; "rigid": nothing
-batch = { initial = 128, max = 1024, per_gpu = [16, 256] }   # what is left out is asked of the training code
+batch = { max = 1024, per_gpu = [16, 256] }   # within what the training code allows, which else holds
 config = { lr = 0.1, width = 256 }   # its own values
 """

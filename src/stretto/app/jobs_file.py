@@ -138,7 +138,7 @@ def _tier(described: Described) -> Tier:
 
 
 def _limits(spec: JobSpec, described: Described | None) -> BatchLimits:
-    """The file's bounds where it has them; a job cannot go beyond what its code can do."""
+    """The file's bounds where it has them, else the code's."""
     said = spec.batch
     if described is None:
         if said.initial is None:
@@ -152,16 +152,47 @@ def _limits(spec: JobSpec, described: Described | None) -> BatchLimits:
             per_gpu_max=high,
             accumulation=bool(said.accumulation),
         )
-    initial = said.initial or described.batch
+    _check_bounds(spec, described)
     low, high = said.per_gpu or (described.per_worker_min, described.per_worker_max)
     return BatchLimits(
-        initial=initial,
-        requested=initial,
-        max=max(said.max or described.max_batch, initial),
+        initial=described.batch,
+        requested=described.batch,
+        max=said.max or described.max_batch,
         per_gpu_min=low,
         per_gpu_max=high,
         accumulation=described.accumulation if said.accumulation is None else said.accumulation,
     )
+
+
+def _check_bounds(spec: JobSpec, described: Described) -> None:
+    """The file may narrow what the training code allows; InputError where it asks for more or other."""
+    said, place = spec.batch, f"job {spec.name}: batch"
+    if said.initial not in {None, described.batch}:
+        raise InputError(
+            f"initial is {said.initial}, and the training code has a batch size of {described.batch}, which "
+            f"its learning rate is made for.",
+            where=place,
+            remedy="Leave it out, or change the code's.",
+        )
+    if said.max is not None and not described.batch <= said.max <= described.max_batch:
+        raise InputError(
+            f"max is {said.max}, and the training code allows {described.batch} to {described.max_batch}.",
+            where=place,
+            remedy="Stay within that, or change batch_size or max_batch_size in the code.",
+        )
+    least, most = described.per_worker_min, described.per_worker_max
+    if said.per_gpu is not None and not least <= said.per_gpu[0] <= said.per_gpu[1] <= most:
+        raise InputError(
+            f"per_gpu is {list(said.per_gpu)}, and the training code allows {least} to {most}.",
+            where=place,
+            remedy="Stay within that, or change per_worker_batch in the code.",
+        )
+    if said.accumulation and not described.accumulation:
+        raise InputError(
+            "accumulation is true, and the training code says accumulate=False.",
+            where=place,
+            remedy="Change one of them.",
+        )
 
 
 def _job(fields: Fields, path: Path) -> JobSpec:
@@ -195,7 +226,8 @@ def _work(fields: Fields, path: Path, config: tuple[tuple[str, Value], ...]) -> 
     if "entry" in fields:
         return find_entry(fields.text("entry"), path.parent, where=fields.where("entry"))
     argv = fields.list("command", of=str, rule='a list such as ["python", "train.py"]')
-    return check_command(argv, [name for name, _ in config], where=fields.where("command"))
+    names = [name for name, _ in config]
+    return check_command(argv, names, where=fields.where("command"), folder=path.parent)
 
 
 def _batch(fields: Fields) -> BatchSpec:

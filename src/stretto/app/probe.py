@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from stretto.app.probe_drive import PROBE, Probe
 from stretto.app.probe_layout import Layout
@@ -50,14 +51,15 @@ def probe(
     more_time: str = MORE_TIME,
     first_epoch_s: float | None = None,
     max_workers: int | None = None,
+    log: Path | None = None,
 ) -> MeasuredProfile:
     """Train some configurations for a moment, on a site with so many slots; None: on this machine.
 
     `nodes` are those of the site that have these slots, if not all that are there have them. `max_workers` is
     how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
-    waited for, where `time_s` is too short for it. The folder it is done in is thrown away, but for the logs
-    of a training that could not be measured. `more_time` says how to give a probe more of it, where it was
-    too short; `make` takes the place of the site's own substrate.
+    waited for, where `time_s` is too short for it. The folder it is done in is thrown away; the log of a
+    training that failed is kept as `log`, if that is given. `more_time` says how to give a probe more of it,
+    where it was too short; `make` takes the place of the site's own substrate.
     """
     site = ThisMachine(slots=slots) if site is None else site
     nodes = nodes or site.nodes
@@ -86,7 +88,7 @@ def probe(
         retries=0,
         tried=True,
     )
-    with site.scratch("probe") as folder:
+    with site.scratch("probe", log) as folder:
         substrate = (make or site.make)(hands, folder, wall_clock(time.time()))
         try:
             describe = substrate.described if isinstance(substrate, ElasticSubstrate) else lambda _: None
@@ -154,14 +156,15 @@ def measure(
         probe.stop()
     measured = probe.result()
     if not measured.epochs and not measured.speeds:
-        raise no_epoch(measured, more_time)
+        raise no_epoch(measured, more_time, probe.noted)
     return measured
 
 
-def no_epoch(measured: MeasuredProfile, more_time: str) -> InputError:
-    """What to say of a probe that did not see how long an epoch takes."""
+def no_epoch(measured: MeasuredProfile, more_time: str, noted: str = "") -> InputError:
+    """What to say of a probe that did not see how long an epoch takes; `noted` may be why."""
+    usual = f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.'
     return InputError(
         f"the first epoch did not end within {format_duration(measured.measured_s)}.",
         where=measured.what,
-        remedy=f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.',
+        remedy=" ".join(filter(None, (noted, usual))),
     )

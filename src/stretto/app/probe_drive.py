@@ -13,7 +13,7 @@ from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import Watcher
 from stretto.core.allocation import NOTHING, BatchChoice
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried, NodeLost
+from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried, NodeLost
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.resources import Resources
@@ -74,6 +74,8 @@ class Probe:
         self._end_s = self._begun_s + time.usual_s
         self._cut_short = False
         self._saw_an_end = False
+        self.noted = ""
+        """What was last said of what a training shows."""
         self._on_progress = on_progress
         self._watcher = watcher
         self._numbers = count(1)
@@ -266,9 +268,7 @@ class Probe:
         workers: int,
         started_as: str = "",
         limits: BatchLimits | None = None,
-        *,
-        lone: bool = False,
-    ) -> Copy:
+    ) -> None:
         """Start a copy; with `limits` its batch is what it is told, and not its own affair."""
         job = Job(
             id=f"probe-{next(self._names):03d}",
@@ -283,9 +283,8 @@ class Probe:
         )
         self._substrate.admit(job)
         kind = started_as or ("start" if workers == 1 else "gang start")
-        copy = self._copies[job.id] = Copy(job, config, workers, kind, lone=lone)
+        copy = self._copies[job.id] = Copy(job, config, workers, kind)
         self._tell(Action.START, copy)
-        return copy
 
     def _drop(self, copies: Sequence[Copy], action: Action = Action.STOP) -> None:
         for copy in copies:
@@ -328,6 +327,8 @@ class Probe:
         match event:
             case JobReported():
                 self._seen.take(event, copy)
+            case JobNoted():
+                self.noted = event.text
             case JobRetried():
                 copy.begin(copy.workers, "retry")
             case JobFailed():

@@ -17,7 +17,7 @@ from stretto.app.probe_time import probe_time
 from stretto.app.profile_file import MeasuredProfile, Origin, read_profile
 from stretto.app.real_request import Checked
 from stretto.app.real_site import OpenSite
-from stretto.app.real_work import Entry, RealWork
+from stretto.app.real_work import CommandLine, Entry, RealWork
 from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
 from stretto.pricing.instances import Instance
@@ -55,7 +55,7 @@ def known_profile(checked: Checked, site: OpenSite) -> Known | None:
     """
     folder, origin = checked.folder, origin_of(checked, site)
     if folder.profile.is_file():
-        own = read_profile(folder.profile)
+        own = _read_own(folder.profile)
         if is_of(own, checked, site) and _same_place(own.origin, origin) and suffices(own, checked):
             return Known(folder, own)
     for other in _other_runs(folder):
@@ -64,6 +64,14 @@ def known_profile(checked: Checked, site: OpenSite) -> Known | None:
             if is_of(measured, checked, site) and measured.origin == origin and suffices(measured, checked):
                 return Known(other, measured)
     return None
+
+
+def _read_own(path: Path) -> MeasuredProfile:
+    try:
+        return read_profile(path)
+    except InputError as error:
+        remedy = "Remove it, and the training is measured anew."
+        raise InputError(error.problem, where=error.where, remedy=remedy) from error
 
 
 def is_of(measured: MeasuredProfile, checked: Checked, site: OpenSite) -> bool:
@@ -109,16 +117,17 @@ def origin_of(checked: Checked, site: OpenSite) -> Origin:
 
 def code_files(work: RealWork) -> list[Path]:
     """The script, or all files that a command names, and what lies beside it to be imported."""
-    named = [work.path] if isinstance(work, Entry) else list(_named_files(work.argv))
+    named = [work.path] if isinstance(work, Entry) else list(_named_files(work))
     beside = (other for path in named if path.suffix == ".py" for other in path.parent.glob("*.py"))
     return sorted({path.absolute() for path in (*named, *beside)})
 
 
-def _named_files(words: tuple[str, ...]) -> Iterator[Path]:
-    for word in words:
+def _named_files(command: CommandLine) -> Iterator[Path]:
+    folder = command.folder or Path()
+    for word in command.argv:
         with contextlib.suppress(OSError, ValueError):  # too long for a name, or with a zero in it
-            if Path(word).is_file():
-                yield Path(word)
+            if (folder / word).is_file():
+                yield folder / word
 
 
 def _content(path: Path) -> str:

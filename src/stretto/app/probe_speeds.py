@@ -118,4 +118,5 @@ def _probe(
         make=make,
         on_progress=on_progress,
         more_time=MORE_TIME,
+        log=checked.folder.failed_log,
     )

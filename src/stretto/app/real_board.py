@@ -19,12 +19,15 @@ from stretto.core.events import (
     JobReported,
     JobRetried,
     JobSubmitted,
+    NodeLost,
+    NodeReleased,
     RunPaused,
     RunResumed,
     WorkerLost,
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
+from stretto.core.observations import Result
 from stretto.planning.profile import Profile
 from stretto.search.study import Study
 
@@ -63,7 +66,7 @@ class JobLine:
     batch: BatchChoice | None = None
     epoch: int = 0
     work_done: float = 0.0
-    values: list[float | None] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     """Of a trial: its metric after each epoch."""
     reason: Reason | None = None
     retries: int = 0
@@ -83,7 +86,7 @@ class JobLine:
 
     @property
     def value(self) -> float | None:
-        return self.values[-1] if self.values else None
+        return self.results[-1].value if self.results else None
 
     @property
     def work_left(self) -> float | None:
@@ -125,6 +128,10 @@ class Board:
                 self._instructed(self.jobs[instruction.job_id], instruction, event.t_s)
             for job_id, reason in event.reasons.items():
                 self.jobs[job_id].reason = reason
+        elif isinstance(event, NodeLost | NodeReleased):
+            for one in self.jobs.values():
+                if event.node_id in one.allocation.nodes:
+                    self._put_down(one)
         elif (line := self.jobs.get(event.subject)) is not None:
             self._heard(line, event)
 
@@ -136,9 +143,12 @@ class Board:
 
     def best_value(self, line: JobLine) -> float | None:
         """The best a trial showed; None if it showed nothing or diverged."""
-        if not line.values or line.values[-1] is None:
-            return None
-        return max((value for value in line.values if value is not None), key=self._score)
+        best = self.best_result(line)
+        return None if best is None else best.value
+
+    def best_result(self, line: JobLine) -> Result | None:
+        """The epoch with that value; of equals, the first."""
+        return None if line.value is None else max(line.results, key=lambda one: self._score(one.value))
 
     def counts(self) -> dict[str, int]:
         """How many jobs stand where; of a study all its trials, also those that were not drawn."""
@@ -187,7 +197,7 @@ class Board:
                 line.error = event.error
                 self._end(line, Phase.FAILED, event.t_s)
             case WorkerLost():
-                line.phase, line.allocation = Phase.WAITING, NOTHING
+                self._put_down(line)
             case JobRetried():
                 line.retries += 1
                 line.error = event.error
@@ -201,12 +211,17 @@ class Board:
 
     def _reported(self, line: JobLine, event: JobReported) -> None:
         line.epoch, line.work_done = event.epoch, event.work_done
-        line.values.extend(result.value for result in event.results)
+        line.results.extend(event.results)
         self._epochs.extend((one.epoch_s, one.workers) for one in event.results if one.epoch_s is not None)
         if line.phase in {Phase.STARTING, Phase.PAUSED} and line.allocation:
             line.phase = Phase.RUNNING
         if line.phase not in ENDED:
             line.pace.append((event.t_s, event.work_done))
+
+    def _put_down(self, line: JobLine) -> None:
+        """It stands still, and what it held is gone."""
+        line.phase, line.allocation, line.batch = Phase.WAITING, NOTHING, None
+        line.pace.clear()
 
     def _end(self, line: JobLine, phase: Phase, t_s: float) -> None:
         if line.phase in ENDED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from stretto.app.run_folder import PastLimits, RunSpec, Tables
 from stretto.core.units import parse_duration_s
 
 NOTABLE_S = 1.0
+TYPING_S = 60.0
+"""From when a deadline is proposed until it is given, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,12 @@ def deadline_of(spec: RunSpec) -> Deadline | None:
         return Deadline(given_s=spec.deadline_s, time_of_day=_words(spec.asked))
     given_s = max(duration_s, spec.deadline_s)
     return Deadline(given_s=given_s, measuring_s=given_s - spec.deadline_s)
+
+
+def enough_after(gone_s: float) -> str:
+    """A deadline, as people write it, that is still to come when somebody has read this and typed it."""
+    hours, minutes = divmod(math.ceil((gone_s + TYPING_S) / 60.0), 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m"
 
 
 def given_duration_s(asked: Tables) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stretto.app.jobs_file import JobSpec
 from stretto.app.real_drive import wall_clock
@@ -22,11 +23,11 @@ DESCRIBE_S = 300.0
 """Training code that has not come to its first batch by then is not waited for."""
 LOOK_S = 0.1
 
-Describe = Callable[[Sequence[JobSpec], OpenSite], dict[str, Described]]
-"""What training code says of itself, by job."""
+Describe = Callable[[Sequence[JobSpec], OpenSite, Path], dict[str, Described]]
+"""What training code says of itself, by job; where the log of one that fails is kept."""
 
 
-def describe_entries(jobs: Sequence[JobSpec], site: OpenSite) -> dict[str, Described]:
+def describe_entries(jobs: Sequence[JobSpec], site: OpenSite, log: Path) -> dict[str, Described]:
     """Start the training code of each job and let it come to its first batch, which tells what it wants."""
     works = {job.name: job.work for job in jobs}
     hands = Hands(
@@ -37,7 +38,7 @@ def describe_entries(jobs: Sequence[JobSpec], site: OpenSite) -> dict[str, Descr
         tried=True,
         describe_only=True,
     )
-    with site.scratch("describe") as folder:
+    with site.scratch("describe", log) as folder:
         substrate = site.make(hands, folder, wall_clock(time.time()))
         assert isinstance(substrate, ElasticSubstrate), "commands cannot be asked"
         try:

@@ -258,7 +258,9 @@ def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:
 
 
 def _held_usd(expectation: Expectation, until_s: float) -> float:
-    """What the slots held from the start cost until then."""
+    """What the slots held from the start cost until then; without bound where none are, and all is rented."""
+    if not expectation.first_usd_per_s:
+        return math.inf
     return expectation.first_usd_per_s * float(OWN_MACHINE.charged_s(np.array([until_s]))[0])
 
 

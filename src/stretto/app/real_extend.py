@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-from stretto.app.real_deadline import deadline_of, given_duration_s
+from stretto.app.real_deadline import deadline_of, enough_after, given_duration_s
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_request import Checked
 from stretto.app.real_result import forget_plan, read_ending
@@ -121,12 +121,7 @@ def _is_less(limit: float | None, than: float | None) -> bool:
 def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> None:
     where, ending = str(folder.path), read_ending(folder)
     if limits.deadline_s is not None and limits.deadline_s <= now_s:
-        raise InputError(
-            f"a deadline {format_duration(limits.deadline_s)} after the first start was "
-            f"{format_duration(now_s - limits.deadline_s)} ago.",
-            where=where,
-            remedy=f"Give more than {format_duration(now_s)}, or a time of day such as 18:00.",
-        )
+        raise _is_past(spec, limits.deadline_s, now_s, where)
     if ending is EndedBy.JOBS:
         raise InputError(
             "every trial came to its end, finished or stopped for good: more time or money changes nothing.",
@@ -139,6 +134,19 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
             where=where,
             remedy="Give a larger --budget.",
         )
+
+
+def _is_past(spec: RunSpec, deadline_s: float, now_s: float, where: str) -> InputError:
+    """In terms of what was given, of which measuring had taken some before the first start."""
+    begun = deadline_of(spec)
+    measuring_s = 0.0 if begun is None else begun.measuring_s
+    since = "the first start" if measuring_s < SAME_S else "when measuring began"
+    return InputError(
+        f"a deadline of {format_duration(deadline_s + measuring_s)} from {since} passed "
+        f"{format_duration(now_s - deadline_s)} ago.",
+        where=where,
+        remedy=f"Give {enough_after(now_s + measuring_s)} or more, or a time of day such as 18:00.",
+    )
 
 
 def _told(spec: RunSpec, limits: Limits, now_s: float) -> Iterator[str]:

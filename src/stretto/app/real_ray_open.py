@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from stretto.app.real_drive import RealSubstrate
@@ -112,11 +113,11 @@ class OpenRay:
             raise
 
     @contextmanager
-    def scratch(self, purpose: str) -> Iterator[RunFolder]:
+    def scratch(self, purpose: str, log: Path | None) -> Iterator[RunFolder]:
         """Beside the runs, as that is where all nodes see it."""
         runs, store = self.request.runs.absolute(), self.request.store
         runs.mkdir(parents=True, exist_ok=True)
-        with scratch(purpose, runs) as folder:
+        with scratch(purpose, log=log, parent=runs) as folder:
             try:
                 yield folder
             finally:

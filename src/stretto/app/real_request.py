@@ -146,7 +146,7 @@ def check_request(request: TuneRequest) -> Checked:
             remedy="Add a section [space] with a line such as lr = { log = [1e-4, 1.0] }.",
         )
     if request.retries < 0:
-        raise InputError(f"--retries {request.retries} is negative.", remedy="Give 0 or more.")
+        raise InputError(f"{request.retries} retries are less than none.", remedy="Give 0 or more.")
     work = chosen_work(request.work, outline, [dimension.name for dimension in outline.space.dimensions])
     if request.checkpoints and isinstance(work, Entry):
         raise InputError(
@@ -203,7 +203,8 @@ def chosen_work(
     if outline is not None and outline.entry is not None:
         return find_entry(outline.entry, outline.path.parent, where=f"{outline.path}: study.entry")
     if outline is not None and outline.command:
-        return check_command(outline.command, names, where=f"{outline.path}: study.command")
+        where, folder = f"{outline.path}: study.command", outline.path.parent
+        return check_command(outline.command, names, where=where, folder=folder)
     raise InputError(
         "nothing says what to train.",
         where="" if outline is None else str(outline.path),

@@ -22,7 +22,7 @@ from stretto.app.real_deadline import Deadline, deadline_of, is_at_deadline
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation
 from stretto.app.real_request import UNKNOWN, tuning_on
-from stretto.app.real_shown import shown_in
+from stretto.app.real_shown import never_a_number, shown_in
 from stretto.app.real_standing import is_going_on, standing_of, state_of
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
@@ -33,7 +33,7 @@ from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.meter import CostMeter
-from stretto.wire.checkpoint_meta import newest_best
+from stretto.wire.checkpoint_meta import STATE_FILE, newest_best, whole_checkpoints
 
 AT_ONCE_S = 1.0
 """Between a forecast and the start; times no further apart are the same."""
@@ -251,7 +251,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
 def _ended_s(events: Iterable[Event], deadline_s: float) -> float:
     """When a run was over that its deadline ended; whoever took it up later only let go of its nodes."""
     driven = takewhile(lambda one: not isinstance(one, RunResumed) or one.t_s <= deadline_s, events)
-    return max(deadline_s, *(event.t_s for event in driven))
+    return max([deadline_s, *(event.t_s for event in driven)])
 
 
 def cost_usd(meter: CostMeter, events: Iterable[Event], until_s: float) -> float:
@@ -276,19 +276,29 @@ def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> Tri
 
 
 def _checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
-    """The best one in the run's folder: whoever saved it may have been killed before it could tell."""
-    told = line.best_checkpoint or line.checkpoint
-    if "://" not in told:
+    """The best one in the run's folder, or the newest if the best was found damaged.
+
+    Whoever saved it may have been killed before it could tell.
+    """
+    if "://" not in (line.best_checkpoint or line.checkpoint):
         with contextlib.suppress(OSError, InputError):
-            best = newest_best(folder.checkpoints(line.job.id))
+            there = folder.checkpoints(line.job.id)
+            best, newest = newest_best(there), whole_checkpoints(there)[:1]
             if best is not None:
                 return best.path.absolute()
-    return checkpoint_at(told)
+            if newest:
+                return (newest[0] / STATE_FILE).absolute()
+    return checkpoint_at(line.best_checkpoint, line.checkpoint)
 
 
-def checkpoint_at(place: str) -> Path | str | None:
-    """A file, or the URL of one; None if there is none."""
-    return (place if "://" in place else Path(place)) if place else None
+def checkpoint_at(*places: str) -> Path | str | None:
+    """The first of some files that is there, or the URL of one; one that was damaged was put aside."""
+    for place in filter(None, places):
+        if "://" in place:
+            return place
+        if Path(place).is_file():
+            return Path(place)
+    return None
 
 
 def _estimate(table: dict[str, float] | None) -> Estimate | None:
@@ -320,7 +330,7 @@ def _without_nodes(folder: RunFolder, lines: Sequence[JobLine]) -> str:
 
 
 def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:
-    """Whether the code of a study has reported its metric; refused if it reports others instead.
+    """Whether the code of a study has reported its metric; refused if it reports others or no numbers.
 
     `epochs` is how far some trial is known to have come; its metrics may show more. Code that reports
     nothing at all is refused after `patience` epochs. A command may print its metrics in several lines, so
@@ -328,6 +338,12 @@ def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int
     """
     shown = shown_in(folder)
     if metric in shown.names:
+        if (text := never_a_number(folder, metric)) is not None:
+            raise InputError(
+                f"{metric} is reported as {text}, which is not a number.",
+                where="study.metric",
+                remedy=_name_it(folder, metric),
+            )
         return True
     ended = max(epochs, shown.epochs - 1)
     if (ended and shown.names) or max(epochs, shown.epochs) >= patience:

@@ -1,4 +1,4 @@
-"""A folder for training that is only tried, which leaves at most its logs behind."""
+"""A folder for training that is only tried, of which at most the log of a failure is kept, elsewhere."""
 
 from __future__ import annotations
 
@@ -8,37 +8,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stretto.app.real_stop import Stop, listening
 from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
 
 
 @contextmanager
-def scratch(purpose: str, parent: Path | None = None) -> Iterator[RunFolder]:
-    """The folder of a run that is thrown away, but for the logs where the training's owner is to mend it.
+def scratch(purpose: str, *, log: Path | None = None, parent: Path | None = None) -> Iterator[RunFolder]:
+    """The folder of a run that is thrown away, however the block ends, also by a signal.
 
-    It is in `parent`, else where such things usually are.
+    Where an InputError names the log of a training that failed, that is kept as `log`, and the error then
+    names this. The folder is in `parent`, else where such things usually are.
     """
-    place = Path(tempfile.mkdtemp(prefix=f"stretto-{purpose}-", dir=parent))
+    stop = Stop()
+    stop.impatient = True
+    with (
+        listening(stop),
+        tempfile.TemporaryDirectory(
+            prefix=f"stretto-{purpose}-", dir=parent, ignore_cleanup_errors=True
+        ) as folder,
+    ):
+        try:
+            yield RunFolder(Path(folder))
+        except InputError as error:
+            raise _with_log_at(log, error, Path(folder)) from error
+
+
+def _with_log_at(place: Path | None, error: InputError, folder: Path) -> InputError:
+    """The same error, once the log that it names lies there; it names none that could not be kept."""
+    named = next((log for log in folder.glob("jobs/*/stdout.log") if str(log) in error.remedy), None)
+    if named is None:
+        return error
+    if place is not None and _moved(named, place):
+        remedy = error.remedy.replace(str(named), str(place))
+    else:
+        remedy = error.remedy.replace(f"\nlog: {named}", "")
+    return InputError(error.problem, where=error.where, remedy=remedy)
+
+
+def _moved(log: Path, place: Path) -> bool:
     try:
-        yield RunFolder(place)
-    except InputError:
-        _keep_logs(place)
-        raise
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def _keep_logs(place: Path) -> None:
-    logs = set(place.glob("jobs/*/stdout.log"))
-    folders = {folder for log in logs for folder in log.parents}
-    for path in sorted(place.rglob("*"), reverse=True):
-        if path in logs or path in folders:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-    if not logs:
-        shutil.rmtree(place, ignore_errors=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(log, place)
+    except OSError:  # what is wrong with the training is the news, not this
+        return False
+    return True

@@ -79,8 +79,8 @@ class OpenSite(Protocol):
     def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         """The substrate of a run in a folder."""
 
-    def scratch(self, purpose: str) -> AbstractContextManager[RunFolder]:
-        """A folder for what is only tried, which is thrown away."""
+    def scratch(self, purpose: str, log: Path | None) -> AbstractContextManager[RunFolder]:
+        """A folder for what is only tried, which is thrown away; `log` is where that of a failure is kept."""
 
     def fleet(self, folder: RunFolder, purpose: str = "") -> NodeFleet | None:
         """Who brings up nodes for the run in a folder; None where nobody does.
@@ -121,7 +121,7 @@ def find_site(request: SiteRequest) -> Site:
         from stretto.app.real_ray import RayCluster  # noqa: PLC0415 - only who asks for it needs it
 
         return RayCluster(request, address or None)
-    raise InputError(f"--on {request.on} is no place to train.", remedy="Give local, ray or ray:ADDRESS.")
+    raise InputError(f"{request.on!r} is no place to train.", remedy="Give local, ray or ray:ADDRESS.")
 
 
 def node_of(name: str, slots: int) -> Node:
@@ -138,7 +138,7 @@ def check_slots(slots: int | None) -> int:
     if slots is None:
         return count_slots()
     if not 1 <= slots <= MOST_SLOTS:
-        raise InputError(f"{slots} slots are out of range.", remedy=f"Give --slots from 1 to {MOST_SLOTS}.")
+        raise InputError(f"{slots} slots are out of range.", remedy=f"Give 1 to {MOST_SLOTS}.")
     return slots
 
 
@@ -195,8 +195,8 @@ class ThisMachine:
         store = "" if hands.tried or not self.store else store_of(self.store, folder.name)
         return make_substrate(hands, folder, clock, store)
 
-    def scratch(self, purpose: str) -> AbstractContextManager[RunFolder]:
-        return scratch(purpose)
+    def scratch(self, purpose: str, log: Path | None) -> AbstractContextManager[RunFolder]:
+        return scratch(purpose, log=log)
 
     def fleet(self, folder: RunFolder, purpose: str = "") -> NodeFleet | None:
         del folder, purpose

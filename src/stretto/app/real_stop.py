@@ -51,3 +51,12 @@ def listening(stop: Stop) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupting() -> Iterator[Stop]:
+    """For who calls from Python: a request to stop is obeyed first, and then interrupts the caller, too."""
+    stop = Stop()
+    yield stop
+    if stop():
+        raise KeyboardInterrupt

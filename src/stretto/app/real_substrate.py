@@ -100,10 +100,11 @@ def training_job(hands: Hands, job: Job) -> TrainingJob:
 
 def command_job(hands: Hands, job: Job) -> TrainingJob:
     """What an elastic substrate is told of a job that runs a command."""
-    command = _command(hands, job)
+    command, work = _command(hands, job), hands.work(job)
+    assert isinstance(work, CommandLine)
     check_placeholders(command, job)
     return TrainingJob(
-        entry=command.argv[0],
+        entry=work.program,
         config=dict(job.config),
         epochs=job.work.epochs,
         metric=command.metric,
@@ -122,4 +123,4 @@ def check_commands(hands: Hands) -> None:
 def _command(hands: Hands, job: Job) -> Command:
     work = hands.work(job)
     assert isinstance(work, CommandLine)
-    return Command(work.argv, metric=None if hands.study is None else hands.study.metric)
+    return Command(work.argv, cwd=work.folder, metric=None if hands.study is None else hands.study.metric)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
 from stretto.search.space import Config
@@ -34,6 +33,14 @@ class CommandLine:
     """Any program; `{lr}` and the like in its arguments stand for a trial's values."""
 
     argv: tuple[str, ...]
+    folder: Path | None = None
+    """Where it runs, that of the file that has it; None: where this process is."""
+
+    @property
+    def program(self) -> str:
+        """What is run; a path is one from its folder on."""
+        program = self.argv[0]
+        return program if self.folder is None or "/" not in program else str(self.folder / program)
 
     def __str__(self) -> str:
         return " ".join(self.argv)
@@ -52,29 +59,34 @@ def find_entry(text: str, folder: Path, *, where: str = "") -> Entry:
     found = dict(_bound(tree.body))
     if function not in found:
         functions = [name for name, node in found.items() if isinstance(node, ast.FunctionDef)]
-        close = difflib.get_close_matches(function, functions, n=1)
-        meant = f"Did you mean {close[0]}? " if close else ""
         raise InputError(
             f"{path} has no function {function!r}.",
             where=where,
-            remedy=f"{meant}It has {', '.join(functions) or 'none'}.",
+            remedy=f"{did_you_mean(function, functions)}It has {', '.join(functions) or 'none'}.",
         )
     _check_parameters(found[function], path, where)
     return Entry(path, function)
 
 
-def check_command(argv: Sequence[str], names: Iterable[str], *, where: str = "") -> CommandLine:
-    """A command that can be started, and whose placeholders stand for something; `names` are configured."""
+def check_command(
+    argv: Sequence[str], names: Iterable[str], *, where: str = "", folder: Path | None = None
+) -> CommandLine:
+    """A command that can be started, and whose placeholders stand for something; `names` are configured.
+
+    It runs in the `folder`; None: where this process is.
+    """
     if not argv or not argv[0]:
         raise InputError("there is no command to run.", where=where, remedy="Give one: -- python train.py.")
-    if shutil.which(argv[0]) is None:
+    command = CommandLine(tuple(argv), None if folder is None else folder.absolute())
+    if shutil.which(command.program) is None:
+        start = "" if command.folder is None else f" from {command.folder} on, where it is to run"
         raise InputError(
             f"{argv[0]!r} is not a program that can be run.",
             where=where,
-            remedy="Name one on the PATH, or give its path.",
+            remedy=f"Name one on the PATH, or give its path{start}.",
         )
-    check_placeholders(Command(tuple(argv)), sample_job(config=tuple((name, "") for name in names)))
-    return CommandLine(tuple(argv))
+    check_placeholders(Command(command.argv), sample_job(config=tuple((name, "") for name in names)))
+    return command
 
 
 def sample_job(job_id: str = "trial", config: Config = ()) -> Job:

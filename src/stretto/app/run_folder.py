@@ -5,6 +5,7 @@ profile.json     what a probe measured, where there was one
 plan.json        what was expected before anything started
 journal.sqlite   everything that happened
 result.json      what it came to, once it is over
+failed.log       what training printed that failed before the run was begun, while it was tried
 id               what tells it from others of its name, where some of it lies elsewhere
 nodes/           what was launched for it: a file for each node that is up, logs of launches that failed
 jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
@@ -114,6 +115,11 @@ class RunFolder:
     @property
     def profile(self) -> Path:
         return self.path / "profile.json"
+
+    @property
+    def failed_log(self) -> Path:
+        """Of training that failed while it was tried, before the run was begun."""
+        return self.path / "failed.log"
 
     @property
     def nodes(self) -> Path:

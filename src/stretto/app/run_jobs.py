@@ -7,21 +7,32 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from stretto.app.given_arguments import (
+    given_flag,
+    given_interval_s,
+    given_options,
+    given_path,
+    given_progress,
+    given_text,
+    given_whole,
+)
 from stretto.app.history import History, history_of
 from stretto.app.jobs_file import JobsFile, complete, read_jobs
 from stretto.app.real_board import Board, JobLine, Phase
 from stretto.app.real_cost import own_meter
 from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
+from stretto.app.real_lines import telling
 from stretto.app.real_result import checkpoint_at, cost_usd, read_ending
-from stretto.app.real_shown import Metrics, metrics_by_epoch
+from stretto.app.real_shown import Metrics, metrics_after, metrics_by_epoch
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
 from stretto.app.real_standing import standing_of, state_of
-from stretto.app.real_stop import Stop
+from stretto.app.real_stop import Stop, interrupting
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry
 from stretto.app.run_folder import (
@@ -101,9 +112,12 @@ class JobResult:
     epochs: int
     jct_s: float | None
     """From submission to completion; None if it did not finish."""
+    batch: int | None
+    """Of a job whose batch may be adapted: the last one, of all workers together."""
     restarts: int
-    """Starts and resizes after the first start."""
+    """Starts and resizes after the first start, also those of a run that goes on."""
     retries: int
+    """After failures, where it was."""
     metrics: Metrics
     """What it reported after its last epoch."""
     gpu_hours: float
@@ -143,10 +157,10 @@ def check_run(request: RunRequest) -> CheckedRun:
     """Read the jobs and check everything that was asked; InputError for anything wrong."""
     file = read_jobs(request.jobs)
     if request.retries < 0:
-        raise InputError(f"--retries {request.retries} is negative.", remedy="Give 0 or more.")
+        raise InputError(f"{request.retries} retries are less than none.", remedy="Give 0 or more.")
     if request.interval_s is not None and not request.interval_s > 0:
         raise InputError(
-            f"an interval of {request.interval_s:g} s is not above 0.", remedy="Give one like 10s."
+            f"an interval of {request.interval_s:g} s is not above 0.", remedy="Give more, such as 10 s."
         )
     site = find_site(
         SiteRequest(
@@ -256,29 +270,40 @@ def run(
     seed: int = 0,
     retries: int = 2,
     tensorboard: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Run the jobs of a file, or resume the run of this name, and say what came of it.
 
     They share this machine, or a Ray cluster: `on` is "local", "ray" or "ray:ADDRESS". Files go to
-    `folder`/`name`, checkpoints also to `store`, a path or URL that fsspec knows.
+    `folder`/`name`, checkpoints also to `store`, a path or URL that fsspec knows. `progress`, such as
+    print, is called with a line of text for every change on the way.
+
+    Ctrl-C or SIGTERM stops it with checkpoints saved, and then raises KeyboardInterrupt; the same call
+    goes on with it.
     """
     checked = check_run(
         RunRequest(
-            jobs=Path(jobs),
-            policy=policy,
-            options=options or {},
-            interval_s=interval_s,
-            on=on,
-            store=store,
-            slots=slots,
-            name=name,
-            runs=Path(folder),
-            seed=seed,
-            retries=retries,
-            tensorboard=tensorboard,
+            jobs=given_path(jobs, "jobs", "jobs.toml"),
+            policy=given_text(policy, "policy", "pollux"),
+            options=given_options(options),
+            interval_s=given_interval_s(interval_s),
+            on=given_text(on, "on", LOCAL),
+            store=given_text(store, "store", "s3://bucket/runs"),
+            slots=None if slots is None else given_whole(slots, "slots"),
+            name=None if name is None else given_text(name, "name", "first"),
+            runs=given_path(folder, "folder", str(RUNS)),
+            seed=given_whole(seed, "seed"),
+            retries=given_whole(retries, "retries"),
+            tensorboard=given_flag(tensorboard, "tensorboard"),
         )
     )
-    return finished_run(checked) or start_run(checked)
+    tell = given_progress(progress)
+    over = finished_run(checked)
+    if over is not None:
+        return over
+    reported = partial(metrics_after, checked.folder)
+    with interrupting() as stop, telling(tell, stop=stop, reported=reported) as watcher:
+        return start_run(checked, stop=stop, watcher=watcher)
 
 
 def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
@@ -311,6 +336,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
         state=state_of(line.phase, standing),
         epochs=line.epoch,
         jct_s=past.jct_s,
+        batch=past.last_batch,
         restarts=past.restarts,
         retries=line.retries,
         metrics=metrics_by_epoch(folder, line.job.id).get(line.epoch, {}),
@@ -327,4 +353,4 @@ def _described(checked: CheckedRun, site: OpenSite, describe: Describe) -> dict[
     kept = folder.read("described") if folder.is_begun else None
     described = {name: Described(**one) for name, one in (kept or {}).items()}
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
-    return described | describe(unknown, site) if unknown else described
+    return described | describe(unknown, site, folder.failed_log) if unknown else described

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.app.given_limits import given_budget_usd, given_deadline_s
+from stretto.app.given_arguments import (
+    given_flag,
+    given_options,
+    given_path,
+    given_progress,
+    given_text,
+    given_whole,
+    given_work,
+)
+from stretto.app.given_limits import deadline_words, given_budget_usd, given_deadline_s
 from stretto.app.probe import OnProgress
 from stretto.app.probe_speeds import speeds_of
 from stretto.app.profile_file import read_profile
@@ -34,6 +43,7 @@ from stretto.app.real_expect import (
 from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_leftovers import let_go_of_nodes
+from stretto.app.real_lines import measuring_line, telling
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import (
     TuneResult,
@@ -44,7 +54,7 @@ from stretto.app.real_result import (
 )
 from stretto.app.real_site import LOCAL, OpenSite
 from stretto.app.real_standing import check_free
-from stretto.app.real_stop import Stop
+from stretto.app.real_stop import Stop, interrupting
 from stretto.app.real_store import check_unclaimed
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.replay import Replayed, replay
@@ -211,6 +221,7 @@ def tune(
     retries: int = 2,
     tensorboard: bool = False,
     checkpoints: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> TuneResult:
     """Tune a study, or resume the run of this name, and say what came of it.
 
@@ -218,37 +229,51 @@ def tune(
     `deadline` is seconds or a text such as 10m. It trains on this machine, or on a Ray cluster: `on` is
     "local", "ray" or "ray:ADDRESS". Files go to `folder`/`name`, checkpoints also to `store`, a path or URL
     that fsspec knows. `checkpoints` says that a command saves on SIGTERM and goes on from there; else a
-    trial that is paused begins anew.
+    trial that is paused begins anew. `progress`, such as print, is called with a line of text for every
+    change on the way.
+
+    Ctrl-C or SIGTERM stops it with checkpoints saved, and then raises KeyboardInterrupt; the same call
+    goes on with it.
     """
     if at_deadline not in tuple(AtDeadline):
         raise InputError(f"at_deadline is {at_deadline!r}.", remedy=f"It is one of {', '.join(AtDeadline)}.")
     checked = check_request(
         TuneRequest(
-            study=Path(study),
-            work=work if work is None or isinstance(work, str) else tuple(work),
+            study=given_path(study, "study", "study.toml"),
+            work=given_work(work),
             deadline_s=given_deadline_s(deadline),
-            deadline_as=None if deadline is None else str(deadline),
+            deadline_as=deadline_words(deadline),
             budget_usd=given_budget_usd(budget_usd),
-            policy=policy,
-            options=options or {},
-            on=on,
-            store=store,
-            slots=slots,
-            name=name,
-            runs=Path(folder),
-            seed=seed,
+            policy=given_text(policy, "policy", "hypersched"),
+            options=given_options(options),
+            on=given_text(on, "on", LOCAL),
+            store=given_text(store, "store", "s3://bucket/runs"),
+            slots=None if slots is None else given_whole(slots, "slots"),
+            name=None if name is None else given_text(name, "name", "first"),
+            runs=given_path(folder, "folder", str(RUNS)),
+            seed=given_whole(seed, "seed"),
             at_deadline=AtDeadline(at_deadline),
-            retries=retries,
-            tensorboard=tensorboard,
-            checkpoints=checkpoints,
+            retries=given_whole(retries, "retries"),
+            tensorboard=given_flag(tensorboard, "tensorboard"),
+            checkpoints=given_flag(checkpoints, "checkpoints"),
         )
     )
-    extend(checked)
+    return _tuned(checked, given_progress(progress))
+
+
+def _tuned(checked: Checked, tell: Callable[[str], None] | None) -> TuneResult:
+    """What `tune` does once it is known what to do."""
+    if (moved := extend(checked)) and tell is not None:
+        tell(f"{checked.folder.path}: {moved}.")
     over = finished(checked)
     if over is not None:
         return over
     with checked.site.opened():
-        return start(prepare(checked))
+        prepared = prepare(
+            checked, on_progress=lambda one: None if tell is None else tell(measuring_line(one))
+        )
+        with interrupting() as stop, telling(tell, stop=stop, study=checked.outline.study) as watcher:
+            return start(prepared, stop=stop, watcher=watcher)
 
 
 def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:

@@ -30,9 +30,11 @@ def explain(
     job: Annotated[str | None, typer.Argument(help="A job or trial of it.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the story of a run: every start, pause, resume, resize and stop with its reason, in order of time.
+    """Tell the story of a run: who got what when, and why, in order of time.
 
-    Of one job also how it waits, its epochs, retries, notes and checkpoints.
+    That is every start, pause, resume, resize, change of batch and stop; of one job also how it waits,
+    its epochs, retries, notes and checkpoints. Restarts are starts and resizes after the first start,
+    retries those after a failure.
 
     Example: [bold]stretto explain resnet-cifar trial-003[/bold]
     """
@@ -56,5 +58,7 @@ def _as_it_stands(story: Story, folder: RunFolder) -> Story:
     elif ending in ENDS and (story.job is None or lines[-1].places):
         due_s = folder.begun_spec().deadline_s if ending is EndedBy.DEADLINE else None
         what = "ended" if story.job is None else "run ended"
-        lines += (Line(max(last_s, due_s or 0.0), "run", what, ENDS[ending]),)
+        failed = sum(job.state == Phase.FAILED for job in jobs) if ending is EndedBy.JOBS else 0
+        text = f"{ENDS[ending]}, {failed} failed" if failed else ENDS[ending]
+        lines += (Line(max(last_s, due_s or 0.0), "run", what, text),)
     return dataclasses.replace(story, jobs=jobs, lines=lines)

@@ -102,12 +102,13 @@ def plan(
     planned = found.plan(
         deadline_s=_deadline_s(deadline), planner=policy.planner, rule=policy.rule, seed=seed
     )
+    unit = "" if found.held is None else SLOTS
     if as_json:
         print(json.dumps(plan_json(planned), indent=2, allow_nan=False))
     else:
-        print(plan_text(planned.tuning, planned.outcome, "" if found.held is None else SLOTS), end="")
+        print(plan_text(planned.tuning, planned.outcome, unit), end="")
     if report is not None:
-        write_plan_page(report, planned)
+        write_plan_page(report, planned, unit)
         print(f"report: {report}", file=sys.stderr)
     if not planned.outcome.feasible:
         raise typer.Exit(1)

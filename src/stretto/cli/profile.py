@@ -34,6 +34,8 @@ from stretto.search.space import Config
 
 MOST_CONFIGS = 8
 """Configurations of a study that are tried: enough to see how much they differ."""
+FAILED = ".failed.log"
+"""Beside the profile: what training printed that failed."""
 
 
 def profile(
@@ -96,6 +98,7 @@ def profile(
             study=ANY_STUDY if outline is None else outline.study,
             seed=seed,
             on_progress=show,
+            log=output.with_suffix(FAILED),
         )
     write_profile(output, measured)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rich.progress import (
 )
 
 from stretto.app.probe_seen import Progress as ProbeProgress
+from stretto.app.real_lines import measuring_line
 from stretto.app.simulate import Tick
 from stretto.core.units import format_duration
 
@@ -35,8 +35,7 @@ def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[P
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
 
             def show(progress: ProbeProgress) -> None:
-                most = " ".join((f"{math.ceil(progress.time_s)} s at most", progress.since)).rstrip()
-                text = f"measuring{where}, {most}: {progress.doing}"
+                text = measuring_line(progress, where)
                 if not console.is_terminal:
                     print(text, file=sys.stderr, flush=True)
                 elif shown.tasks:

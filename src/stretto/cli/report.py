@@ -25,6 +25,8 @@ def report(
 ) -> None:
     """Say what a run came to, or where it stands while it goes on.
 
+    Restarts are starts and resizes after the first start, retries those after a failure.
+
     Example: [bold]stretto report resnet-cifar --report run.html[/bold]
     """
     check_report(report)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stretto.app.real_drive import EndedBy
+from stretto.app.real_shown import metrics_after
 from stretto.app.real_site import LOCAL
 from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
@@ -107,7 +109,9 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
     title = f"{jobs} under {checked.request.policy} on {counted(slots, 'slot')}"
     stop = Stop()
     try:
-        with watching(f"{title}: {checked.folder.path}", stop=stop) as watcher:
+        with watching(
+            f"{title}: {checked.folder.path}", stop=stop, reported=partial(metrics_after, checked.folder)
+        ) as watcher:
             return start_run(
                 checked,
                 stop=stop,

@@ -151,7 +151,7 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
             spent = f"${checked.measuring_usd:.2f} of the ${checked.limits.budget_usd:g}"
             print(f"Measuring has cost {spent} that may be spent; the rest is for the run.", file=sys.stderr)
         print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
-        agree(tuning.instances[0], yes=yes)
+        agree(max((*tuning.instances, *tuning.own), key=lambda one: one.usd_per_hour), yes=yes)
     slots = prepared.offer.slots
     title = f"{tuning.study.name} under {request.policy} on {counted(slots, 'slot')}: {checked.folder.path}"
     outlook = Outlook(

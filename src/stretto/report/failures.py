@@ -14,6 +14,11 @@ LOG = "log: "
 """Begins the last line of an error: every job has a log of its own."""
 
 
+def with_failed(ending: str, failed: int) -> str:
+    """How a run ended, before a word on when: also how many of its jobs failed."""
+    return f"{ending}, {failed} failed," if failed else ending
+
+
 def failure_lines(errors: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Of each job that failed its id and its error: each error in full once, with those that share it."""
     alike: dict[str, list[tuple[str, str]]] = {}

@@ -86,7 +86,7 @@ def gpus_over_time(
             line={"color": "#d5d9de", "width": 0.6},
         )
     figure.update_xaxes(**unit.axis(end_s))
-    figure.update_yaxes(range=[rows.count, 0], showgrid=False, **_labels(rows))
+    figure.update_yaxes(range=[max(rows.count, 1), 0], showgrid=False, **_labels(rows))
     height = min(max(6 * rows.count, 240), 900) + 130
     return styled(figure, height, barmode="overlay", hovermode="closest")
 
@@ -160,11 +160,10 @@ def _reasons(history: History) -> dict[tuple[str, float], str]:
 
 def _labels(rows: Rows) -> dict[str, Any]:
     """A label in the middle of each node's rows, or of every second, third, .. of many nodes."""
-    ends = (*rows.first[1:], rows.count)
-    every = -(-len(rows.nodes) // MOST_LABELS)
+    every = max(-(-len(rows.nodes) // MOST_LABELS), 1)
     shown = [
         ((first + end) / 2, f"node {safe(node)}")
-        for node, first, end in list(zip(rows.nodes, rows.first, ends, strict=True))[::every]
+        for node, first, end in list(zip(rows.nodes, rows.first, rows.ends, strict=True))[::every]
         if end > first
     ]
     return {"tickvals": [at for at, _ in shown], "ticktext": [text for _, text in shown]}

@@ -82,7 +82,7 @@ def _driven(piece: _Piece, gaps: Sequence[Gap]) -> Iterator[_Piece]:
 
 
 def _bars(name: str, colour: str, pieces: Sequence[_Piece], rows: Rows, unit: TimeUnit) -> Any:
-    ends = dict(zip(rows.nodes, (*rows.first[1:], rows.count), strict=True))
+    ends = dict(zip(rows.nodes, rows.ends, strict=True))
     firsts = dict(zip(rows.nodes, rows.first, strict=True))
     return graph_objects().Bar(
         orientation="h",

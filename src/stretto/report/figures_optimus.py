@@ -171,7 +171,7 @@ def _draw_speed(
             showlegend=column == 1,
             marker={"color": style.colour, "size": 6},
             line={"color": style.colour, "width": 1.6},
-            hovertemplate="%{x} workers: %{y:.3f} steps/s",
+            hovertemplate="workers: %{x}, %{y:.3f} steps/s",
             row=1,
             col=column,
         )

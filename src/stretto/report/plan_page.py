@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import stretto
 from stretto.app.plan import Planned
-from stretto.core.units import HOUR_S, format_duration
+from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Forecast, Outcome
-from stretto.planning.plan import Plan
+from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.planner import kept_how
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.page import Page, facts_html, table_html, write_page
@@ -19,9 +20,11 @@ from stretto.report.plan_text import (
     closing,
     comparison_rows,
     duration_interval,
+    is_priced,
     limits_text,
     money,
     money_interval,
+    on_nodes,
     side_by_side,
     stage_rows,
     steps,
@@ -29,18 +32,36 @@ from stretto.report.plan_text import (
     verdict,
 )
 from stretto.report.plotting import graph_objects, safe, styled
+from stretto.substrate.local_nodes import SLOT
 
+NODES = "nodes"
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>"
 
 
-def write_plan_page(path: Path | str, planned: Planned) -> None:
-    """Write one HTML file that needs no network."""
-    write_page(path, plan_html(planned))
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What plans are told in."""
+
+    unit: str
+    """What trials get: GPUs or slots."""
+    held: str
+    """What stages hold: nodes, or slots of one machine."""
+
+    @staticmethod
+    def of(outcome: Outcome, unit: str) -> Words:
+        unit = unit or units(outcome.cheapest.plan)
+        return Words(unit, NODES if on_nodes(outcome) else unit)
 
 
-def plan_html(planned: Planned) -> str:
+def write_plan_page(path: Path | str, planned: Planned, unit: str = "") -> None:
+    """Write one HTML file that needs no network; `unit` is what trials get, where that is known."""
+    write_page(path, plan_html(planned, unit))
+
+
+def plan_html(planned: Planned, unit: str = "") -> str:
     """The page as text."""
     tuning, outcome = planned.tuning, planned.outcome
+    words = Words.of(outcome, unit)
     page = Page(
         title=f"Plan of {tuning.study.name}",
         lead=f"By Stretto {stretto.__version__}: predicted from the study's profile, not measured.",
@@ -49,36 +70,33 @@ def plan_html(planned: Planned) -> str:
     page.text(verdict(tuning, outcome), "lead")
     for sentence in closing(tuning, outcome):
         page.text(sentence)
-    page.html(table_html(*comparison_rows(outcome)))
-    page.heading(2, "Trade-off")
-    page.text(
-        "Every point is a plan that no other beats in both time and money; rest the pointer on one for its "
-        "GPUs per stage and its intervals. Axes show means over simulated executions."
-    )
-    page.figure(frontier_figure(outcome, tuning.limits), "mean cost against mean finish of plans")
+    page.html(table_html(*comparison_rows(outcome, words.unit)))
+    if is_priced(tuning):
+        page.heading(2, "Trade-off")
+        page.text(
+            "Every point is a plan that no other beats in both time and money; rest the pointer on one for "
+            f"its {words.unit} per stage and its intervals. Axes show means over simulated executions."
+        )
+        figure = frontier_figure(outcome, tuning.limits, words)
+        page.figure(figure, "mean cost against mean finish of plans")
     page.heading(2, "Stages")
-    page.text("Nodes held in each stage by the plans above.")
-    page.figure(nodes_figure(outcome), "nodes held by stage")
+    page.text(f"{words.held[0].upper()}{words.held[1:]} held in each stage by the plans above.")
+    page.figure(held_figure(outcome, words), f"{words.held} held by stage")
     for name, forecast in side_by_side(outcome):
         page.heading(3, name)
-        page.html(table_html(*stage_rows(forecast.plan)))
+        page.html(table_html(*stage_rows(forecast.plan, words.unit)))
     page.heading(2, "About these numbers")
-    page.html(facts_html(_facts(planned)))
+    page.html(facts_html(_facts(planned, words.unit)))
     return page.render()
 
 
-def frontier_figure(outcome: Outcome, limits: Limits) -> Any:
+def frontier_figure(outcome: Outcome, limits: Limits, words: Words) -> Any:
     """Cost against finish: the frontier, the plans with a name, the limits."""
     go = graph_objects()
     figure = go.Figure()
-    style = line_style(0)
-    figure.add_trace(
-        _points(go, "frontier", outcome.frontier, colour=style.colour, mode="lines+markers", size=6)
-    )
+    figure.add_trace(_points(go, "frontier", outcome.frontier, words, index=0, mode="lines+markers", size=6))
     for index, (name, forecast) in enumerate(side_by_side(outcome), start=1):
-        figure.add_trace(
-            _points(go, name, [forecast], colour=line_style(index).colour, mode="markers", size=13)
-        )
+        figure.add_trace(_points(go, name, [forecast], words, index=index, mode="markers", size=13))
     if limits.deadline_s is not None:
         figure.add_vline(x=limits.deadline_s / HOUR_S, line={"dash": "dash", "color": "#59636e"})
     if limits.budget_usd is not None:
@@ -88,7 +106,10 @@ def frontier_figure(outcome: Outcome, limits: Limits) -> Any:
     return styled(figure, 460, hovermode="closest")
 
 
-def _points(go: Any, name: str, plans: Sequence[Forecast], *, colour: str, mode: str, size: int) -> Any:
+def _points(
+    go: Any, name: str, plans: Sequence[Forecast], words: Words, *, index: int, mode: str, size: int
+) -> Any:
+    colour = line_style(index).colour
     return go.Scatter(
         x=[plan.finish_s.mean / HOUR_S for plan in plans],
         y=[plan.cost_usd.mean for plan in plans],
@@ -98,8 +119,8 @@ def _points(go: Any, name: str, plans: Sequence[Forecast], *, colour: str, mode:
         marker={"color": colour, "size": size},
         customdata=[
             [
-                f"{safe(name)}: {_per_trial(plan.plan)}",
-                f"{steps([stage.nodes for stage in plan.plan.stages])} nodes",
+                f"{safe(name)}: {_per_trial(plan.plan, words)}",
+                f"{steps([stage.nodes for stage in plan.plan.stages])} {words.held}",
                 f"finish {duration_interval(plan.finish_s)}",
                 f"cost {money_interval(plan.cost_usd)}",
             ]
@@ -109,12 +130,12 @@ def _points(go: Any, name: str, plans: Sequence[Forecast], *, colour: str, mode:
     )
 
 
-def _per_trial(plan: Plan) -> str:
-    return f"{steps([stage.gpus_per_trial for stage in plan.stages])} {units(plan)} per trial"
+def _per_trial(plan: Plan, words: Words) -> str:
+    return f"{steps([stage.gpus_per_trial for stage in plan.stages])} {words.unit} per trial"
 
 
-def nodes_figure(outcome: Outcome) -> Any:
-    """Nodes by stage, plan beside plan."""
+def held_figure(outcome: Outcome, words: Words) -> Any:
+    """Nodes, or slots of one machine, by stage, plan beside plan."""
     go = graph_objects()
     figure = go.Figure()
     for index, (name, forecast) in enumerate(side_by_side(outcome), start=1):
@@ -129,18 +150,23 @@ def nodes_figure(outcome: Outcome) -> Any:
                 name=safe(name),
                 marker={"color": line_style(index).colour},
                 customdata=[
-                    f"{stage.nodes} x {safe(stage.instance)}, {units(forecast.plan)} per trial: "
-                    f"{stage.gpus_per_trial}, {stage.at_once} at once"
+                    f"{_held_text(stage, words)}, {words.unit} per trial: {stage.gpus_per_trial}, "
+                    f"{stage.at_once} at once"
                     for stage in stages
                 ],
                 hovertemplate="%{customdata}",
             )
         )
-    figure.update_yaxes(title_text="nodes")
+    figure.update_yaxes(title_text=words.held)
     return styled(figure, 340, barmode="group")
 
 
-def _facts(planned: Planned) -> list[tuple[str, str]]:
+def _held_text(stage: StagePlan, words: Words) -> str:
+    what = f"x {safe(stage.instance)}" if words.held == NODES else words.held
+    return f"{stage.nodes} {what}"
+
+
+def _facts(planned: Planned, unit: str) -> list[tuple[str, str]]:
     tuning = planned.tuning
     return [
         (
@@ -151,11 +177,17 @@ def _facts(planned: Planned) -> list[tuple[str, str]]:
             "limits",
             f"{limits_text(tuning.limits) or 'none'}, to be kept {kept_how(tuning.limits, planned.rule)}",
         ),
-        ("instances", ", ".join(f"{one.name} {money(one.usd_per_hour)}/h" for one in tuning.instances)),
+        _offered(tuning),
         ("billing", _billing_text(tuning)),
-        ("profile", _profile_text(tuning)),
+        ("profile", _profile_text(tuning, unit)),
         ("planning took", f"{planned.planning_s:.2f} s"),
     ]
+
+
+def _offered(tuning: Tuning) -> tuple[str, str]:
+    if [one.name for one in tuning.instances] == [SLOT]:
+        return "slots", f"{tuning.max_nodes}, {money(tuning.instances[0].usd_per_hour)}/h each"
+    return "instances", ", ".join(f"{one.name} {money(one.usd_per_hour)}/h" for one in tuning.instances)
 
 
 def _billing_text(tuning: Tuning) -> str:
@@ -163,14 +195,14 @@ def _billing_text(tuning: Tuning) -> str:
     data = (
         f", {money(billing.usd_per_new_node)} of data for each new node" if billing.usd_per_new_node else ""
     )
-    least = f"at least {billing.minimum_s:g} s a node"
-    return f"per {billing.per}, in steps of {billing.granularity_s:g} s, {least}{data}"
+    least = f", at least {billing.minimum_s:g} s a node" if billing.minimum_s else ""
+    return f"per {billing.per}, in steps of {billing.granularity_s:g} s{least}{data}"
 
 
-def _profile_text(tuning: Tuning) -> str:
+def _profile_text(tuning: Tuning, unit: str) -> str:
     profile = tuning.profile
-    speeds = ", ".join(f"{gpus}: {speed:g}x" for gpus, speed in profile.scaling.points)
+    speeds = ", ".join(f"{gpus}: {speed:.3g}x" for gpus, speed in profile.scaling.points)
     return (
-        f"an epoch takes {format_duration(profile.latency.epoch_s)} on one GPU; speed by GPUs {speeds}; "
-        f"a start takes {profile.start_s:g} s"
+        f"an epoch takes {profile.latency.epoch_s:.3g} s on one of the {unit}; speed by {unit} {speeds}; "
+        f"a start takes {profile.start_s:.3g} s"
     )

@@ -44,7 +44,7 @@ def plan_text(tuning: Tuning, outcome: Outcome, unit: str = "", *, expected: str
 
 def is_priced(tuning: Tuning) -> bool:
     """Whether time costs anything; if not there is no trade-off to show."""
-    return any(instance.usd_per_hour for instance in tuning.instances)
+    return any(instance.usd_per_hour for instance in (*tuning.instances, *tuning.own))
 
 
 def verdict(tuning: Tuning, outcome: Outcome) -> str:
@@ -134,6 +134,11 @@ def has_nodes(plan: Plan) -> bool:
     return any(stage.instance != SLOT for stage in plan.stages)
 
 
+def on_nodes(outcome: Outcome) -> bool:
+    """Whether plans are told in nodes; those for one machine are told in its slots."""
+    return any(has_nodes(forecast.plan) for _, forecast in side_by_side(outcome))
+
+
 def stage_table(plan: Plan, unit: str = "") -> str:
     return markdown_table(*stage_rows(plan, unit))
 
@@ -169,7 +174,7 @@ def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
 def comparison_rows(outcome: Outcome, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of the comparison of plans."""
     per_trial = f"{unit or units(outcome.cheapest.plan)} per trial"
-    nodes = any(has_nodes(forecast.plan) for _, forecast in side_by_side(outcome))
+    nodes = on_nodes(outcome)
     heading = ["plan", per_trial, *(["nodes"] if nodes else []), *COMPARED]
     rows = [
         [

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from stretto.app.explain import JobSummary, Line, Story, time_text
+from stretto.app.real_board import Phase
+from stretto.app.real_drive import EndedBy
 from stretto.app.real_shown import metrics_text
 from stretto.app.run_jobs import JobResult, RunResult
 from stretto.core.units import format_duration
-from stretto.report.failures import failure_lines
+from stretto.report.failures import failure_lines, with_failed
 from stretto.report.names import one_line
 from stretto.report.text_table import markdown_table
 
-JOB_HEADING = [
-    "job",
-    "state",
-    "epochs",
-    "last report",
-    "completion",
-    "restarts",
-    "retries",
-    "slot hours",
-    "checkpoint",
-]
+BATCH = "batch"
+_COLUMNS: tuple[tuple[str, Callable[[JobResult], str]], ...] = (
+    ("job", lambda job: one_line(job.id)),
+    ("state", lambda job: job.state),
+    ("epochs", lambda job: str(job.epochs)),
+    ("last report", lambda job: one_line(metrics_text(job.metrics)) or "-"),
+    ("completion", lambda job: "-" if job.jct_s is None else format_duration(job.jct_s)),
+    (BATCH, lambda job: str(job.batch or "-")),
+    ("restarts", lambda job: str(job.restarts)),
+    ("retries", lambda job: str(job.retries)),
+    ("slot hours", lambda job: f"{job.gpu_hours:.3f}"),
+    ("checkpoint", lambda job: str(job.checkpoint or "-")),
+)
 
 _ENDINGS = {
     "jobs": "every job came to its end",
@@ -41,28 +45,22 @@ def jobs_text(result: RunResult) -> str:
 
 def _summary(result: RunResult) -> Iterator[str]:
     ending = _ENDINGS.get(result.ended_by, result.ended_by)
+    if result.ended_by == EndedBy.JOBS:
+        ending = with_failed(ending, sum(job.state == Phase.FAILED for job in result.jobs))
     yield f"{result.run.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
     mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
     cost = f", ${result.cost_usd:.2f}" if result.cost_usd else ""
     yield f"{result.gpu_hours:.3f} slot hours{mean}{cost}"
     yield ""
-    yield markdown_table(JOB_HEADING, [job_row(job) for job in result.jobs])
+    yield markdown_table(*job_table(result.jobs))
     yield from failure_lines((job.id, job.error) for job in result.jobs if job.error)
 
 
-def job_row(job: JobResult) -> list[str]:
-    """Cells of a job."""
-    return [
-        one_line(job.id),
-        job.state,
-        str(job.epochs),
-        one_line(metrics_text(job.metrics)) or "-",
-        "-" if job.jct_s is None else format_duration(job.jct_s),
-        str(job.restarts),
-        str(job.retries),
-        f"{job.gpu_hours:.3f}",
-        str(job.checkpoint or "-"),
-    ]
+def job_table(jobs: Sequence[JobResult]) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows; with a column of batches where any is adapted."""
+    adapts = any(job.batch is not None for job in jobs)
+    columns = [(name, cell) for name, cell in _COLUMNS if adapts or name != BATCH]
+    return [name for name, _ in columns], [[cell(job) for _, cell in columns] for job in jobs]
 
 
 def story_text(story: Story) -> str:
@@ -71,13 +69,13 @@ def story_text(story: Story) -> str:
     if story.job is not None:
         return "\n".join(lines) + "\n"
     shown = "best" if story.is_study else "last report"
-    heading = ["job", "state", "epochs", "starts", "retries", shown, "last reason"]
+    heading = ["job", "state", "epochs", "restarts", "retries", shown, "last reason"]
     rows = [
         [
             one_line(job.id),
             job.state,
             str(job.epochs),
-            str(job.starts),
+            str(job.restarts),
             str(job.retries),
             _shown(job),
             one_line(job.last_reason),

@@ -9,10 +9,11 @@ from typing import Any
 import stretto
 from stretto.app.history import History, history_of
 from stretto.app.real_drive import EndedBy
-from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
+from stretto.app.real_result import TuneResult, ending_of, tune_result
+from stretto.app.replay import study_of_run
 from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.app.run_jobs import RunResult, run_result
-from stretto.app.study_file import StudyFile, WorldSpec
+from stretto.app.study_file import StudyFile
 from stretto.app.study_run import StudyResult, StudyRun
 from stretto.core.units import format_duration
 from stretto.report.figures_gantt import by_application, gpus_over_time
@@ -20,7 +21,7 @@ from stretto.report.figures_nodes import with_expected, with_gaps
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import Palette
 from stretto.report.plotting import graph_objects, time_unit
-from stretto.report.run_jobs_text import JOB_HEADING, job_row
+from stretto.report.run_jobs_text import job_table
 from stretto.report.run_text import came_to, config_text, gaps_text, ranked, trial_heading, trial_row
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
 
@@ -36,8 +37,8 @@ def write_run_page(path: Path | str, folder: RunFolder) -> None:
 
 
 def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
-    tuning = run_tuning(folder, run_outline(folder, spec), spec)
-    study = tuning.study
+    file = study_of_run(folder)
+    study = file.tuning.study
     result = tune_result(folder, ending_of(folder))
     history = replace(history_of(folder.events()), gaps=result.gaps)
     end_s = _shown_until_s(result)
@@ -55,7 +56,7 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
     page.html(facts_html(_facts(result, study.name, spec)))
     page.html(table_html(trial_heading(study), [trial_row(trial) for trial in ranked(result, study)]))
     if any(job.results for job in history.jobs.values()):
-        run = _as_study_run(folder, spec, result, history)
+        run = _as_study_run(file, spec.seed, result, history)
         page.heading(2, f"Best {study.metric} over time")
         best = best_over_time({result.policy: [run]}, study, end_s)
         page.figure(finished(best), f"best {study.metric} over time")
@@ -82,7 +83,7 @@ def _jobs_html(folder: RunFolder) -> str:
     page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(folder.begun_spec()))
     page.heading(2, "Summary")
     page.html(facts_html(_job_facts(result, history)))
-    page.html(table_html(JOB_HEADING, [job_row(job) for job in result.jobs]))
+    page.html(table_html(*job_table(result.jobs)))
     page.heading(2, "Slots")
     page.text(f"{SLOTS_TEXT} a job on it.{_nodes_text(history)}")
     end_s = max(result.finished_s, 1.0)
@@ -125,22 +126,12 @@ def _job_facts(result: RunResult, history: History) -> list[tuple[str, str]]:
     ]
 
 
-def _as_study_run(folder: RunFolder, spec: RunSpec, result: TuneResult, history: History) -> StudyRun:
+def _as_study_run(file: StudyFile, seed: int, result: TuneResult, history: History) -> StudyRun:
     """The run in the form that pictures of simulated studies take."""
-    outline = run_outline(folder, spec)
-    tuning = run_tuning(folder, outline, spec)
-    file = StudyFile(
-        tuning=tuning,
-        space=outline.space,
-        sampler=outline.sampler,
-        fixed_nodes=tuning.max_nodes,
-        world=WorldSpec(curves=folder.name, profile=tuning.profile),
-        path=outline.path,
-    )
     row = StudyResult(
         policy=result.policy,
-        deadline_s=tuning.limits.deadline_s,
-        seed=spec.seed,
+        deadline_s=file.tuning.limits.deadline_s,
+        seed=seed,
         best_metric=result.best_metric,
         trials_started=sum(job.starts > 0 for job in history.jobs.values()),
         gpu_hours=result.gpu_hours,

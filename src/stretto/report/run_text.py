@@ -9,7 +9,8 @@ from typing import Any
 
 from stretto.app.explain import time_text
 from stretto.app.history import Gap
-from stretto.app.real_board import NOT_STARTED
+from stretto.app.real_board import NOT_STARTED, Phase
+from stretto.app.real_drive import EndedBy
 from stretto.app.real_expect import Expectation
 from stretto.app.real_result import TrialResult, TuneResult
 from stretto.app.replay import Replayed
@@ -18,9 +19,9 @@ from stretto.core.job import Value
 from stretto.core.units import format_duration
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
-from stretto.report.failures import failure_lines
+from stretto.report.failures import failure_lines, with_failed
 from stretto.report.names import one_line
-from stretto.report.plan_text import plan_text, stage_table, verdict
+from stretto.report.plan_text import is_priced, plan_text, stage_table, verdict
 from stretto.report.text_table import markdown_table
 from stretto.search.study import Study
 from stretto.worlds.replay import Origin
@@ -45,7 +46,7 @@ _ENDINGS = {
 def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> str:
     """The plan of a policy that makes one; of any other what is known beforehand."""
     planned, expected = expectation.planned, _expected(expectation)
-    if planned is not None and tuning.instances[0].usd_per_hour:
+    if planned is not None and is_priced(tuning):
         return plan_text(tuning, planned.outcome, SLOTS, expected=expected)
     if planned is not None:  # without a price there is no trade-off to show
         plan = planned.outcome.followed(tuning.limits).plan
@@ -103,6 +104,8 @@ def replayed_json(other: Replayed) -> dict[str, Any]:
 
 def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterator[str]:
     ending = _ENDINGS.get(result.ended_by, result.ended_by)
+    if result.ended_by == EndedBy.JOBS:
+        ending = with_failed(ending, result.trials_by_state.get(Phase.FAILED, 0))
     name = one_line(run_name(result, study))
     after = f"{format_duration(result.finished_s)}{_measured(result)}"
     yield f"{name} under {result.policy}: {ending} after {after}."

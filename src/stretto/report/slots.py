@@ -26,6 +26,11 @@ class Rows:
     """The first row of each node."""
     count: int
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The row after each node's last."""
+        return (*self.first[1:], self.count) if self.first else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Stay:
@@ -97,9 +102,9 @@ class _Board:
     """Who sits where at the time the sweep has come to."""
 
     def __init__(self, rows: Rows) -> None:
-        ends = (*rows.first[1:], rows.count)
         self._rows = {
-            node: range(first, end) for node, first, end in zip(rows.nodes, rows.first, ends, strict=True)
+            node: range(first, end)
+            for node, first, end in zip(rows.nodes, rows.first, rows.ends, strict=True)
         }
         self._taken: dict[str, dict[str, list[int]]] = {}
         """Rows by node by job."""

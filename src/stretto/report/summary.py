@@ -251,8 +251,8 @@ def _comparison(ranked: Sequence[tuple[float, _Line]]) -> list[str]:
     slower = [(value_s, line) for value_s, line in others if value_s > best_s * (1.0 + ALIKE)]
     level = [line.policy for _, line in others[: len(others) - len(slower)]]
     if not slower:
-        names = " and ".join([best.policy, *level]) if len(level) == 1 else "all policies"
-        return [f"{names} finish jobs equally soon (mean JCT {format_duration(best_s)})."]
+        first = ", ".join([best.policy, *level[:-1]])
+        return [f"{first} and {level[-1]} finish jobs equally soon (mean JCT {format_duration(best_s)})."]
     shown = slower if len(slower) <= 3 else [slower[0], slower[-1]]
     (next_s, following), *rest = shown
     said = [

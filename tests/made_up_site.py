@@ -1,0 +1,53 @@
+"""A cluster that is made up: which nodes there are, and what of them a run has, is up to the test."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from stretto.app.real_site import ThisMachine
+from stretto.app.run_folder import RunFolder
+from stretto.app.study_cluster import Offer, slots_offer
+from stretto.core.cluster import Node
+from stretto.substrate.provision import NodeFleet
+
+
+def _no_fleet(folder: RunFolder, purpose: str) -> NodeFleet | None:
+    del folder, purpose
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MadeUpCluster(ThisMachine):
+    """Its workers are this machine's."""
+
+    there: tuple[Node, ...]
+    kept: tuple[Node, ...] = ()
+    """What a run has from its start."""
+    idle: tuple[Node, ...] = ()
+    """What can be measured on."""
+    offered: Offer | None = None
+    """None: its slots."""
+    make_fleet: Callable[[RunFolder, str], NodeFleet | None] = _no_fleet
+
+    words = "the cluster"
+    mark = " on Ray"
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.there
+
+    @property
+    def held(self) -> tuple[Node, ...]:
+        return self.kept
+
+    @property
+    def to_measure_on(self) -> tuple[Node, ...]:
+        return self.idle
+
+    @property
+    def offer(self) -> Offer:
+        return self.offered or slots_offer(self.slots, self.machine)
+
+    def fleet(self, folder: RunFolder, purpose: str = "") -> NodeFleet | None:
+        return self.make_fleet(folder, purpose)
