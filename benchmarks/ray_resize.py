@@ -24,7 +24,7 @@ from typing import Any
 
 import ray
 from common import verdict
-from resize import ENTRY, SIZES_MB, Job
+from resize import ENTRY, SIZES_MB, Steps
 
 from torch_gang import wait_until
 
@@ -76,7 +76,7 @@ def on_ray(folder: Path, mb: int) -> ElasticSubstrate:
 
 
 @contextmanager
-def training(make: Make, mb: int) -> Iterator[tuple[Job, Callable[[Action, Allocation], None]]]:
+def training(make: Make, mb: int) -> Iterator[tuple[Steps, Callable[[Action, Allocation], None]]]:
     """A job's steps, and what tells its substrate to do something."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -88,34 +88,34 @@ def training(make: Make, mb: int) -> Iterator[tuple[Job, Callable[[Action, Alloc
             substrate.apply([Instruction(next(numbers), action, "a", allocation, BATCH)])
 
         try:
-            yield Job(folder, mb), tell
+            yield Steps(folder / "times"), tell
         finally:
             substrate.stop_now()
 
 
 def stalls_s(make: Make, mb: int, one: Allocation, two: Allocation, rounds: int) -> list[float]:
     found = []
-    with training(make, mb) as (job, tell):
+    with training(make, mb) as (steps, tell):
         tell(Action.START, one)
         for allocation in (two, one) * rounds:
-            before = job.train_on()
+            before = steps.train_on()
             tell(Action.RESIZE, allocation)
-            wait_until(functools.partial(has_workers, job, allocation.worker_count), within_s=120)
-            job.train_on()
-            found.append(job.stall_s(before))
+            wait_until(functools.partial(has_workers, steps, allocation.worker_count), within_s=120)
+            steps.train_on()
+            found.append(steps.stall_s(before))
     return found
 
 
-def has_workers(job: Job, count: int) -> bool:
-    return job.steps()[-1].workers == count
+def has_workers(steps: Steps, count: int) -> bool:
+    return steps.all()[-1].workers == count
 
 
 def cold_start_s(two: Allocation) -> float:
     began_s = time.monotonic()
-    with training(on_ray, SIZES_MB[0]) as (job, tell):
+    with training(on_ray, SIZES_MB[0]) as (steps, tell):
         tell(Action.START, two)
-        wait_until(lambda: bool(job.steps()), within_s=120)
-        return job.steps()[0].t_s - began_s
+        wait_until(lambda: bool(steps.all()), within_s=120)
+        return steps.all()[0].t_s - began_s
 
 
 class Bare:

@@ -20,12 +20,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  (the forkserver has it in memory)
 from common import verdict
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from stretto.wire.messages import Left, Park
-from torch_gang import Gang, wait_until
+from torch_gang import Cradle, Gang, wait_until
 
 ENTRY = f"{Path(__file__).with_name('resize_train.py')}:train"
 SIZES_MB = (4, 40, 400)
@@ -39,33 +38,26 @@ class Step:
     workers: int
 
 
-class Job:
-    """A gang whose steps can be read off a file."""
+class Steps:
+    """A job's steps, as its training code writes them to a file."""
 
-    def __init__(self, folder: Path, mb: int) -> None:
-        self._times = folder / "times"
-        self.gang = Gang(ENTRY, folder, config={"mb": mb, "times": str(self._times)}, checkpoint_every_s=1e9)
-        self._names = 0
+    def __init__(self, times: Path) -> None:
+        self._times = times
 
-    def steps(self) -> list[Step]:
+    def all(self) -> list[Step]:
         lines = self._times.read_text().splitlines() if self._times.exists() else []
         rows = [line.split() for line in lines if len(line.split()) == 3]
         return [Step(float(row[0]), int(row[1])) for row in rows]
 
-    def name(self) -> str:
-        self._names += 1
-        return f"w{self._names}"
-
     def train_on(self) -> int:
         """Some more steps of the present group; how many there are then."""
-        before = len(self.steps())
-        wait_until(lambda: len(self.steps()) >= before + STEPS, within_s=120)
-        return len(self.steps())
+        before = len(self.all())
+        wait_until(lambda: len(self.all()) >= before + STEPS, within_s=120)
+        return len(self.all())
 
     def stall_s(self, before: int) -> float:
         """Of the change that came after so many steps."""
-        steps = self.steps()
-        gaps = [later.t_s - one.t_s for one, later in itertools.pairwise(steps)]
+        gaps = [later.t_s - one.t_s for one, later in itertools.pairwise(self.all())]
         change = max(range(before - 1, len(gaps)), key=gaps.__getitem__)
         usual = statistics.median(
             gaps[max(change - STEPS, 0) : change] + gaps[change + 1 : change + 1 + STEPS]
@@ -73,48 +65,53 @@ class Job:
         return max(gaps[change] - usual, 0.0)
 
 
-def in_place(folder: Path, mb: int, rounds: int) -> list[float]:
+def gang_and_steps(cradle: Cradle, folder: Path, mb: int) -> tuple[Gang, Steps]:
+    times = folder / "times"
+    config = {"mb": mb, "times": str(times)}
+    return Gang(cradle, folder, config=config, checkpoint_every_s=1e9), Steps(times)
+
+
+def in_place(cradle: Cradle, folder: Path, mb: int, rounds: int) -> list[float]:
     stalls = []
-    job = Job(folder, mb)
-    with job.gang as gang:
-        first = job.name()
-        gang.spawn(first)
-        gang.form(first)
-        for _ in range(rounds):
-            second = job.name()
-            gang.spawn(second)
-            before = job.train_on()
-            gang.form(first, second)
-            job.train_on()
-            stalls.append(job.stall_s(before))
-            before = job.train_on()
-            gang.form(first)
-            gang.end(second)
-            job.train_on()
-            stalls.append(job.stall_s(before))
+    gang, steps = gang_and_steps(cradle, folder, mb)
+    with gang:
+        gang.spawn("survivor")
+        gang.form("survivor")
+        for number in range(rounds):
+            newcomer = f"newcomer {number}"
+            gang.spawn(newcomer)
+            before = steps.train_on()
+            gang.form("survivor", newcomer)
+            steps.train_on()
+            stalls.append(steps.stall_s(before))
+            before = steps.train_on()
+            gang.form("survivor")
+            gang.end(newcomer)
+            steps.train_on()
+            stalls.append(steps.stall_s(before))
     return stalls
 
 
-def restart(folder: Path, mb: int, rounds: int, *, fresh: bool) -> list[float]:
+def restart(cradle: Cradle, folder: Path, mb: int, rounds: int, *, fresh: bool) -> list[float]:
     stalls = []
-    job = Job(folder, mb)
-    with job.gang as gang:
-        names = [job.name()]
+    gang, steps = gang_and_steps(cradle, folder, mb)
+    with gang:
+        names = ["the first"]
         gang.spawn(names[0], fresh=fresh)
         gang.form(*names)
-        for size in (2, 1) * rounds:
-            before = job.train_on()
+        for number, size in enumerate((2, 1) * rounds):
+            before = steps.train_on()
             gang.tell(names[0], Park())
             gang.wait(names[0], Left)
             for name in names:
                 gang.end(name)
             gang.trained.clear()
-            names = [job.name() for _ in range(size)]
+            names = [f"{number}.{rank}" for rank in range(size)]
             for name in names:
                 gang.spawn(name, fresh=fresh)
             gang.form(*names)
-            job.train_on()
-            stalls.append(job.stall_s(before))
+            steps.train_on()
+            stalls.append(steps.stall_s(before))
     return stalls
 
 
@@ -129,10 +126,11 @@ def main() -> None:
     reached = True
     for mb in SIZES_MB:
         began_s = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            ours = statistics.median(in_place(Path(folder, "a"), mb, rounds))
-            forked = statistics.median(restart(Path(folder, "b"), mb, rounds, fresh=False))
-            spawned = statistics.median(restart(Path(folder, "c"), mb, max(rounds // 3, 1), fresh=True))
+        with tempfile.TemporaryDirectory() as name, Cradle(ENTRY, Path(name)) as cradle:
+            folder = Path(name)
+            ours = statistics.median(in_place(cradle, folder / "a", mb, rounds))
+            forked = statistics.median(restart(cradle, folder / "b", mb, rounds, fresh=False))
+            spawned = statistics.median(restart(cradle, folder / "c", mb, max(rounds // 3, 1), fresh=True))
         print(
             f"{mb:>5} MB {ours * 1e3:>7.0f} ms {forked * 1e3:>8.0f} ms {spawned * 1e3:>6.0f} ms "
             f"{ours / forked:>12.2f} {ours / spawned:>8.3f}   ({time.monotonic() - began_s:.0f} s)"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch._dynamo  # noqa: F401  (the first optimizer step imports it; here it is forked along)
 
 from stretto.wire.messages import (
     Ack,
@@ -26,7 +24,7 @@ from stretto.wire.messages import (
     Saved,
     SetBatch,
 )
-from torch_gang import Gang
+from torch_gang import Cradle, Gang
 
 ENTRY = f"{Path(__file__).with_name('elastic_train.py')}:train"
 EPOCHS = 6
@@ -38,16 +36,22 @@ def losses(gang: Gang) -> list[float]:
     return [ends[epoch].values["loss"] for epoch in sorted(ends)]
 
 
-def gang_of(folder: Path, **config: Any) -> Gang:
+@pytest.fixture(scope="module")
+def cradle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cradle]:
+    with Cradle(ENTRY, tmp_path_factory.mktemp("cradle")) as cradle:
+        yield cradle
+
+
+def gang_of(cradle: Cradle, folder: Path, **config: Any) -> Gang:
     return Gang(
-        ENTRY, folder, config={"epochs": EPOCHS, "nap_s": NAP_S, "seen": str(folder / "seen"), **config}
+        cradle, folder, config={"epochs": EPOCHS, "nap_s": NAP_S, "seen": str(folder / "seen"), **config}
     )
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def undisturbed(cradle: Cradle, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """What one worker reaches when nobody interferes."""
-    with gang_of(tmp_path_factory.mktemp("plain"), nap_s=0.0) as gang:
+    with gang_of(cradle, tmp_path_factory.mktemp("plain"), nap_s=0.0) as gang:
         gang.spawn("w0")
         gang.form("w0")
         gang.wait("w0", Finished)
@@ -68,8 +72,10 @@ def assert_seen_once(folder: Path) -> set[int]:
     return sizes
 
 
-def test_resizes_change_neither_the_result_nor_what_is_seen(tmp_path: Path, undisturbed: list[float]) -> None:
-    with gang_of(tmp_path) as gang:
+def test_resizes_change_neither_the_result_nor_what_is_seen(
+    cradle: Cradle, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    with gang_of(cradle, tmp_path) as gang:
         gang.spawn("w0")
         gang.form("w0")
         gang.spawn("w1")
@@ -86,8 +92,8 @@ def test_resizes_change_neither_the_result_nor_what_is_seen(tmp_path: Path, undi
     assert assert_seen_once(tmp_path) == {1, 2}
 
 
-def test_a_parked_run_goes_on_where_it_was(tmp_path: Path, undisturbed: list[float]) -> None:
-    with gang_of(tmp_path) as gang:
+def test_a_parked_run_goes_on_where_it_was(cradle: Cradle, tmp_path: Path, undisturbed: list[float]) -> None:
+    with gang_of(cradle, tmp_path) as gang:
         gang.spawn("w0")
         gang.spawn("w1")
         gang.form("w0", "w1")
@@ -103,8 +109,8 @@ def test_a_parked_run_goes_on_where_it_was(tmp_path: Path, undisturbed: list[flo
     assert_seen_once(tmp_path)
 
 
-def test_an_interrupted_epoch_is_not_timed(tmp_path: Path) -> None:
-    with gang_of(tmp_path) as gang:
+def test_an_interrupted_epoch_is_not_timed(cradle: Cradle, tmp_path: Path) -> None:
+    with gang_of(cradle, tmp_path) as gang:
         gang.spawn("w0")
         gang.form("w0")
         gang.wait("w0", Report, lambda report: report.epoch >= 1)
@@ -124,19 +130,19 @@ def test_an_interrupted_epoch_is_not_timed(tmp_path: Path) -> None:
         assert all(0 <= sample.sync_s <= sample.step_s for sample in speeds)
 
 
-def test_the_peers_of_a_killed_worker_leave(tmp_path: Path) -> None:
-    with gang_of(tmp_path, epochs=200) as gang:
+def test_the_peers_of_a_killed_worker_leave(cradle: Cradle, tmp_path: Path) -> None:
+    with gang_of(cradle, tmp_path, epochs=200) as gang:
         gang.spawn("w0")
         gang.spawn("w1")
         gang.form("w0", "w1")
         gang.wait("w0", Report)
-        os.kill(gang.members["w1"].pid, signal.SIGKILL)
+        gang.kill("w1")
         assert gang.wait("w0", Left).why == "peer lost"
         assert gang.end("w0") == 0
 
 
-def test_without_a_controller_workers_save_and_leave(tmp_path: Path) -> None:
-    with gang_of(tmp_path, epochs=200) as gang:
+def test_without_a_controller_workers_save_and_leave(cradle: Cradle, tmp_path: Path) -> None:
+    with gang_of(cradle, tmp_path, epochs=200) as gang:
         gang.spawn("w0")
         gang.spawn("w1")
         gang.form("w0", "w1")
@@ -148,8 +154,8 @@ def test_without_a_controller_workers_save_and_leave(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").glob("*/state.pt"))
 
 
-def test_a_failure_is_told_with_the_users_traceback(tmp_path: Path) -> None:
-    with gang_of(tmp_path, fails_at=1, failed=str(tmp_path / "failed")) as gang:
+def test_a_failure_is_told_with_the_users_traceback(cradle: Cradle, tmp_path: Path) -> None:
+    with gang_of(cradle, tmp_path, fails_at=1, failed=str(tmp_path / "failed")) as gang:
         gang.spawn("w0")
         gang.form("w0")
         failed = gang.wait("w0", Failed)
@@ -158,8 +164,8 @@ def test_a_failure_is_told_with_the_users_traceback(tmp_path: Path) -> None:
         assert gang.end("w0") == 1
 
 
-def test_a_trial_waits_for_the_decision_on_its_epoch(tmp_path: Path) -> None:
-    with Gang(ENTRY, tmp_path, config={"epochs": EPOCHS}, waits_for_ack=True, metric="accuracy") as gang:
+def test_a_trial_waits_for_the_decision_on_its_epoch(cradle: Cradle, tmp_path: Path) -> None:
+    with Gang(cradle, tmp_path, config={"epochs": EPOCHS}, waits_for_ack=True, metric="accuracy") as gang:
         gang.spawn("w0")
         gang.form("w0")
         gang.wait("w0", Report, lambda report: report.epoch == 1)
@@ -173,8 +179,8 @@ def test_a_trial_waits_for_the_decision_on_its_epoch(tmp_path: Path) -> None:
         assert gang.wait("w0", Saved, lambda saved: saved.best).progress >= 1.0
 
 
-def test_an_epoch_can_be_finished_before_leaving(tmp_path: Path) -> None:
-    with gang_of(tmp_path) as gang:
+def test_an_epoch_can_be_finished_before_leaving(cradle: Cradle, tmp_path: Path) -> None:
+    with gang_of(cradle, tmp_path) as gang:
         gang.spawn("w0")
         gang.form("w0")
         gang.tell("w0", FinishEpoch())
@@ -184,8 +190,8 @@ def test_an_epoch_can_be_finished_before_leaving(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("adam", [False, True])
-def test_an_adaptive_run_takes_the_batch_it_is_told(tmp_path: Path, adam: bool) -> None:
-    with gang_of(tmp_path, adaptive=True, adam=adam, epochs=20, nap_s=0.0) as gang:
+def test_an_adaptive_run_takes_the_batch_it_is_told(cradle: Cradle, tmp_path: Path, adam: bool) -> None:
+    with gang_of(cradle, tmp_path, adaptive=True, adam=adam, epochs=20, nap_s=0.0) as gang:
         gang.spawn("w0")
         gang.spawn("w1")
         gang.form("w0", "w1", batch=BatchOrder(24, 0))
@@ -204,16 +210,18 @@ def test_an_adaptive_run_takes_the_batch_it_is_told(tmp_path: Path, adam: bool) 
         assert reports[-1].progress == pytest.approx(20.0, abs=0.3)
 
 
-def test_what_would_be_trained_can_be_asked_for(tmp_path: Path) -> None:
-    with Gang(ENTRY, tmp_path, config={"epochs": 3}, describe_only=True) as gang:
+def test_what_would_be_trained_can_be_asked_for(cradle: Cradle, tmp_path: Path) -> None:
+    with Gang(cradle, tmp_path, config={"epochs": 3}, describe_only=True) as gang:
         gang.spawn("w0")
         assert gang.wait("w0", Described).examples == 500
         assert gang.wait("w0", Left).why == "described"
         assert not any(isinstance(message, Formed) for message in gang.members["w0"].said)
 
 
-def test_data_workers_keep_working_across_a_resize(tmp_path: Path, undisturbed: list[float]) -> None:
-    with gang_of(tmp_path, num_workers=1) as gang:
+def test_data_workers_keep_working_across_a_resize(
+    cradle: Cradle, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    with gang_of(cradle, tmp_path, num_workers=1) as gang:
         gang.spawn("w0")
         gang.form("w0")
         gang.spawn("w1")

@@ -1,10 +1,11 @@
-"""A little controller for tests of the training library: forks workers and speaks to them over the wire."""
+"""A little controller for tests of the training library: speaks to workers over the wire."""
 
 from __future__ import annotations
 
 import os
 import queue
-import signal
+import secrets
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from stretto.torch.worker import main
+from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
 from stretto.wire.channel import Channel
 from stretto.wire.listener import Listener
 from stretto.wire.messages import (
@@ -29,91 +30,141 @@ from stretto.wire.messages import (
 )
 
 SECRET = "of this test"  # noqa: S105 - it guards nothing
+GRACE_S = 10.0
+NEVER_STARTED = 99
+"""As an exit code."""
 M = TypeVar("M")
 
 
-class Member:
-    """One forked worker."""
+class Cradle:
+    """A nursery that the gangs of many tests share: to import torch takes longer than any of them."""
 
-    def __init__(self, name: str, pid: int) -> None:
-        self.name = name
-        self.pid = pid
+    def __init__(self, entry: str, folder: Path) -> None:
+        self.entry = entry
+        self._members: dict[str, Member] = {}
+        self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+        self._nursery = Nursery(
+            entry,
+            Trainer(),
+            grace_s=GRACE_S,
+            env={**os.environ, **training_env(threads=2, grace_s=GRACE_S)},
+            log=folder / "nursery.log",
+            lock_fd=self._lock_fd,
+            on_saying=self._heard,
+            on_end=lambda: None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nursery.close()
+        self._nursery.wait(GRACE_S)
+        os.close(self._lock_fd)
+
+    def spawn(self, member: Member, address: str, log: Path) -> None:
+        self._members[member.worker] = member
+        self._nursery.spawn(member.worker, address=address, secret=SECRET, log=log, env={})
+
+    def kill(self, member: Member) -> None:
+        self._nursery.kill(member.worker)
+
+    def _heard(self, saying: Saying) -> None:
+        if saying.kind in ("gone", "barren"):
+            member = self._members.pop(saying.worker)
+            member.ended(saying.code if saying.code is not None else NEVER_STARTED)
+
+
+class Member:
+    """One worker."""
+
+    def __init__(self, name: str) -> None:
+        self.worker = f"{name}-{secrets.token_hex(4)}"
+        """A name that no other gang of the nursery has."""
+        self.python: subprocess.Popen[bytes] | None = None
+        """If it was not forked."""
         self.channel: Channel | None = None
         self.said: list[FromWorker] = []
         self.exit_code: int | None = None
+        self.over = threading.Event()
+
+    def ended(self, code: int) -> None:
+        self.exit_code = code
+        self.over.set()
 
 
 class Gang:
     """Workers of one job, told what to do by the test."""
 
-    def __init__(self, entry: str, folder: Path, **task: Any) -> None:
+    def __init__(self, cradle: Cradle, folder: Path, **task: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.cradle = cradle
         self.folder = folder
-        self.task = Task(
-            **{"job_id": "a", "entry": entry, "config": {}, "folder": str(folder), "epochs": None, "seed": 1}
-            | task
-        )
+        plain: dict[str, Any] = {
+            "job_id": "a",
+            "entry": cradle.entry,
+            "config": {},
+            "epochs": None,
+            "seed": 1,
+        }
+        self.task = Task(**plain | {"folder": str(folder)} | task)
         self.members: dict[str, Member] = {}
         self.generation = 0
         self.trained: set[str] = set()
         """Who is part of the group."""
-        self._news: queue.Queue[tuple[str, Message | None]] = queue.Queue()
+        self._by_worker: dict[str, Member] = {}
+        self._news: queue.Queue[None] = queue.Queue()
         self._listener = Listener(SECRET, self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for member in self.members.values():
-            if member.exit_code is None:
-                os.kill(member.pid, signal.SIGKILL)
-                os.waitpid(member.pid, 0)
+        for name, member in self.members.items():
+            self.kill(name)
+            assert member.over.wait(60.0), f"{name} cannot be killed"
             if member.channel is not None:
                 member.channel.hang_up()
         self._listener.close()
 
-    def spawn(self, name: str, *, fresh: bool = False) -> Member:
-        """Forked from this process, which has torch in memory; `fresh`: a Python that must load it."""
+    def spawn(self, name: str, *, fresh: bool = False) -> None:
+        """From a process that has torch in memory; `fresh`: as a Python that must load it."""
+        member = self.members[name] = Member(name)
+        self._by_worker[member.worker] = member
         if fresh:
-            self.members[name] = Member(name, self._start_python(name))
-            return self.members[name]
-        pid = os.fork()
-        if pid == 0:
-            log = os.open(self.folder / "stdout.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            code = 99
-            try:
-                code = main(self._listener.address, SECRET, name)
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
-        self.members[name] = Member(name, pid)
-        return self.members[name]
+            self._start_python(member)
+        else:
+            self.cradle.spawn(member, self._listener.address, self.folder / "stdout.log")
 
-    def _start_python(self, name: str) -> int:
-        code = (
-            f"from stretto.torch.worker import main; main({self._listener.address!r}, {SECRET!r}, {name!r})"
-        )
+    def _start_python(self, member: Member) -> None:
+        call = f"main({self._listener.address!r}, {SECRET!r}, {member.worker!r})"
         with (self.folder / "stdout.log").open("ab") as log:
-            return os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-c", code],
-                dict(os.environ),
-                file_actions=[(os.POSIX_SPAWN_DUP2, log.fileno(), 1), (os.POSIX_SPAWN_DUP2, log.fileno(), 2)],
+            python = member.python = subprocess.Popen(
+                [sys.executable, "-c", f"from stretto.torch.worker import main; {call}"],
+                stdout=log,
+                stderr=log,
             )
+        threading.Thread(target=lambda: member.ended(python.wait()), daemon=True).start()
+
+    def kill(self, name: str) -> None:
+        """Whoever has ended is left alone."""
+        member = self.members[name]
+        if member.python is not None:
+            member.python.kill()
+        else:
+            self.cradle.kill(member)
 
     def connected(self, channel: Channel) -> None:
-        self.members[channel.worker].channel = channel
+        self._by_worker[channel.worker].channel = channel
         channel.send(self.task)
 
     def heard(self, channel: Channel, message: Message) -> None:
-        self.members[channel.worker].said.append(message)  # type: ignore[arg-type]
-        self._news.put((channel.worker, message))
+        self._by_worker[channel.worker].said.append(message)  # type: ignore[arg-type]
+        self._news.put(None)
 
     def hung_up(self, channel: Channel, why: str) -> None:
-        del why
-        self._news.put((channel.worker, None))
+        del channel, why
+        self._news.put(None)
 
     def tell(self, name: str, message: Message) -> None:
         channel = self.members[name].channel
@@ -164,15 +215,8 @@ class Gang:
     def end(self, name: str) -> int:
         """Its exit code."""
         member = self.members[name]
-        deadline_s = time.monotonic() + 60.0
-        while member.exit_code is None:
-            pid, status = os.waitpid(member.pid, os.WNOHANG)
-            if pid:
-                member.exit_code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > deadline_s:
-                raise AssertionError(f"{name} does not end: {(self.folder / 'stdout.log').read_text()}")
-            else:
-                time.sleep(0.01)
+        if not member.over.wait(60.0) or member.exit_code is None:
+            raise AssertionError(f"{name} does not end: {(self.folder / 'stdout.log').read_text()}")
         return member.exit_code
 
     def epoch_ends(self) -> dict[int, EpochEnd]:
