@@ -83,6 +83,8 @@ class Engine:
         if self.session.task.describe_only:
             return
         assert self.session.meeting_place is not None
+        for stepper in self.steppers:
+            stepper.reducer.warm_up()
         self.session.send(Ready(self.session.meeting_place.new_corner()))
         form = self.session.wait_for_form(None)
         self._form(form)
@@ -135,10 +137,12 @@ class Engine:
         if self.group.is_leader:
             self.group.share(pack(self.state()), self.device)
             return
-        header, tensors = self.group.share(None, self.device)
-        if newcomer:
-            self._restore(unpack(header, tensors))
-            seed_chance(self.seed * 7919 + self.turn.step * 31 + self.group.rank)
+        if not newcomer:
+            self.group.share(None, self.device)
+            return
+        header, tensors = self.group.share(None, self.device, pack(self.luggage.modules()))
+        self._restore(unpack(header, tensors))
+        seed_chance(self.seed * 7919 + self.turn.step * 31 + self.group.rank)
 
     @property
     def _backend(self) -> str:

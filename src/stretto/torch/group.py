@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from stretto.torch.pack import Packed, as_bytes, blank
+from stretto.torch.pack import NOTHING, Packed, as_bytes, landing
 
 _MEET_S = 120.0
 """How long members wait for each other when a group forms."""
@@ -208,14 +208,18 @@ class Group:
         code, first, second, self._boundaries_left = (int(value) for value in note)
         return None if code == Code.NOTHING else Order(Code(code), first, second)
 
-    def share(self, packed: Packed | None, device: torch.device) -> tuple[bytes, Sequence[Tensor]]:
-        """Rank 0's header and tensors for everybody; the others give None."""
+    def share(
+        self, packed: Packed | None, device: torch.device, own: Packed = NOTHING
+    ) -> tuple[bytes, Sequence[Tensor]]:
+        """Rank 0's header and tensors for everybody; the others give None, and memory of their own."""
         try:
-            return self._share(packed, device)
+            return self._share(packed, device, own)
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
 
-    def _share(self, packed: Packed | None, device: torch.device) -> tuple[bytes, Sequence[Tensor]]:
+    def _share(
+        self, packed: Packed | None, device: torch.device, own: Packed
+    ) -> tuple[bytes, Sequence[Tensor]]:
         length = torch.tensor([len(packed.header) if packed else 0], dtype=torch.int64)
         dist.broadcast(length, src=0, group=self._control)
         text = (
@@ -225,7 +229,7 @@ class Group:
         )
         dist.broadcast(text, src=0, group=self._control)
         header = packed.header if packed else bytes(text.numpy().tobytes())
-        tensors = packed.tensors if packed else blank(header, device)
+        tensors = packed.tensors if packed else landing(header, device, own)
         for tensor in tensors:
             if tensor.numel():
                 self._broadcast(tensor, device)

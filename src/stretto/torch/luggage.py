@@ -38,6 +38,11 @@ class Luggage:
             "things": [thing.state_dict() for _, thing in self._things],
         }
 
+    def modules(self) -> dict[str, Any]:
+        """The part of the state that is copied, never kept, by whoever loads it: that of modules."""
+        things = [thing for _, thing in self._things]
+        return {"things": [one.state_dict() if isinstance(one, torch.nn.Module) else None for one in things]}
+
     def restore(self, state: dict[str, Any]) -> None:
         kinds = [kind for kind, _ in self._things]
         if state["kinds"] != kinds:

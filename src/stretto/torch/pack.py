@@ -14,7 +14,7 @@ import base64
 import json
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,40 @@ def unpack(header: bytes, tensors: Sequence[Tensor]) -> Any:
     return put_together(tree, homes)
 
 
-def blank(header: bytes, device: torch.device | str) -> list[Tensor]:
-    """Tensors on `device` to receive into, one for each of `Packed.tensors`."""
-    _, described = json.loads(header)
-    return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for dtype, shape, _ in described]
+NOTHING = Packed(b"[null,[]]", [])
+"""None, packed."""
+
+
+def landing(header: bytes, device: torch.device | str, own: Packed = NOTHING) -> list[Tensor]:
+    """Tensors to receive into, one for each of `Packed.tensors`: new ones on `device`, or the receiver's own.
+
+    A tensor of `own` serves what has its place in the tree, its dtype and its shape: memory in use already
+    is written to faster than memory the system has yet to find.
+    """
+    tree, described = json.loads(header)
+    ours = {theirs: own.tensors[index] for theirs, index in _counterparts(tree, json.loads(own.header)[0])}
+    places = []
+    for index, (name, shape, _) in enumerate(described):
+        dtype, place = getattr(torch, name), ours.get(index)
+        if place is None or place.dtype != dtype or list(place.shape) != shape:
+            place = torch.empty(shape, dtype=dtype, device=device)
+        places.append(place)
+    return places
+
+
+def _counterparts(theirs: Any, ours: Any) -> Iterator[tuple[int, int]]:
+    """Indices of the tensors that lie at the same place of two trees."""
+    if isinstance(theirs, list) and isinstance(ours, list):
+        for one, other in zip(theirs, ours, strict=False):
+            yield from _counterparts(one, other)
+    elif isinstance(theirs, dict) and isinstance(ours, dict) and theirs.keys() == ours.keys():
+        ((kind, content),) = theirs.items()
+        if kind == "tensor":
+            yield content, ours[kind]
+        elif kind in _MAPPINGS:
+            by_key = {json.dumps(key): one for key, one in ours[kind]}
+            for key, one in content:
+                yield from _counterparts(one, by_key.get(json.dumps(key)))
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -98,6 +98,13 @@ class Reducer:
     def watch(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
+    def warm_up(self) -> None:
+        """Have the memory of the first exchange at hand, where nobody waits for it yet."""
+        self._take_note()
+        self._make_buckets()
+        for bucket in self._buckets:
+            bucket.buffer.zero_()  # only what was written to once is really there
+
     def arrange(self) -> None:
         """Take note of a new layout, and of the parameters that are trained now."""
         for hook in self._hooks:
@@ -105,18 +112,24 @@ class Reducer:
         self._hooks = []
         self.sync_s = 0.0
         self._in_backward = False
-        trained = [parameter for parameter in self._all_parameters() if parameter.requires_grad]
-        if [id(one) for one in trained] != [id(one) for one in self._parameters]:
-            self._parameters, self._buckets, self._bucket_of = trained, [], {}
+        self._take_note()
         if self._turn.layout.parts == 1:
             if self._watcher is None:  # else a step in two passes comes again soon
                 self._buckets, self._bucket_of = [], {}
             return
+        self._make_buckets()
+        self._reset()
+        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
+
+    def _take_note(self) -> None:
+        trained = [parameter for parameter in self._all_parameters() if parameter.requires_grad]
+        if [id(one) for one in trained] != [id(one) for one in self._parameters]:
+            self._parameters, self._buckets, self._bucket_of = trained, [], {}
+
+    def _make_buckets(self) -> None:
         if not self._buckets:
             self._buckets = _buckets(self._parameters)
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
-        self._reset()
-        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
 
     @property
     def _watched(self) -> bool:
