@@ -21,7 +21,7 @@ from stretto.app.real_site import OpenSite
 from stretto.app.real_substrate import Hands
 from stretto.app.real_work import CommandLine, Entry, find_entry
 from stretto.app.run_folder import RunFolder, RunSpec, begin, differences, find_run, run_folder
-from stretto.app.run_jobs import CheckedRun, RunRequest, check_run, finished_run, start_run
+from stretto.app.run_jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
@@ -237,6 +237,7 @@ def test_real_jobs_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert [job.epochs for job in read_jobs(jobs).jobs] == [3, 5]
     checked = check_run(RunRequest(jobs=jobs, policy="fifo", slots=2))
+    assert checked.policy().interval_s == INTERVAL_S
     result = start_run(checked)
     assert result.succeeded
     assert {job.id: job.epochs for job in result.jobs} == {"one": 3, "two": 5}

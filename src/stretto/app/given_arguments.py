@@ -39,10 +39,8 @@ def given_flag(value: object, where: str) -> bool:
     raise InputError(f"{_shown(value)} is neither True nor False.", where=where, remedy="Give one of them.")
 
 
-def given_interval_s(value: object) -> float | None:
-    """Seconds; None of None, which leaves the policy's own."""
-    if value is None:
-        return None
+def given_interval_s(value: object) -> float:
+    """Seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     raise InputError(

@@ -52,6 +52,10 @@ from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.wire.messages import Described
 
+INTERVAL_S = 10.0
+"""Policies were published with a minute or more, when a change meant a restart of as much: here it takes a
+tenth of a second, and slots that a job leaves should not stand idle."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
@@ -60,8 +64,8 @@ class RunRequest:
     jobs: Path
     policy: str = "pollux"
     options: Mapping[str, str] = field(default_factory=dict)
-    interval_s: float | None = None
-    """How often the policy is asked, whatever happens; None: its own."""
+    interval_s: float = INTERVAL_S
+    """How often the policy is asked, whatever happens."""
     on: str = LOCAL
     """`local`, `ray` or `ray:ADDRESS`."""
     store: str = ""
@@ -158,7 +162,7 @@ def check_run(request: RunRequest) -> CheckedRun:
     file = read_jobs(request.jobs)
     if request.retries < 0:
         raise InputError(f"{request.retries} retries are less than none.", remedy="Give 0 or more.")
-    if request.interval_s is not None and not request.interval_s > 0:
+    if not request.interval_s > 0:
         raise InputError(
             f"an interval of {request.interval_s:g} s is not above 0.", remedy="Give more, such as 10 s."
         )
@@ -261,7 +265,7 @@ def run(
     *,
     policy: str = "pollux",
     options: Mapping[str, str] | None = None,
-    interval_s: float | None = None,
+    interval_s: float = INTERVAL_S,
     on: str = LOCAL,
     store: str = "",
     slots: int | None = None,

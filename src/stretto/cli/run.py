@@ -16,7 +16,15 @@ from stretto.app.real_shown import metrics_after
 from stretto.app.real_site import LOCAL
 from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
-from stretto.app.run_jobs import CheckedRun, RunRequest, RunResult, check_run, finished_run, start_run
+from stretto.app.run_jobs import (
+    INTERVAL_S,
+    CheckedRun,
+    RunRequest,
+    RunResult,
+    check_run,
+    finished_run,
+    start_run,
+)
 from stretto.app.study_cluster import slots_offer
 from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
@@ -32,9 +40,8 @@ def run(
     jobs: Annotated[Path, typer.Argument(help="File of jobs; `stretto init jobs` writes one.")],
     policy: Annotated[str, typer.Option(help="Who decides which job gets what.")] = "pollux",
     interval: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Decide at least this often.", show_default="the policy's"),
-    ] = None,
+        str, typer.Option(metavar="DURATION", help="Decide at least this often.")
+    ] = f"{INTERVAL_S:g}s",
     on: On = LOCAL,
     slots: Slots = None,
     name: Annotated[
@@ -69,7 +76,7 @@ def run(
             jobs=jobs,
             policy=names[0],
             options=options.get(names[0], {}),
-            interval_s=None if interval is None else parse_duration_s(interval, where="--interval"),
+            interval_s=parse_duration_s(interval, where="--interval"),
             on=on,
             store=store,
             slots=slots,
