@@ -35,7 +35,7 @@ from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSampl
 from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.models.belief import StatedBelief
-from stretto.models.resize import ResizeCost
+from stretto.models.resize import DEFAULT_RESIZE_S, ResizeCost
 from stretto.policies.base import JobView
 from stretto.policies.tiresias import Tiresias
 from stretto.substrate.sim import Physics, SimSubstrate
@@ -273,6 +273,12 @@ class TestPriors:
         assert job_at(state, 3.0, "c").belief.speed is None
         alone = job_at(fold(events), 3.0, "b").belief
         assert (alone.speed, alone.max_workers_seen, alone.resize.samples) == (None, 0, 0)
+
+    def test_before_a_start_was_seen_it_takes_what_the_run_was_told(self) -> None:
+        state = RunState(resize_s=5.0)
+        state.apply(submitted("a"))
+        assert job_at(state, 0.0).belief.resize.expected_s == 5.0
+        assert job_at(fold([submitted("a")]), 0.0).belief.resize.expected_s == DEFAULT_RESIZE_S
 
     def test_a_job_without_gradient_statistics_does_not_erase_them(self) -> None:
         noise = NoiseSample(1.0, 8.0)

@@ -28,6 +28,9 @@ from stretto.policies.base import Policy
 
 BEAT_S = 0.2
 """How soon Ctrl-C is noticed and a display is redrawn."""
+RESIZE_S = 5.0
+"""What a start or resize is believed to take before any was seen; most take less here, as training code is
+loaded once for all workers, and nobody stops for a resize."""
 
 
 class RealSubstrate(Substrate, Protocol):
@@ -140,7 +143,13 @@ def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop,
         journal=journal,
         nodes=score.nodes,
         arrivals=score.source,
-        settings=Settings(seed=score.seed, until_s=until_s, beat_s=BEAT_S, share_priors=score.share_priors),
+        settings=Settings(
+            seed=score.seed,
+            until_s=until_s,
+            beat_s=BEAT_S,
+            share_priors=score.share_priors,
+            resize_s=RESIZE_S,
+        ),
         limit=score.limit,
         on_turn=lambda _: watcher.tick(substrate.now_s()),
         stop=stop,

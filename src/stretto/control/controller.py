@@ -18,6 +18,7 @@ from stretto.core.seeds import child_rng
 from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
+from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.policies.base import Policy
 
 
@@ -30,6 +31,8 @@ class Settings:
     """Decide only at multiples of the policy's interval, as the published simulators do."""
     share_priors: bool = False
     """Let new jobs start from what finished jobs of their application showed."""
+    resize_s: float = DEFAULT_RESIZE_S
+    """What a start or resize of an application is believed to take while none was seen."""
     until_s: float = math.inf
     """End the run at this time, finished or not."""
     beat_s: float = math.inf
@@ -86,7 +89,7 @@ class Controller:
         self._fruitless = 0
         self._held: list[Event] = []
         """Folded already, and not yet in the journal."""
-        self.state = RunState(share_priors=settings.share_priors)
+        self.state = RunState(share_priors=settings.share_priors, resize_s=settings.resize_s)
         self.decision_s: list[float] = []
         """How long each decision of this process took, fits and tables included."""
 

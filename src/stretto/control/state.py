@@ -32,6 +32,7 @@ from stretto.core.job import Job
 from stretto.core.observations import Result
 from stretto.models.belief import FittedBelief
 from stretto.models.observations import Observations
+from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.policies.base import ClusterView, JobView, Memory
 
 
@@ -99,6 +100,8 @@ class RunState:
 
     share_priors: bool = False
     """Whether a new job starts from what finished jobs of its application showed."""
+    resize_s: float = DEFAULT_RESIZE_S
+    """What a start or resize of an application takes while none was seen."""
     nodes: dict[str, Node] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     jobs: dict[str, JobState] = field(default_factory=dict)
@@ -167,7 +170,8 @@ class RunState:
     def _submit(self, job: Job) -> None:
         observed = Observations()
         prior = self._priors.setdefault(job.application, Observations()) if self.share_priors else None
-        self.jobs[job.id] = JobState(job, FittedBelief(job, observed, prior), observed)
+        belief = FittedBelief(job, observed, prior, self.resize_s)
+        self.jobs[job.id] = JobState(job, belief, observed)
 
     def _report(self, event: JobReported) -> None:
         state = self.jobs[event.job_id]

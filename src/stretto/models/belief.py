@@ -11,7 +11,7 @@ from stretto.models.convergence import ConvergenceFit, fit_convergence
 from stretto.models.noise import PERFECTLY_SCALABLE
 from stretto.models.observations import Observations
 from stretto.models.parameter_server import ServerSpeedFit, fit_server_speed
-from stretto.models.resize import ResizeCost, learn_resize_cost
+from stretto.models.resize import DEFAULT_RESIZE_S, ResizeCost, learn_resize_cost
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
 
 
@@ -53,13 +53,20 @@ class FittedBelief:
     """Models fitted lazily to the observations of a job, or, before it has any, of its application.
 
     `prior` holds what finished jobs of the same application showed; the job's own observations
-    replace it as soon as there are some.
+    replace it as soon as there are some. `resize_s` is what a start or resize takes while none was seen.
     """
 
-    def __init__(self, job: Job, observed: Observations, prior: Observations | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        observed: Observations,
+        prior: Observations | None = None,
+        resize_s: float = DEFAULT_RESIZE_S,
+    ) -> None:
         self._job = job
         self._observed = observed
         self._prior = prior
+        self._resize_s = resize_s
         self._speed: AllReduceSpeed | None = None
         self._speed_of: tuple[SpeedSample, ...] = ()
         self._server_speed: ServerSpeedFit | None = None
@@ -102,7 +109,7 @@ class FittedBelief:
     @property
     def resize(self) -> ResizeCost:
         prior = self._prior.resizes_s if self._prior else []
-        return learn_resize_cost(self._observed.resizes_s, prior)
+        return learn_resize_cost(self._observed.resizes_s, prior, self._resize_s)
 
     @property
     def max_workers_seen(self) -> int:
