@@ -11,6 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 from stretto.app.history import Hold, JobHistory, Progress, history_of
+from stretto.app.real_drive import RESIZE_S
 from stretto.app.simulate import Run, Setup, simulate
 from stretto.core.cluster import Node
 from stretto.core.events import Event, JobReported, RunStarted
@@ -35,7 +36,11 @@ def replay_jobs(
     workload = recorded_workload(known)
     started = next((event for event in known if isinstance(event, RunStarted)), None)
     setup = Setup(
-        nodes=_nodes(known), interval_s=_interval_s(started), restart_s=_restart_s(known), seed=seed
+        nodes=_nodes(known),
+        interval_s=_interval_s(started),
+        restart_s=_restart_s(known),
+        believed_restart_s=RESIZE_S,
+        seed=seed,
     )
     chosen = options or {}
     return tuple(simulate(workload, policy, setup, options=chosen.get(policy)) for policy in policies)

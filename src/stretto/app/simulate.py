@@ -14,6 +14,7 @@ from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node, gpu_nodes
 from stretto.core.source import Arrivals
 from stretto.journal.base import Journal, MemoryJournal
+from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.policies.registry import make_policy
 from stretto.substrate.sim import Physics, SimSubstrate
 from stretto.worlds.alone import Clock
@@ -36,6 +37,8 @@ class Setup:
     whole_seconds: bool | None = None
     """Whether epochs are rounded to whole seconds; None: as `rounds`."""
     restart_s: float = 30.0
+    believed_restart_s: float = DEFAULT_RESIZE_S
+    """What policies take a restart to be before they have seen one."""
     interference: float = 0.0
     noise: float = 0.0
     priors: bool | None = None
@@ -123,6 +126,7 @@ def simulate(
                 seed=setup.seed,
                 rounds=setup.rounds,
                 share_priors=setup.shares_priors,
+                resize_s=setup.believed_restart_s,
                 until_s=setup.until_s,
             ),
             on_turn=report,
