@@ -19,13 +19,18 @@ from stretto.app.real_drive import Watcher
 from stretto.app.real_result import TuneResult
 from stretto.app.real_stop import Stop
 from stretto.app.run_folder import find_run
+from stretto.app.study_file import EXAMPLE_STUDY, parse_study
 from stretto.app.tune import Prepared, start
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused
+from stretto.worlds.synthetic import demo_workload
 from tune_world import simulated, write_study
 
+UNTYPED: Any = stretto
 RUN: Callable[..., Any] = stretto.run
 TUNE: Callable[..., Any] = stretto.tune
+STUDY = parse_study(EXAMPLE_STUDY, Path("study.toml"))
+TOY = stretto.load_curves("builtin:toy")
 JOBS = '[[job]]\nname = "a"\nepochs = 1\ncommand = [{words}]\n'
 
 
@@ -82,6 +87,30 @@ def test_a_wrong_argument_is_told_by_value_rule_and_remedy(
 def test_jobs_are_in_a_file(jobs: object) -> None:
     with pytest.raises(InputError, match=r"jobs: .* is no path\. Give one such as 'jobs\.toml'"):
         RUN(jobs)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: UNTYPED.plan("study.toml"), r"study: 'study\.toml' is no StudyFile\. Give read_study"),
+        (lambda: UNTYPED.plan(STUDY, planner="luck"), r"there is no planner 'luck'\. There are search"),
+        (lambda: UNTYPED.plan(STUDY, rule="hope"), r"there is no rule 'hope'\. There are quantile"),
+        (lambda: UNTYPED.plan(STUDY, seed="x"), "seed: 'x' is no whole number"),
+        (lambda: UNTYPED.simulate_study(STUDY, "builtin:toy", "asha"), r"Give load_curves\('builtin:toy'\)"),
+        (lambda: UNTYPED.simulate_study(STUDY, TOY, 3), "policy: 3 is no text"),
+        (lambda: UNTYPED.simulate_study(STUDY, TOY, "asha", seed=0.5), "seed: 0.5 is no whole number"),
+        (lambda: UNTYPED.simulate("trace.csv", "pollux"), "workload: 'trace.csv' is no Workload"),
+        (lambda: UNTYPED.simulate(demo_workload(), "pollux", {}), "setup: {} is no Setup"),
+        (lambda: UNTYPED.decide({}, "pollux"), "view: {} is no ClusterView"),
+        (lambda: UNTYPED.load_curves(3), "curves 3 are of no known kind"),
+        (lambda: UNTYPED.read_study(None), "path: None is no path"),
+        (lambda: UNTYPED.read_snapshot({}), "path: {} is no path"),
+    ],
+)
+def test_what_other_functions_cannot_take_is_told_too(call: Callable[[], object], told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        call()
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("interval_s", ["1m", True, [1]])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.app.given_arguments import given, given_options, given_text
 from stretto.app.snapshot import has_batch_limits
 from stretto.app.threads import one_blas_thread
 from stretto.control.instruct import check
@@ -49,7 +50,8 @@ class Answer:
 
 def decide(view: ClusterView, policy: str, *, options: Mapping[str, str] | None = None) -> Answer:
     """Ask the named policy once."""
-    chosen = make_policy(policy, options=options)
+    given(view, ClusterView, "view", 'Give read_snapshot("cluster.json").')
+    chosen = make_policy(given_text(policy, "policy", "pollux"), options=given_options(options))
     with one_blas_thread():
         started = time.perf_counter()
         decision, _ = chosen.decide(view, None, child_rng(0, "policy", "0"))

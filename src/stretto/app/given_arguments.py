@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeVar
 
 from stretto.core.errors import InputError
+
+T = TypeVar("T")
+
+
+def given(value: T, kind: type[T], where: str, remedy: str) -> T:
+    """An object that another function makes."""
+    if isinstance(value, kind):
+        return value
+    raise InputError(f"{_shown(value)} is no {kind.__name__}.", where=where, remedy=remedy)
 
 
 def given_path(value: object, where: str, such_as: str) -> Path:
@@ -23,6 +32,15 @@ def given_text(value: object, where: str, such_as: str) -> str:
     if isinstance(value, str):
         return value
     raise InputError(f"{_shown(value)} is no text.", where=where, remedy=f"Give one such as {such_as!r}.")
+
+
+def given_choice(value: T, choices: Collection[T], where: str) -> T:
+    """One of a few words."""
+    if value in choices:
+        return value
+    raise InputError(
+        f"there is no {where} {_shown(value)}.", remedy=f"There are {', '.join(map(str, choices))}."
+    )
 
 
 def given_whole(value: object, where: str) -> int:

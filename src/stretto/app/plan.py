@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+from stretto.app.given_arguments import given_choice, given_whole
 from stretto.app.study_file import StudyFile
 from stretto.app.study_run import with_limits_as
 from stretto.app.threads import one_blas_thread
@@ -47,8 +48,11 @@ def plan(
     """
     started = time.perf_counter()
     file = with_limits_as(file, deadline, budget_usd)
+    given_choice(planner, get_args(Planner), "planner")
+    given_choice(rule, get_args(Rule), "rule")
+    rng = child_rng(given_whole(seed, "seed"), "plan")
     with one_blas_thread():
-        outcome = plan_study(file.tuning, child_rng(seed, "plan"), planner=planner, rule=rule)
+        outcome = plan_study(file.tuning, rng, planner=planner, rule=rule)
     return Planned(file.tuning, outcome, rule, time.perf_counter() - started)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from stretto.app.given_arguments import given, given_options, given_text
 from stretto.app.history import History, history_of
 from stretto.app.metrics import Metrics, measure
 from stretto.app.threads import one_blas_thread
@@ -102,10 +103,15 @@ def simulate(
 
     With a journal that already holds part of the run, the rest of it is simulated.
     """
-    setup = setup or Setup()
+    given(workload, Workload, "workload", "Give demo_workload() of stretto.worlds.synthetic, or a like one.")
+    setup = Setup() if setup is None else setup
+    given(setup, Setup, "setup", "Give Setup(nodes=gpu_nodes(4, 4)), or None.")
     journal = journal if journal is not None else MemoryJournal()
     chosen = make_policy(
-        policy, interval_s=setup.interval_s, options=options, oracle=WorldOracle(workload.truths)
+        given_text(policy, "policy", "pollux"),
+        interval_s=setup.interval_s,
+        options=given_options(options),
+        oracle=WorldOracle(workload.truths),
     )
     substrate = SimSubstrate(workload.truth_of, physics=setup.physics(), seed=setup.seed)
     started = time.perf_counter()

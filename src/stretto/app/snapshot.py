@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from stretto.app.given_arguments import given_path
 from stretto.core.allocation import NOTHING, Allocation, on_nodes
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
@@ -89,8 +90,9 @@ class SnapshotFile(msgspec.Struct, forbid_unknown_fields=True):
     """For people; nothing reads it."""
 
 
-def read_snapshot(path: Path) -> ClusterView:
+def read_snapshot(path: Path | str) -> ClusterView:
     """The view of a snapshot file; InputError with place, value, rule and remedy for anything wrong in it."""
+    path = given_path(path, "path", "cluster.json")
     try:
         raw = path.read_bytes()
     except OSError as error:

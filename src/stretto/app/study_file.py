@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.app import study_example
+from stretto.app.given_arguments import given_path
 from stretto.app.profile_file import believe, read_profile
 from stretto.app.study_cluster import (
     CLUSTER_KEYS,
@@ -106,7 +107,8 @@ class StudyFile:
 
 def read_study(path: Path | str) -> StudyFile:
     """The study of a TOML file; InputError with place, value, rule and remedy for anything wrong in it."""
-    return parse_study(read_text(Path(path), "study"), Path(path))
+    path = given_path(path, "path", "study.toml")
+    return parse_study(read_text(path, "study"), path)
 
 
 def read_outline(path: Path | str) -> StudyOutline:

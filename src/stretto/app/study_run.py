@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from stretto.app.given_arguments import given, given_options, given_text, given_whole
 from stretto.app.given_limits import given_budget_usd, given_deadline_s
 from stretto.app.history import History, JobHistory, history_of
 from stretto.app.study_file import StudyFile
@@ -76,10 +77,15 @@ def simulate_study(
     `seed` makes another world of the same kind, and other draws of trials. A policy that rents starts
     without nodes; any other has the file's fixed cluster, and pays for it, from the start.
     """
+    if isinstance(curves, str):
+        raise InputError(f"{curves!r} names curves.", where="curves", remedy=f"Give load_curves({curves!r}).")
+    given_whole(seed, "seed")
     journal = journal if journal is not None else MemoryJournal()
     file = with_trials_of(with_limits_as(file, deadline, budget_usd), curves)
     tuning = file.tuning
-    chosen = make_policy(policy, options=options, tuning=tuning)
+    chosen = make_policy(
+        given_text(policy, "policy", "hypersched"), options=given_options(options), tuning=tuning
+    )
     rents = rents_nodes(chosen)
     nodes = () if rents else fixed_cluster(file)
     world = StudyWorld(curves, file.world.profile, instances=tuning.instances, nodes=nodes, seed=seed)
@@ -112,6 +118,7 @@ def simulate_study(
 
 def with_limits_as(file: StudyFile, deadline: float | str | None, budget_usd: float | None) -> StudyFile:
     """The same study under limits as callers give them."""
+    given(file, StudyFile, "study", 'Give read_study("study.toml").')
     return with_limits(file, deadline_s=given_deadline_s(deadline), budget_usd=given_budget_usd(budget_usd))
 
 

@@ -36,7 +36,7 @@ class JournalError(StrettoError):
     """The journal on disk cannot be continued."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], *, most: int = 1) -> str:
     """The beginning of a remedy for a word that is not known; empty if none is like it."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"Did you mean {close[0]}? " if close else ""
+    close = difflib.get_close_matches(word, list(known), n=most)
+    return f"Did you mean {' or '.join(close)}? " if close else ""

@@ -7,10 +7,9 @@ a study that turns on them should bring a price list of its own.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.pricing.instances import Instance
 
 _FIGURES = (
@@ -57,8 +56,7 @@ def find_instance(name: str, *, own: Iterable[Instance] = (), where: str = "") -
     known = {instance.name: instance for instance in (*CATALOGUE, *own)}
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=3)
-    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    meant = did_you_mean(name, known, most=3)
     raise InputError(
         f"there is no price of {name!r}.",
         where=where,

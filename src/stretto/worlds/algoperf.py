@@ -8,7 +8,6 @@ steps is largest.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections import Counter, defaultdict
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.core.job import Value
 from stretto.search.space import Config
 from stretto.search.study import Direction
@@ -109,11 +108,10 @@ def _described(folder: Path, workload: str) -> list[Row]:
     rows = [row for row in table.rows if row.cells["workload"] == workload]
     if not rows:
         there = sorted({row.cells["workload"] for row in table.rows})
-        close = difflib.get_close_matches(workload, there, n=1)
         raise InputError(
             f"there is no workload {workload!r}.",
             where=str(table.path),
-            remedy=f"Did you mean {close[0]}?" if close else f"There are {', '.join(there)[:400]}.",
+            remedy=f"{did_you_mean(workload, there)}There are {', '.join(there)[:400]}.",
         )
     return rows
 

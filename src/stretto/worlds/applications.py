@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.resources import Resources
 from stretto.worlds.truth import Truth
@@ -115,12 +114,10 @@ class Applications:
                 where=where,
                 remedy="Add the missing file or take the job out.",
             )
-        close = difflib.get_close_matches(name, self.entries, n=1)
-        meant = f"Did you mean {close[0]!r}? " if close else ""
         raise InputError(
             f"unknown application {_short(name)}; {self.source} has {', '.join(sorted(self.entries))}.",
             where=where,
-            remedy=f"{meant}Use one of these, or give a folder with its profile.",
+            remedy=f"{did_you_mean(name, self.entries)}Use one of these, or give a folder with its profile.",
         )
 
 

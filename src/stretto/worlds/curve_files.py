@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.search.study import Direction
 from stretto.worlds.algoperf import EPOCHS, read_algoperf
 from stretto.worlds.curve_csv import read_curve_csv
@@ -24,6 +23,8 @@ def load_curves(
     builtin:NAME, taskset:FILE, algoperf:FOLDER:WORKLOAD[:EPOCHS], csv:FILE[:max|min] or just FILE.csv.
     Paths count from `folder`; `direction` is that of a CSV file that is named without one.
     """
+    if not isinstance(text, str):
+        raise _unknown(text, where)
     kind, colon, rest = text.partition(":")
     if kind == "builtin":
         return _family(text, where)
@@ -38,7 +39,11 @@ def load_curves(
         return read_curve_csv(folder / rest, direction)
     if text.endswith((".csv", ".csv.gz")) and not colon:
         return read_curve_csv(folder / text, direction)
-    raise InputError(f"curves {text!r} are of no known kind.", where=where, remedy=f"Write {WAYS}.")
+    raise _unknown(text, where)
+
+
+def _unknown(text: object, where: str) -> InputError:
+    return InputError(f"curves {text!r} are of no known kind.", where=where, remedy=f"Write {WAYS}.")
 
 
 def _family(text: str, where: str) -> Curves:
@@ -46,10 +51,10 @@ def _family(text: str, where: str) -> Curves:
     if found is not None:
         return found
     names = [family.name for family in FAMILIES]
-    close = difflib.get_close_matches(text, names, n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
     raise InputError(
-        f"there are no curves {text!r}.", where=where, remedy=f"{meant}There are {', '.join(names)}."
+        f"there are no curves {text!r}.",
+        where=where,
+        remedy=f"{did_you_mean(text, names)}There are {', '.join(names)}.",
     )
 
 
