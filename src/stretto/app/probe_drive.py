@@ -18,6 +18,7 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.resources import Resources
 from stretto.core.substrate import Substrate
+from stretto.core.units import counted
 from stretto.models.batch import split_batch
 from stretto.search.source import ANY_BATCH
 
@@ -219,7 +220,7 @@ class Probe:
                     self._time_batch(workers, atomic, end_s)
 
     def _time_batch(self, workers: int, atomic: int, end_s: float) -> None:
-        self._say(f"timing steps of {workers * atomic} examples with {workers} workers")
+        self._say(f"timing steps of {workers * atomic} examples with {counted(workers, 'worker')}")
         for copy in self._copies.values():
             self._tell(Action.SET_BATCH, copy, BatchChoice(atomic))
         self._until(lambda: self._seen.has_step(workers, atomic) or not self._copies, end_s)

@@ -179,8 +179,8 @@ class Display:
         return ", ".join(f"{count} {where}" for where, count in counts.items()) or "nothing has come yet"
 
     def _table(self) -> Table:
-        shown = ("epochs", LAST_REPORT) if self._study is None else (self._study.metric,)
-        headings = ("job", "state", "workers", "batch", "epoch", *shown, "done after", "why")
+        shown = ("epochs", LAST_REPORT) if self._study is None else ("epoch", self._study.metric)
+        headings = ("job", "state", "workers", "batch", *shown, "done after", "why")
         alive = [line for line in self._board.jobs.values() if line.phase not in ENDED]
         alive.sort(key=lambda line: ORDER.index(line.phase))
         room = max(self._console.height - ROWS_BESIDES, 3)
@@ -205,13 +205,12 @@ class Display:
             last = one_line(metrics_text(self._reported(line.job.id, line.epoch)))
             shown = [f"{line.work_done / line.job.work.units_per_epoch:.2f}", last or "-"]
         else:
-            shown = ["-" if line.value is None else f"{line.value:.6g}"]
+            shown = [str(line.epoch), "-" if line.value is None else f"{line.value:.6g}"]
         return [
             one_line(line.job.id),
             str(line.phase) + (f", {line.retries}x retried" if line.retries else ""),
             str(workers or "-"),
             "-" if line.batch is None or line.job.study is not None else str(line.batch.total(workers)),
-            str(line.epoch),
             *shown,
             "-" if finish_s is None else format_duration(finish_s),
             "" if line.reason is None else one_line(line.reason.text),
