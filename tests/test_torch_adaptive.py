@@ -281,9 +281,9 @@ def test_what_is_left_of_a_pass_steps_at_the_rate_of_its_own_size(left: int, fac
     optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
     loader = DataLoader(TensorDataset(torch.ones(16 + left, 2)), batch_size=4)
     run._engine.batching.order = BatchChoice(8)
-    run.prepare(model, optimizer, loader, adaptive=True, lr_rule="linear", max_batch_size=8)
+    *_, elastic = run.prepare(model, optimizer, loader, adaptive=True, lr_rule="linear", max_batch_size=8)
     for _ in run.epochs(1):
-        for (x,) in run.loader(loader.dataset, batch_size=4):
+        for (x,) in elastic:
             optimizer.zero_grad()
             torch.autograd.backward(model(x).square().mean())
             optimizer.step()
@@ -297,11 +297,11 @@ def test_a_step_outside_a_loader_has_the_rate_of_the_batch() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rates: list[float] = []
     optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-    data = TensorDataset(torch.ones(8, 2))
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4)
     run._engine.batching.order = BatchChoice(8)
-    run.prepare(model, optimizer, DataLoader(data, batch_size=4), adaptive=True, lr_rule="linear")
+    *_, elastic = run.prepare(model, optimizer, loader, adaptive=True, lr_rule="linear")
     for _ in run.epochs(1):
-        for _ in run.loader(data, batch_size=4):
+        for _ in elastic:
             torch.autograd.backward(model(torch.ones(1, 2)).sum())
             optimizer.step()
     optimizer.step()
@@ -333,7 +333,9 @@ def test_memory_that_does_not_grow_is_no_bound() -> None:
 
 
 class SmallCard:
-    def look(self, atomic: int) -> None: ...
+    def look(self, atomic: int) -> bool:
+        del atomic
+        return True
 
     def most(self) -> int | None:
         return 100

@@ -358,9 +358,14 @@ KILLED = (
     + """
     import os
     while line := sys.stdin.readline():  # a child for every line, so that torch is imported once
+        told, tell = os.pipe()
         if (child := os.fork()) == 0:
+            os.close(tell)
+            os.read(told, 1)  # until its number was said
             writer(sys.argv[1], int(line))
         print("pid", child, flush=True)
+        os.close(tell)
+        os.close(told)
         os.waitpid(child, 0)
         print("dead", flush=True)
 """
@@ -396,13 +401,12 @@ def test_a_writer_killed_at_any_moment_loses_nothing_it_said_was_saved(tmp_path:
     with child(KILLED, tmp_path) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
-        for _ in range(20):
+        for attempt in range(20):
             print(acknowledged + 1, file=parent.stdin, flush=True)
-            # The child may be the first to speak.
-            while (said := parent.stdout.readline().split())[0] != "pid":
-                acknowledged = int(said[1])
-            pid = int(said[1])
-            threading.Timer(rng.uniform(0.0, 0.12), _kill, [pid]).start()
+            pid = int(parent.stdout.readline().split()[1])
+            for _ in range(attempt % 3):  # however busy the machine is, some were saved
+                acknowledged = int(parent.stdout.readline().split()[1])
+            threading.Timer(rng.uniform(0.0, 0.06), _kill, [pid]).start()
             while (said := parent.stdout.readline().split())[0] != "dead":
                 assert said[0] == "saved", said
                 acknowledged = int(said[1])
@@ -411,7 +415,7 @@ def test_a_writer_killed_at_any_moment_loses_nothing_it_said_was_saved(tmp_path:
             assert opened.notes == []
             assert (number or 0) in {acknowledged, acknowledged + 1}
             acknowledged = number or 0
-            assert len(names(tmp_path)) <= 4, "two, the best, and one that was not yet removed"
+            assert len(names(tmp_path)) <= 6, "two, the best, and those that it was killed before it removed"
         parent.stdin.close()
     assert acknowledged > 0
 

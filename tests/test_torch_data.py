@@ -45,11 +45,13 @@ def loader_at(
         source,
         turn,
         seed=3,
+        usual=lambda _: turn.base,
         before=lambda _: True,
         after_step=after_step,
         is_over=is_over,
         layout_at=lambda _: turn.base,
         lay_out=lambda _: None,
+        after=lambda: None,
     )
     loader.position = position
     return loader

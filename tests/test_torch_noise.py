@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from stretto.core.observations import NoiseSample
-from stretto.torch.adam import ADAM_WARM_STEPS, is_adam_like
+from stretto.torch.adam import ADAM_WARM_STEPS, LEAST_ROOT, AdamPreconditioner, is_adam_like
 from stretto.torch.noise import (
     EARLY_PERIOD,
     EARLY_STEPS,
@@ -357,3 +357,16 @@ def test_which_optimizers_are_like_adam() -> None:
     assert is_adam_like(torch.optim.NAdam(parameters))
     assert not is_adam_like(torch.optim.SGD(parameters))
     assert not is_adam_like(torch.optim.RMSprop(parameters))
+
+
+def test_an_element_that_hardly_ever_had_a_gradient_does_not_outweigh_the_others() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(100))
+    optimizer = torch.optim.Adam([parameter])
+    usual = torch.ones(100)
+    usual[0] = 0.0
+    for _ in range(ADAM_WARM_STEPS):
+        parameter.grad = usual
+        optimizer.step()
+    ((divided,),) = next(AdamPreconditioner(optimizer).divided([parameter], [torch.ones(100)]))
+    assert divided[1:] == pytest.approx(torch.ones(99), rel=0.01)
+    assert divided[0] == pytest.approx(1 / LEAST_ROOT, rel=0.02)

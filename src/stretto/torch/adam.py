@@ -1,7 +1,9 @@
 """The gradient that Adam and its like step with.
 
 They divide it element by element by sqrt(v / (1 - beta2^t)) + eps, v being a running mean of its squares, so
-that is the gradient whose noise matters.
+that is the gradient whose noise matters. An element that hardly ever had a gradient, such as the weight of a
+pixel that is nearly always blank, has a v of nearly nothing: the first gradient it gets would outweigh all
+others. So sqrt(v) counts as LEAST_ROOT of its tensor's at least.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
 
 ADAM_WARM_STEPS = 5
 """Before it, the second moment says too little about a parameter: it is left out."""
+LEAST_ROOT = 0.1
+"""Of the root mean square of sqrt(v) over the elements of a tensor."""
 CPU_CHUNK, GPU_CHUNK = 1 << 15, 1 << 24
 """Elements divided by the preconditioner at once: what a cache holds, or a small share of a card."""
 
@@ -45,7 +49,7 @@ class AdamPreconditioner:
                 ]
                 rows += _pieces(correction, moment, *(column[place[one]] for column in columns))
             for chunk in _chunked(rows):
-                divisors = list(torch._foreach_sqrt([row.moment for row in chunk]))  # noqa: SLF001
+                divisors = _roots([row.moment for row in chunk])
                 torch._foreach_div_(divisors, [row.correction for row in chunk])
                 torch._foreach_add_(divisors, float(group["eps"]))
                 yield [
@@ -69,6 +73,14 @@ class AdamPreconditioner:
         steps = torch.stack([torch.as_tensor(self._optimizer.state[one]["step"]) for one in parameters])
         corrections = (1 - float(group["betas"][1]) ** steps).sqrt()
         return list(corrections.unbind()) if corrections.is_cuda else corrections.tolist()
+
+
+def _roots(moments: list[Tensor]) -> list[Tensor]:
+    """Square roots of second moments, none far below the others of its tensor."""
+    roots = torch._foreach_sqrt(moments)  # noqa: SLF001
+    norms = torch._foreach_norm(roots, 2)  # noqa: SLF001
+    least = [norm * (LEAST_ROOT / root.numel() ** 0.5) for norm, root in zip(norms, roots, strict=True)]
+    return [torch.maximum(root, one) for root, one in zip(roots, least, strict=True)]
 
 
 class _Row(NamedTuple):

@@ -30,6 +30,9 @@ WORTHWHILE = 1.05
 LOOK_STEPS = 24
 """Between two looks for a better one; a new batch size has been timed by then. A change that takes back the
 one before shows that times or noise were misjudged: each makes changes stay twice as long."""
+MEMORY_STEPS = 4
+"""Of so many at least one is an ordinary step, neither split nor the last of a pass, which shows what memory
+its size takes."""
 MOST_GROWTH = 2
 """The batch at most doubles at a time."""
 FLAT = 1.25
@@ -81,10 +84,13 @@ class BatchTuner:
             return None
         if self._looked_at == (noise, self._observed.news):
             return None
+        if self._memory is not None and not self._memory.look(current.atomic):
+            self._next_look = step + MEMORY_STEPS
+            return None
         self._looked_at = (noise, self._observed.news)
-        if self._memory is not None:
-            self._memory.look(current.atomic)
         change = self._change(noise, nodes, workers, current)
+        if self._memory is not None and change is not None:
+            self._memory.look(change.batch.atomic)  # from now on, so that it is known at the next look
         self._next_look = step + (LOOK_STEPS if change is None else self._hold(change, current, workers))
         return change
 

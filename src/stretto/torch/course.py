@@ -5,21 +5,34 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stretto.torch.data import ElasticLoader, Position
+from stretto.torch.data import ElasticLoader, Position, Source
 
 _APART = 1_000_003
 """Shuffles of an epoch's loops are so far apart that they are never the same."""
 
 
 class Course:
-    """The place in the user's loops. A newcomer runs them from the top and skips what was done without it."""
+    """The place in the user's loops. A newcomer runs them from the top and skips what was done without it.
+
+    A loop is one pass over the data. With an adaptive batch, an epoch's first loop over the data that counts
+    is the work of one pass at the initial batch instead, and goes on where that of the last epoch ended.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.units = 0.0
         """Adaptive batch: steps at the initial batch that the work done so far is worth."""
         self.in_epoch = False
-        self.loader: ElasticLoader | None = None
+        self.counted: Source | None = None
+        """Adaptive batch: the data that counts."""
+        self.counts = False
+        """Whether the present loop is the epoch's one that counts."""
+        self._has_counted = False
+        """Whether the epoch's loop that counts has begun."""
+        self._counted_at: Position | None = None
+        """Where in the data that counts the run is."""
+        self._first: Source | None = None
+        """What an epoch's first loop is over."""
         self._loop = -1
         """Which of the epoch's loops over a loader is going on, or was last."""
         self._loops: dict[int, Position] = {}
@@ -41,51 +54,60 @@ class Course:
     def begin_epoch(self) -> None:
         self.in_epoch = True
         self._loop = -1
+        self._has_counted = False
         self._epoch_began_s = None if self._mid_epoch else time.monotonic()
         self._mid_epoch = False
 
     def enter_loop(self, loader: ElasticLoader) -> None:
         self._loop += 1
-        self.loader = loader
+        if self._loop == 0:
+            self._first = loader.source
+        self.counts = loader.source is self.counted and not self._has_counted
+        self._has_counted = self._has_counted or self.counts
 
-    def find_place(self, loader: ElasticLoader, *, adaptive: bool) -> bool:
+    def find_place(self, loader: ElasticLoader) -> bool:
         """Put the loader where this loop is; False if nothing is left of it."""
         if self._loop <= self._done_loops:
             return False
-        saved = self._loops.get(self._loop)
-        if saved is not None:
-            loader.position = Position(saved.pass_number, saved.examples)
-        elif not adaptive:
+        begun = self._counted_at if self.counts else self._loops.get(self._loop)
+        if begun is not None:
+            loader.position = Position(begun.pass_number, begun.examples)
+        elif self.counts:
+            loader.position = Position()
+        else:
             loader.position = Position(self.epoch + _APART * self._loop)
-        self._loops[self._loop] = loader.position
+        self.advance(loader)
         return True
 
     def advance(self, loader: ElasticLoader) -> None:
         """A step is done."""
-        self._loops[self._loop] = loader.position
+        if self.counts:
+            self._counted_at = loader.position
+        else:
+            self._loops[self._loop] = loader.position
 
-    def is_over(self, loader: ElasticLoader, *, adaptive: bool) -> bool:
-        """A plain run's epoch is one pass; an adaptive one's, the work of a pass at the initial batch."""
-        if not adaptive:
+    def is_over(self, loader: ElasticLoader) -> bool:
+        if not self.counts:
             return loader.left == 0
-        return self.units >= (self.epoch + 1) * _units_per_epoch(loader) - 1e-9
+        return self.units >= (self.epoch + 1) * _units_per_epoch(loader.source) - 1e-9
 
-    def end_epoch(self, *, adaptive: bool) -> None:
+    def end_epoch(self) -> None:
         self.epoch += 1
         self.in_epoch = False
         self._loops, self._done_loops = {}, -1
-        if adaptive and self.loader is not None:
-            self._loops[0] = self.loader.position
+        if self.counted is not None:
+            # An epoch that the user ended early is over all the same: the next one does not catch up.
+            self.units = max(self.units, self.epoch * _units_per_epoch(self.counted))
 
-    def progress(self, *, adaptive: bool) -> float:
+    @property
+    def progress(self) -> float:
         """Epochs done, the present one in part."""
-        if self.loader is None:
-            return float(self.epoch)
-        if adaptive:
-            return self.units / _units_per_epoch(self.loader)
+        if self.counted is not None:
+            return self.units / _units_per_epoch(self.counted)
         begun = self._loops.get(0) if self.in_epoch else None
-        part = begun.examples / max(self.loader.source.examples, 1) if begun else 0.0
-        return self.epoch + min(part, 1.0)
+        if begun is None or self._first is None:
+            return float(self.epoch)
+        return self.epoch + min(begun.examples / max(self._first.examples, 1), 1.0)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -93,15 +115,21 @@ class Course:
             "units": self.units,
             "in_epoch": self.in_epoch,
             "loop": self._loop,
-            "loops": {loop: [at.pass_number, at.examples] for loop, at in self._loops.items()},
+            "loops": {loop: _as_list(at) for loop, at in self._loops.items()},
+            "counted": None if self._counted_at is None else _as_list(self._counted_at),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.epoch, self.units = state["epoch"], state["units"]
         self._loops = {loop: Position(*at) for loop, at in state["loops"].items()}
+        self._counted_at = None if state["counted"] is None else Position(*state["counted"])
         self._mid_epoch = state["in_epoch"]
         self._done_loops = state["loop"] - 1 if self._mid_epoch else -1
 
 
-def _units_per_epoch(loader: ElasticLoader) -> float:
-    return loader.source.examples / loader.source.batch_size
+def _as_list(position: Position) -> list[int]:
+    return [position.pass_number, position.examples]
+
+
+def _units_per_epoch(source: Source) -> float:
+    return source.examples / source.batch_size

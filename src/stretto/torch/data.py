@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
@@ -48,6 +54,14 @@ class Source:
     sampler: Sampler[int] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.options.keys() - set(_PASSED_ON)):
+            raise InputError(
+                f"an elastic loader is given {', '.join(unknown)}, and it cuts batches and draws their order "
+                "itself, from the run's seed.",
+                remedy=f"Leave it out; of DataLoader's options there are {', '.join(_PASSED_ON)}.",
+            )
+
     @property
     def examples(self) -> int:
         """Of one pass."""
@@ -55,17 +69,48 @@ class Source:
 
     def order(self, seed: int, pass_number: int) -> Sequence[int]:
         """The indices of a pass, the same on every worker."""
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + pass_number) % (1 << 63))
+        chance = (seed * 1_000_003 + pass_number) % (1 << 63)
         if self.sampler is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(generator.initial_seed())
-                if hasattr(self.sampler, "set_epoch"):
-                    self.sampler.set_epoch(pass_number)
-                return list(self.sampler)
+            with _drawing_from(chance, self.sampler):
+                return self._sampled(self.sampler, pass_number)
         if not self.shuffle:
             return range(self.examples)
-        order: list[int] = torch.randperm(self.examples, generator=generator).tolist()
+        generator = torch.Generator().manual_seed(chance)
+        return array("q", torch.randperm(self.examples, generator=generator).numpy().tobytes())
+
+    def _sampled(self, sampler: Sampler[int], pass_number: int) -> list[int]:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(pass_number)
+        order = list(sampler)
+        if len(order) < self.examples:
+            raise InputError(
+                f"the sampler's length is {self.examples}, and it gave {len(order)} indices.",
+                remedy="Let its __len__ say how many it gives.",
+            )
         return order
+
+
+@contextmanager
+def _drawing_from(chance: int, sampler: Sampler[int]) -> Iterator[None]:
+    """Whatever a sampler may draw from begins at `chance` now, and is as it was afterwards."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    own = getattr(sampler, "__dict__", {}).values()
+    generators += [one for one in own if isinstance(one, torch.Generator)]
+    states = [generator.get_state() for generator in generators]
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        for generator in generators:
+            generator.manual_seed(chance)
+        random.seed(chance)
+        np.random.seed(chance % (1 << 32))  # noqa: NPY002
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def source_of(loader: DataLoader[Any]) -> Source:
@@ -95,13 +140,25 @@ def source_of(loader: DataLoader[Any]) -> Source:
     )
 
 
+class _Cut:
+    """The batches to load now. A DataLoader takes new ones at every loop, and keeps its processes."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[list[int]] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches
+
+
 class ElasticLoader:
     """Iterate over it as over a DataLoader; `batch_size` is the total over all workers.
 
+    `usual(source)` says how a loop would share out its steps as things stand.
     `before(loader)` is asked when a loop begins: False if the loop was already over when this worker came.
     `after_step(loader)` is told when a step is complete: True if the way data is shared out has changed.
     `is_over(loader)` says whether the loop ends here although data may be left, or must go on without.
     `layout_at(step)` says how a step is shared out, and `lay_out(layout)` is told when that changes.
+    `after()` is told when a loop is over, also one that the user breaks off.
     """
 
     def __init__(
@@ -110,21 +167,32 @@ class ElasticLoader:
         turn: Turn,
         *,
         seed: int,
+        usual: Callable[[Source], Layout],
         before: Callable[[ElasticLoader], bool],
         after_step: Callable[[ElasticLoader], bool],
         is_over: Callable[[ElasticLoader], bool],
         layout_at: Callable[[int], Layout],
         lay_out: Callable[[Layout], None],
+        after: Callable[[], None],
     ) -> None:
         self.source = source
         self.position = Position()
         self._turn = turn
         self._seed = seed
+        self._usual = usual
         self._before = before
         self._after_step = after_step
         self._is_over = is_over
         self._layout_at = layout_at
         self._lay_out = lay_out
+        self._after = after
+        self._drawn: tuple[int, Sequence[int]] | None = None
+        """The pass that is under way, and its order."""
+        self._cut = _Cut()
+        self._generator = torch.Generator()  # else the user's own draws would be disturbed
+        self._batches: DataLoader[Any] = DataLoader(
+            source.dataset, batch_sampler=self._cut, generator=self._generator, **source.options
+        )
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -133,12 +201,20 @@ class ElasticLoader:
     @property
     def batch_size(self) -> int:
         """Examples of a step at present, over all workers."""
-        return self._turn.base.total
+        return self._usual(self.source).total
+
+    @property
+    def steps(self) -> int:
+        """Optimisation steps of a whole pass as things stand."""
+        whole, rest = divmod(self.source.examples, self.batch_size)
+        return whole + (rest > 0 and not self.source.drop_last)
 
     def __len__(self) -> int:
-        """Iterations of a whole pass as things stand: steps times passes."""
-        whole, rest = divmod(self.source.examples, self._turn.base.total)
-        return (whole + (rest > 0 and not self.source.drop_last)) * self._turn.base.passes
+        """Iterations of a whole pass as things stand: a step in several passes takes as many."""
+        usual = self._usual(self.source)
+        whole, rest = divmod(self.source.examples, usual.total)
+        last = 0 if rest == 0 or self.source.drop_last else _for_fewer(usual, rest).passes
+        return whole * usual.passes + last
 
     @property
     def left(self) -> int:
@@ -149,26 +225,26 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         if not self._before(self):
             return
-        while not self._is_over(self):
-            if self.left == 0:
-                self.next_pass()
-            yield from self._stretch()
+        try:
+            while not self._is_over(self):
+                if self.left == 0:
+                    self.next_pass()
+                    if self.left == 0:  # a pass has nothing to give
+                        return
+                yield from self._stretch()
+        finally:
+            self._after()
 
     def next_pass(self) -> None:
         self.position = Position(self.position.pass_number + 1)
 
     def _stretch(self) -> Iterator[Any]:
         """Batches from here on, until the data of this pass ends, the loop is over or the layout changes."""
-        order = self.source.order(self._seed, self.position.pass_number)
-        passes = list(self._passes())
-        generator = torch.Generator().manual_seed(self._chance())  # else the user's own would be disturbed
-        batches = DataLoader(
-            self.source.dataset,
-            batch_sampler=[_indices(order, start, share) for start, _, share in passes],
-            generator=generator,
-            **self.source.options,
-        )
-        for (_, layout, share), batch in zip(passes, batches, strict=True):
+        coming: deque[tuple[Layout, Share]] = deque()
+        self._cut.batches = self._cut_up(self._order(), coming)
+        self._generator.manual_seed(self._chance())
+        for batch in self._batches:
+            layout, share = coming.popleft()
             if layout != self._turn.layout:
                 self._lay_out(layout)
             self._turn.share = share
@@ -179,26 +255,42 @@ class ElasticLoader:
                 if changed or self._is_over(self):
                     return
 
+    def _order(self) -> Sequence[int]:
+        """Of the present pass; drawn once."""
+        number = self.position.pass_number
+        if self._drawn is None or self._drawn[0] != number:
+            self._drawn = number, self.source.order(self._seed, number)
+        return self._drawn[1]
+
     def _chance(self) -> int:
         """What random transforms draw from: other numbers for every stretch and every worker."""
         at = (self._seed, self.position.pass_number, self.position.examples, self._turn.base.rank)
         return int.from_bytes(hashlib.sha256(repr(at).encode()).digest()[:7])
 
-    def _passes(self) -> Iterator[tuple[int, Layout, Share]]:
-        """This worker's passes over what is left, each with the place where its step begins."""
+    def _cut_up(self, order: Sequence[int], coming: deque[tuple[Layout, Share]]) -> Iterator[list[int]]:
+        """The examples of this worker's passes over what is left, as they are asked for; tells which come."""
         at, end, step = self.position.examples, self.position.examples + self.left, self._turn.step
+        base = self._turn.base
         while at < end:
-            layout = self._layout_at(step)
+            # A loop over another loader inside this one leaves its own layout behind.
+            layout = self._layout_at(step) if self._turn.base == base else base
             examples = min(layout.total, end - at)
-            if examples < layout.total and self.source.drop_last:
-                return
+            if examples < layout.total:
+                if self.source.drop_last:
+                    return
+                layout = _for_fewer(base, examples)
             for share in layout.shares(examples):
-                yield at, layout, share
+                coming.append((layout, share))
+                yield _indices(order, at, share)
             at, step = at + examples, step + 1
+
+
+def _for_fewer(base: Layout, examples: int) -> Layout:
+    """Of a step that has not all its examples: in no more passes than these need."""
+    return base.in_passes(ceil(examples / (base.workers * base.atomic)))
 
 
 def _indices(order: Sequence[int], start: int, share: Share) -> list[int]:
     """The examples of a share. An empty one borrows an example, which its weight of 0 takes out again."""
-    stop = max(share.stop, share.start + 1)
-    place = min(share.start, share.step_examples - 1) if stop > share.step_examples else share.start
-    return [order[start + one] for one in range(place, max(share.stop, place + 1))]
+    first = start + min(share.start, share.step_examples - 1)
+    return list(order[first : max(start + share.stop, first + 1)])

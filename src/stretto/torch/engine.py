@@ -6,17 +6,16 @@ are in the user's loop; a newcomer runs the user's code from the top, skips what
 
 from __future__ import annotations
 
-import os
+import math
 import time
 from typing import Any
-
-import torch
 
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
 from stretto.torch.course import Course
 from stretto.torch.data import ElasticLoader, Source
+from stretto.torch.device import backend_for, own_device
 from stretto.torch.group import Code, Group, Order
 from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
@@ -27,7 +26,7 @@ from stretto.torch.stepper import Stepper
 from stretto.torch.turn import WHOLE, Layout, Turn
 from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
 
-FORMAT = 2
+FORMAT = 3
 _REPORT_S = 5.0
 _FIRST_REPORT_S = 1.0
 _LOOK_S = 0.05
@@ -54,7 +53,7 @@ class Engine:
         self.steppers: list[Stepper] = []
         self.batching = Batching()
         self.seed = seed
-        self.device = _own_device()
+        self.device = own_device()
         self.course = Course()
         self.joined = False
         self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
@@ -64,6 +63,10 @@ class Engine:
         self._values: dict[str, float] = {}
         self._saved_step = 0
         """The step after which a checkpoint was surely written."""
+        self._in_loop = False
+        self._loop_is_open = False
+        """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
+        self._is_finished = False
         self._finish_epoch = False
         self._described = False
         self._reported_s = time.monotonic()
@@ -77,8 +80,9 @@ class Engine:
             return
         self.joined = True
         if self.session.task is None:
-            self.group.form_from_environment(self._backend)
+            self.group.form_from_environment(backend_for(self.device))
             self._take_up(share_state=True)
+            self._arrange()
             return
         if self.session.task.describe_only:
             return
@@ -114,7 +118,7 @@ class Engine:
             world=form.world,
             nodes=form.nodes,
             store=form.store,
-            backend=self._backend,
+            backend=backend_for(self.device),
         )
 
     def _formed(self, form: Form) -> None:
@@ -144,21 +148,18 @@ class Engine:
         self._restore(unpack(header, tensors))
         seed_chance(self.seed * 7919 + self.turn.step * 31 + self.group.rank)
 
-    @property
-    def _backend(self) -> str:
-        return os.environ.get("STRETTO_BACKEND") or ("nccl" if self.device.type == "cuda" else "gloo")
-
     def _arrange(self) -> None:
-        """Share steps out over the group as it is now."""
+        """Share steps out over the group as it is now. Outside elastic loops a step is one pass."""
         self.turn.base = self.batching.layout(self.group)
         self.turn.share = WHOLE
-        self.lay_out(self.turn.base)
+        self.lay_out(self.turn.base if self._in_loop else self.turn.base.in_passes(1))
         self._meter.skip()
         self._tuning_meter.skip()
 
     def expect(self, source: Source) -> None:
         """A loader that was prepared: until a loop begins, its batch size is the run's."""
         self.batching.expect(source)
+        self.course.counted = self.batching.counted
         if not self.joined:
             self.turn.base = self.batching.layout(self.group)
 
@@ -167,15 +168,26 @@ class Engine:
         for stepper in self.steppers:
             stepper.reducer.arrange()
 
+    def usual_layout(self, source: Source) -> Layout:
+        """How a loop over this would share out its steps, as things stand."""
+        return self.batching.usual(source, self.group)
+
     def layout_at(self, step: int) -> Layout:
         """How a step is shared out: as usual, or, now and then, in two passes by one worker."""
         base = self.turn.base
-        split = base.parts == 1 and base.total > 1 and any(one.splits(step) for one in self.steppers)
-        return base.in_passes(2) if split else base
+        if not self.course.counts or base.parts > 1 or base.total == 1:
+            return base
+        return base.in_passes(2) if any(one.splits(step) for one in self.steppers) else base
 
     # Epochs and loops
 
     def begin_epoch(self) -> None:
+        if self._is_finished:
+            raise InputError(
+                f"epoch {self.course.epoch} begins after run.finish().",
+                remedy="Call run.finish() after the last epoch, or not at all.",
+            )
+        self._loop_is_open = False
         for stepper in self.steppers:
             stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
         self.course.begin_epoch()
@@ -189,19 +201,20 @@ class Engine:
             )
         self.course.enter_loop(loader)
         if not self._described:
-            self._describe(loader)
-        self.batching.use(loader.source)
+            self._describe(self.course.counted or loader.source)
+        self.batching.use(loader.source, adapts=self.course.counts)
+        self._in_loop = self._loop_is_open = self.course.find_place(loader)
         self._arrange()
-        return self.course.find_place(loader, adaptive=self.batching.adaptive)
+        return self._in_loop
 
-    def _describe(self, loader: ElasticLoader) -> None:
+    def _describe(self, source: Source) -> None:
         self._described = True
         task = self.session.task
-        limits = self.batching.limits(loader.source)
+        limits = self.batching.limits(source)
         if self.group.is_leader:
             self.session.send(
                 Described(
-                    examples=loader.source.examples,
+                    examples=source.examples,
                     batch=limits.initial,
                     adaptive=self.batching.adaptive,
                     max_batch=limits.max,
@@ -213,8 +226,15 @@ class Engine:
         if task is not None and task.describe_only:
             raise Departure("described")
 
+    def end_loop(self) -> None:
+        """From here on every pass is a step of its own."""
+        if self._in_loop:
+            self._in_loop = False
+            self.turn.share = WHOLE
+            self.lay_out(self.turn.base.in_passes(1))
+
     def is_over(self, loader: ElasticLoader) -> bool:
-        return self.course.is_over(loader, adaptive=self.batching.adaptive)
+        return self.course.is_over(loader)
 
     def after_step(self, loader: ElasticLoader) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
@@ -222,15 +242,20 @@ class Engine:
         self.session.count_step()
         self.course.advance(loader)
         usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
+        usual &= self.course.counts or not self.batching.adaptive
         sync_s = sum(stepper.reducer.sync_s for stepper in self.steppers)
         for meter in (self._meter, self._tuning_meter):
             meter.boundary(self.turn.base, self.group.nodes, sync_s, usual=usual)
-        if self.batching.adaptive:
+        if self.course.counts:
             noise = self.steppers[0].sample() if self.steppers else None
             self.course.units += self.batching.worth(noise, self.turn.share.step_examples)
         if self.is_over(loader):
             # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
             # may need what a loop sets. The end of the epoch is near.
+            self._loop_is_open = False
+            self.end_loop()
+            if self.group.world > 1:
+                self.group.spread(self.luggage.buffers(), self.device)  # all evaluate with the same
             return False
         order = self.group.agree(self._wish)
         self._tend()
@@ -255,19 +280,42 @@ class Engine:
 
     def end_epoch(self, *, last: bool) -> None:
         """An epoch is over: report it, and wait for what is decided on that."""
-        self.course.end_epoch(adaptive=self.batching.adaptive)
-        self.turn.share = WHOLE
+        if not self.course.in_epoch:  # the user has finished the run within it
+            return
+        self.course.end_epoch()
+        self.end_loop()
         self._meter.skip()
+        values, self._values = self._values, {}
         if self.group.is_leader:
-            self._report_epoch()
+            self._report_epoch(values)
         if last:
             return
+        self._hear_leader()
         task = self.session.task
-        if self.group.is_leader and task is not None and task.waits_for_ack:
-            self.session.wait_for_ack(self.course.epoch)
-        self._obey(self.group.agree(self._wish, at_once=True))
+        if not self._finish_epoch:
+            if self.group.is_leader and task is not None and task.waits_for_ack:
+                self.session.wait_for_ack(self.course.epoch)
+            self._obey(self.group.agree(self._wish, at_once=True))
         if self._finish_epoch:
             self._park()
+
+    def _hear_leader(self) -> None:
+        """Whoever leads next must know the best score; and newcomers, whether all leave now."""
+        best = self._keeper.best
+        score, leaves = self.group.tell((math.nan if best is None else best, float(self._finish_epoch)))
+        self._keeper.best = None if math.isnan(score) else score
+        self._finish_epoch = bool(leaves)
+
+    def stop_early(self) -> None:
+        """The loop over epochs was left, be it by an exception: nothing here may need the other workers.
+
+        What was reported stands for the epoch. In the midst of a loop over the data the model may be what
+        the exception is about, so it is not kept.
+        """
+        if self.course.in_epoch and self._values:
+            self.end_epoch(last=True)
+        if self.session.task is None and not self._loop_is_open:
+            self.save_result()
 
     def _obey(self, order: Order | None) -> bool:
         if order is None:
@@ -276,7 +324,7 @@ class Engine:
             case Code.REGROUP:
                 self._regroup(order.first)
             case Code.BATCH:
-                self.batching.choose(BatchChoice(order.first, order.second))
+                self.batching.choose(BatchChoice(order.first, order.second), self.group.world)
                 self._arrange()
             case Code.PARK:
                 self._park()
@@ -304,10 +352,9 @@ class Engine:
     @property
     def progress(self) -> float:
         """Epochs done, the present one in part."""
-        return self.course.progress(adaptive=self.batching.adaptive)
+        return self.course.progress
 
-    def _report_epoch(self) -> None:
-        values, self._values = self._values, {}
+    def _report_epoch(self, values: dict[str, float]) -> None:
         self._keeper.write_metrics(
             self.course.epoch, values, workers=self.group.world, batch=self.turn.base.total
         )
@@ -342,6 +389,7 @@ class Engine:
         if self._keeper.is_due:
             self._save()
             self._meter.skip()
+            self._tuning_meter.skip()
 
     def _save(self, *, best: bool = False, wait: bool = False) -> bool:
         if wait:
@@ -349,9 +397,14 @@ class Engine:
         return self._keeper.save(self.state, self.progress, best=best, wait=wait)
 
     def finish(self) -> None:
-        """Training is over: keep its result, and leave the group."""
+        """Training is over: keep its result, leave the group, and leave models and optimizers alone."""
+        self._is_finished = True
+        self.stop_early()
         self.save_result()
         self.finish_saving()
+        self.end_loop()
+        for stepper in self.steppers:
+            stepper.release()
         self.group.leave()
 
     def save_result(self) -> None:
@@ -393,12 +446,3 @@ class Engine:
             if stepper.noise is not None and noise is not None:
                 stepper.noise.load_state_dict(noise)
         restore_chance(state["chance"])
-
-
-def _own_device() -> torch.device:
-    """The GPU that a launcher like torchrun has in mind for this process, or the only one it can see."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import socket
+import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -16,12 +20,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from stretto.core.errors import InputError
 from stretto.torch.pack import NOTHING, Packed, as_bytes, landing
 
 _MEET_S = 120.0
 """How long members wait for each other when a group forms."""
 _EXCHANGE_S = 600.0
 """How long a worker waits for its peers' gradients; hung peers are noticed from outside long before."""
+_EXIT_S = 10.0
+"""How long a script that ends waits for what peers were to say."""
 
 
 class PeerLostError(Exception):
@@ -60,6 +67,10 @@ def waited(work: Any) -> None:
         raise PeerLostError(str(error)) from error
 
 
+def _nothing() -> None:
+    """The wish of somebody who has none."""
+
+
 class MeetingPlace:
     """A key-value store of this process, where the groups that it leads come together."""
 
@@ -91,6 +102,10 @@ class Group:
         self.rank = int(os.environ.get("RANK", "0")) if launched else 0
         self.world = int(os.environ.get("WORLD_SIZE", "1")) if launched else 1
         self.nodes = 1
+        if launched:
+            self._find_users_group()
+        self._made = False
+        """Whether the process group is ours, not one that the script has made and may use on."""
         self._control: Any = None
         self._pending: tuple[Tensor, Any] | None = None
         self._boundaries_left = 0
@@ -114,12 +129,25 @@ class Group:
             raise PeerLostError(f"the group of {world} did not come together: {error}") from error
 
     def form_from_environment(self, backend: str) -> None:
-        """As torchrun or a like launcher says; alone where there is none."""
+        """The script's own group, or as torchrun or a like launcher says; alone where there is none."""
+        self._find_users_group()
         if self.world == 1:
             return
         self.nodes = max(self.world // int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world))), 1)
-        dist.init_process_group(backend)
-        self._control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+        if not dist.is_initialized():
+            self._made = True
+            dist.init_process_group(backend)
+            atexit.register(self._leave_at_exit)
+        self._make_control()
+
+    def _find_users_group(self) -> None:
+        if dist.is_initialized():
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    def _make_control(self) -> None:
+        """What is agreed on must not wait for the GPU, so it travels between CPUs."""
+        gloo = dist.get_backend() == "gloo"
+        self._control = dist.group.WORLD if gloo else dist.new_group(backend="gloo")
 
     def _meet(self, generation: int, store: str, backend: str) -> None:
         address, _, corner = store.partition("/")
@@ -131,6 +159,7 @@ class Group:
             base = TCPStore(host, int(port), is_master=False, timeout=timeout)
         base.set_timeout(timeout)
         name = f"{corner}-{generation}"
+        self._made = True
         dist.init_process_group(
             backend,
             store=PrefixStore(name, base),
@@ -138,17 +167,32 @@ class Group:
             world_size=self.world,
             timeout=timedelta(seconds=_EXCHANGE_S),
         )
-        # What is agreed on must not wait for the GPU, so it travels between CPUs.
-        self._control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+        self._make_control()
 
     def leave(self) -> None:
-        self._pending = None
+        with suppress(PeerLostError):
+            self._take()
         self._boundaries_left = 0
         self._control = None
-        if dist.is_initialized():
+        if self._made and dist.is_initialized():
             dist.destroy_process_group()
+        self._made = False
         if self._meeting_place is not None:
             self.rank, self.world, self.nodes = 0, 1, 1
+
+    def _leave_at_exit(self) -> None:
+        """A process that ends with a group may be aborted by the group's threads.
+
+        After an exception peers may wait for this worker, and it must not wait for them.
+        """
+        if hasattr(sys, "last_value"):
+            return
+        end_s = time.monotonic() + _EXIT_S
+        while self._pending is not None and not self._pending[1].is_completed():
+            if time.monotonic() > end_s:
+                return
+            time.sleep(0.01)
+        self.leave()
 
     def start_sum(self, tensor: Tensor) -> Any:
         """Begin to add up a tensor over all workers, in place."""
@@ -163,12 +207,46 @@ class Group:
         return tensor
 
     def sum_between_cpus(self, tensor: Tensor) -> Tensor:
-        if self.world > 1:
-            try:
-                waited(dist.all_reduce(tensor, group=self._control, async_op=True))
-            except RuntimeError as error:
-                raise PeerLostError(str(error)) from error
+        if self.world == 1:
+            return tensor
+        if self._control is None:
+            raise InputError(
+                f"there is no group of {self.world} workers to ask.",
+                remedy="Call it after run.epochs() has begun and before run.finish().",
+            )
+        try:
+            waited(dist.all_reduce(tensor, group=self._control, async_op=True))
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
         return tensor
+
+    def tell(self, numbers: Sequence[float]) -> list[float]:
+        """Rank 0's numbers, for everybody; the others give as many of their own."""
+        if self.world == 1:
+            return list(numbers)
+        told = torch.tensor(numbers, dtype=torch.float64)
+        try:
+            dist.broadcast(told, src=0, group=self._control)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+        return [float(number) for number in told]
+
+    def spread(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        """Give everybody rank 0's values of tensors that all workers have, in one exchange."""
+        if self.world == 1 or not tensors:
+            return
+        # Bytes: every backend carries them, and tensors of all kinds go together.
+        where = device if dist.get_backend() == "nccl" else torch.device("cpu")
+        pieces = [as_bytes(tensor.detach()).to(where) for tensor in tensors]
+        together = torch.cat(pieces)
+        try:
+            dist.broadcast(together, src=0)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+        if self.is_leader:
+            return
+        for tensor, piece in zip(tensors, together.split([one.numel() for one in pieces]), strict=True):
+            tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
     def agree(self, wish: Callable[[], Order | None], *, at_once: bool = False) -> Order | None:
         """What all workers do now. Everybody asks at the same boundaries; rank 0's `wish` decides.
@@ -185,7 +263,8 @@ class Group:
             return agreed
         if at_once and agreed is not None:
             return agreed
-        self._send(wish)
+        # What is wished for before an order is obeyed would be for the group as it was.
+        self._send(wish if agreed is None else _nothing)
         if at_once:
             return self._take()
         return agreed

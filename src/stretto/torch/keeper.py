@@ -34,7 +34,7 @@ class Keeping:
 
 
 class Keeper:
-    """Rank 0's hand on the disk; other ranks never use theirs."""
+    """Rank 0's hand on the disk; the others only know the best score, as any of them may lead one day."""
 
     def __init__(
         self, keeping: Keeping, *, note: Callable[[str], None], on_saved: Callable[[Saved], None]

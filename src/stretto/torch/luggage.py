@@ -43,6 +43,15 @@ class Luggage:
         things = [thing for _, thing in self._things]
         return {"things": [one.state_dict() if isinstance(one, torch.nn.Module) else None for one in things]}
 
+    def buffers(self) -> list[torch.Tensor]:
+        """What modules keep beside their parameters, such as running averages; each once."""
+        buffers: dict[int, torch.Tensor] = {}
+        for _, thing in self._things:
+            if isinstance(thing, torch.nn.Module):
+                saved = thing.state_dict()  # what is not saved may differ in shape between workers
+                buffers |= {id(one): one for name, one in thing.named_buffers() if name in saved}
+        return list(buffers.values())
+
     def restore(self, state: dict[str, Any]) -> None:
         kinds = [kind for kind, _ in self._things]
         if state["kinds"] != kinds:

@@ -13,8 +13,11 @@ USABLE = 0.9
 class MemoryBound(Protocol):
     """What limits the batch of one worker."""
 
-    def look(self, atomic: int) -> None:
-        """To be called now and then while passes are over `atomic` examples."""
+    def look(self, atomic: int) -> bool:
+        """To be called while passes are over `atomic` examples; whether it is known what they take.
+
+        If not, it will be at the next look, after some steps.
+        """
 
     def most(self) -> int | None:
         """The largest batch that fits, if that is known."""
@@ -57,12 +60,13 @@ class CardMemory:
         self._batches = BatchMemory()
         self._atomic: int | None = None
 
-    def look(self, atomic: int) -> None:
+    def look(self, atomic: int) -> bool:
         if self._atomic == atomic:
             self._batches.saw(atomic, torch.cuda.max_memory_allocated())
-        else:
-            self._atomic = atomic
-            torch.cuda.reset_peak_memory_stats()
+            return True
+        self._atomic = atomic
+        torch.cuda.reset_peak_memory_stats()
+        return False
 
     def most(self) -> int | None:
         """The largest batch that fits in what others leave of the card."""

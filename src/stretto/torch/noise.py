@@ -120,14 +120,19 @@ class NoiseEstimator:
         return torch.zeros(()) if self._part is None else self._part
 
     @torch.no_grad()
-    def first_pass(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Keeps some parameters' gradients over the first of several passes."""
+    def first_pass(
+        self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], *, times: int = 1
+    ) -> None:
+        """Keeps some parameters' gradients over the first of several passes, so many times those given."""
         for one, gradient in zip(parameters, gradients, strict=True):
             if one not in self._memory:
                 self._memory[one] = torch.empty_like(gradient)
             self._first[one] = self._memory[one]
         if parameters:
-            torch._foreach_copy_([self._memory[one] for one in parameters], list(gradients))
+            kept = [self._memory[one] for one in parameters]
+            torch._foreach_copy_(kept, list(gradients))
+            if times != 1:
+                torch._foreach_mul_(kept, float(times))
 
     @torch.no_grad()
     def total(

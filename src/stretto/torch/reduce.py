@@ -8,15 +8,17 @@ as soon as its last gradient is there, while the rest of the backward pass goes 
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from stretto.core.errors import InputError
 from stretto.torch.group import Group, waited
-from stretto.torch.turn import Turn
+from stretto.torch.turn import WHOLE, Share, Turn
 
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -43,43 +45,68 @@ class _Bucket:
         self.parameters = list(parameters)
         first = parameters[0]
         sizes = [parameter.numel() for parameter in parameters]
-        self.buffer = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
-        pieces = self.buffer.split(sizes)
+        self.buffer = torch.empty(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
+        *pieces, self._marks = self.buffer.split([*sizes, len(sizes)])
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         self.missing = len(parameters)
         """Gradients of the present backward pass that are not there yet."""
-        self.seen: set[int] = set()
+        self.is_begun = False
+        """Whether the buffer holds gradients of the present step that are not shown."""
+        self._seen: set[int] = set()
         """Places of the parameters that had a gradient in any pass of this step."""
         self.work: Any = None
 
-    def take(self, *, first: bool, weight: float) -> None:
-        """Add the gradients of a pass that is complete, and hide them."""
+    @torch.no_grad()
+    def take(self, weight: float) -> None:
+        """Add the gradients of a backward pass that is complete, and hide them."""
         for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             gradient = parameter.grad
             if gradient is None:
-                if first:
+                if not self.is_begun:
                     view.zero_()
                 continue
-            self.seen.add(place)
-            if gradient.data_ptr() == view.data_ptr():  # zeroed in place, not dropped, by the user
-                if weight != 1.0:
-                    view.mul_(weight)
-            elif first:
-                torch.mul(gradient, weight, out=view) if weight != 1.0 else view.copy_(gradient)
-            else:
-                view.add_(gradient, alpha=weight)
+            if gradient.layout is not torch.strided:
+                raise InputError(
+                    f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be "
+                    "averaged over workers or passes.",
+                    remedy="Make its layer with sparse=False.",
+                )
+            self._seen.add(place)
+            if not _is(gradient, view):  # else it was added to what we have shown, with its weight
+                if self.is_begun:
+                    view.add_(gradient, alpha=weight)
+                else:
+                    torch.mul(gradient, weight, out=view) if weight != 1.0 else view.copy_(gradient)
             parameter.grad = None
+        self.is_begun = True
 
-    def give(self) -> None:
+    @torch.no_grad()
+    def start_mean(self, group: Group, workers: int) -> None:
+        """Begin to average over the workers; beside it, whether anybody has a gradient."""
+        self._marks.fill_(1.0 if len(self._seen) == len(self.parameters) else 0.0)
+        if len(self._seen) < len(self.parameters):
+            for place in self._seen:
+                self._marks[place] = 1.0
+        self.buffer.mul_(1.0 / workers)
+        self.work = group.start_sum(self.buffer)
+
+    def give(self, *, exchanged: bool) -> None:
         """Show the average. A parameter without a gradient anywhere stays without."""
-        for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            if place in self.seen or bool(view.any()):
-                parameter.grad = view
-        self.seen.clear()
+        shown = set(self._seen)
+        if exchanged and len(shown) < len(self.parameters):
+            shown.update(place for place, mark in enumerate(self._marks.abs().tolist()) if mark > 0)
+        for place in shown:
+            self.parameters[place].grad = self.views[place]
+        self._seen.clear()
+        self.is_begun = False  # what is not in `.grad` any more when the next gradients come was dropped
 
 
 class Reducer:
-    """Watches the parameters of one optimizer. Idle, at no cost, while one worker makes one pass a step."""
+    """Watches the parameters of one optimizer. Idle, at no cost, while one worker makes one pass a step.
+
+    Several backward passes may add to one step, as they do to `.grad` without us: what is shown already is
+    averaged again together with what was added, and an average stays what it is.
+    """
 
     def __init__(self, parameters: Callable[[], list[torch.nn.Parameter]], turn: Turn, group: Group) -> None:
         self._all_parameters = parameters
@@ -87,13 +114,22 @@ class Reducer:
         self._turn = turn
         self._group = group
         self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}
+        self._place_of: dict[torch.nn.Parameter, tuple[_Bucket, Tensor]] = {}
         self._hooks: list[Any] = []
         self._launched = 0
-        self._in_backward = False
+        self._share: Share | None = None
+        """The pass that gradients came from last."""
+        self._has_stepped = False
+        """The optimizer was told to step in the present pass."""
+        self._backwards = 0
+        """Backward passes of the present pass that were over before that."""
+        self._usual_backwards = 0
+        """The same of the pass before."""
         self._watcher: Watcher | None = None
+        self.has_gradients = False
         self.sync_s = 0.0
         """Time the last step waited for other workers' gradients."""
+        turn.backward.add(self)
 
     def watch(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -107,48 +143,122 @@ class Reducer:
 
     def arrange(self) -> None:
         """Take note of a new layout, and of the parameters that are trained now."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._remove_hooks()
         self.sync_s = 0.0
-        self._in_backward = False
+        self._share = None
         self._take_note()
         if self._turn.layout.parts == 1:
             if self._watcher is None:  # else a step in two passes comes again soon
-                self._buckets, self._bucket_of = [], {}
+                self._drop_buckets()
             return
         self._make_buckets()
         self._reset()
-        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
+        self._add_hooks(self._parameters)
+
+    def stepped(self) -> None:
+        """The optimizer was told to step; inside a step, what still comes in this pass is not for it."""
+        self._has_stepped = True
+
+    def catch_up(self) -> None:
+        """See to parameters that are trained by now, of which nothing was noticed yet; before a step."""
+        if self._hooks and self._take_in():
+            self.launch()
+            self.collect()
+
+    def release(self) -> None:
+        """Leave gradients alone from now on."""
+        self._remove_hooks()
+        self._drop_buckets()
+
+    def _add_hooks(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
+            weigh = functools.partial(self._weighed, parameter)
+            self._hooks.append(parameter.register_hook(weigh))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _take_note(self) -> None:
         trained = [parameter for parameter in self._all_parameters() if parameter.requires_grad]
         if [id(one) for one in trained] != [id(one) for one in self._parameters]:
-            self._parameters, self._buckets, self._bucket_of = trained, [], {}
+            self._parameters = trained
+            self._drop_buckets()
+
+    def _take_in(self) -> bool:
+        """Make buckets for parameters that were thawed or added meanwhile; whether there are such."""
+        new = [one for one in self._all_parameters() if one.requires_grad and one not in self._place_of]
+        self._parameters += new
+        self._add_buckets(new)
+        self._add_hooks(new)
+        return bool(new)
 
     def _make_buckets(self) -> None:
         if not self._buckets:
-            self._buckets = _buckets(self._parameters)
-            self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+            self._add_buckets(self._parameters)
+
+    def _add_buckets(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        for bucket in _buckets(parameters):
+            self._buckets.append(bucket)
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                self._place_of[parameter] = (bucket, view)
+
+    def _drop_buckets(self) -> None:
+        self._buckets, self._place_of = [], {}
 
     @property
-    def _watched(self) -> bool:
-        return self._watcher is not None and self._watcher.wants()
+    def _weight(self) -> float:
+        """Of a gradient of the present pass in the worker's own mean over its passes."""
+        return 1.0 if self._turn.share is WHOLE else self._turn.share.weight / self._turn.layout.passes
+
+    @property
+    def _measures(self) -> bool:
+        """Whether the watcher looks at what is complete now.
+
+        Of a step that several backward passes add to, workers cannot tell whose part is whose.
+        """
+        if self._has_stepped or self._watcher is None or not self._watcher.wants():
+            return False
+        return self._turn.layout.workers == 1 or (self._backwards == 0 and self._usual_backwards <= 1)
 
     def _reset(self) -> None:
         self._launched = 0
-        self._in_backward = False
+        self.has_gradients = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
+    def _weighed(self, parameter: torch.nn.Parameter, gradient: Tensor) -> Tensor | None:
+        """A gradient that is about to be added to one that we have shown."""
+        _, view = self._place_of[parameter]
+        if parameter.grad is None or not _is(parameter.grad, view) or self._weight == 1.0:
+            return None
+        return gradient * self._weight
+
     def _on_gradient(self, parameter: Tensor) -> None:
-        if not self._in_backward:
-            self._in_backward = True
-            _at_end_of_backward(self._end_backward)
-        bucket = self._bucket_of[parameter]  # type: ignore[index]
+        if self._turn.share is WHOLE or self._turn.share is not self._share:
+            self._begin_pass()
+        if self._has_stepped and not self._turn.share.last:
+            return
+        self.has_gradients = True
+        self._turn.backward.gradient_came()
+        bucket, _ = self._place_of[parameter]  # type: ignore[index]
         bucket.missing -= 1
-        if self._turn.share.last and bucket.missing <= 0:
+        if self._turn.share.last and bucket.missing <= 0 and self._turn.backward.may_begin(self):
             self._launch_ready()
+
+    def _begin_pass(self) -> None:
+        if self._turn.share is WHOLE and self.has_gradients:
+            return
+        self._share = self._turn.share
+        self._has_stepped = False
+        self._usual_backwards, self._backwards = self._backwards, 0
+        if self._share.first:
+            self.sync_s = 0.0
+            for bucket in self._buckets:
+                bucket.is_begun = False
+        self._take_in()
 
     def _launch_ready(self) -> None:
         """In one order on all workers: a bucket waits for those before it."""
@@ -157,47 +267,51 @@ class Reducer:
 
     def _launch(self, bucket: _Bucket) -> None:
         self._launched += 1
-        share, layout = self._turn.share, self._turn.layout
-        bucket.take(first=share.first, weight=share.weight)
-        bucket.buffer.mul_(1.0 / layout.passes)
-        if layout.workers == 1:
+        bucket.take(self._weight)
+        workers = self._turn.layout.workers
+        if workers == 1:
             return
-        if self._watched:
+        if self._measures:
             self._watcher.part(bucket.views, bucket.parameters)  # type: ignore[union-attr]
-        bucket.buffer.mul_(1.0 / layout.workers)
-        bucket.work = self._group.start_sum(bucket.buffer)
+        bucket.start_mean(self._group, workers)
 
-    def _end_backward(self) -> None:
-        if not self._turn.share.last:
+    def launch(self) -> None:
+        if self._turn.share.last:
+            for bucket in self._buckets[self._launched :]:
+                self._launch(bucket)
+
+    def collect(self) -> None:
+        if self._turn.share.last:
+            self._complete_step()
+        else:
             self._end_pass()
-            return
-        for bucket in self._buckets[self._launched :]:
-            self._launch(bucket)
+        self._backwards += not self._has_stepped
+        self._reset()
+
+    def _complete_step(self) -> None:
         began_s = time.perf_counter()
         for bucket in self._buckets:
             if bucket.work is not None:
                 waited(bucket.work)
                 bucket.work = None
-        self.sync_s = time.perf_counter() - began_s
+        self.sync_s += time.perf_counter() - began_s
+        alone = self._turn.layout.workers == 1
         for bucket in self._buckets:
-            bucket.give()
-        self._reset()
-        if self._watched:
+            bucket.give(exchanged=not alone)
+        if self._measures and (not alone or self._backwards + 1 == self._usual_backwards):
             self._watcher.whole(self._parameters)  # type: ignore[union-attr]
 
     def _end_pass(self) -> None:
-        share = self._turn.share
         for bucket in self._buckets:
-            bucket.take(first=share.first, weight=share.weight)
-        if self._turn.layout.workers == 1 and share.first and self._watched:
+            bucket.take(self._weight)
+        if self._turn.layout.workers == 1 and self._turn.share.first and self._measures:
             for bucket in self._buckets:
                 self._watcher.part(bucket.views, bucket.parameters)  # type: ignore[union-attr]
-        self._reset()
 
 
-def _at_end_of_backward(callback: Callable[[], None]) -> None:
-    """To be called while gradients are computed."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001
+def _is(gradient: Tensor, view: Tensor) -> bool:
+    """Whether a gradient is the one that we have shown, perhaps zeroed or added to since."""
+    return gradient.data_ptr() == view.data_ptr()
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[_Bucket]:

@@ -95,6 +95,11 @@ class Run:
         """Examples of a step at present, over all workers."""
         return self._engine.turn.base.total
 
+    @property
+    def step_is_complete(self) -> bool:
+        """Whether this pass is the last of its step: `backward()` shows gradients, and `step()` steps."""
+        return self._engine.turn.share.last
+
     def prepare(
         self,
         *things: Any,
@@ -109,9 +114,9 @@ class Run:
         Everything but loaders comes back as the very object that was given. An optimizer may be given as a
         function of the model before it. Anything with `state_dict` and `load_state_dict` is carried along.
 
-        `adaptive` lets the batch size follow the gradient noise, up to `max_batch_size`, and the learning
-        rate follow it by `lr_rule`. `per_worker_batch` bounds what one worker takes at once; what is more
-        is split into passes unless `accumulate` is False.
+        `adaptive` lets the batch size of the first loader follow the gradient noise, up to `max_batch_size`,
+        and the learning rate follow it by `lr_rule`. `per_worker_batch` bounds what one worker takes at once;
+        what is more is split into passes unless `accumulate` is False.
         """
         if self._engine.joined:
             raise InputError(
@@ -144,6 +149,8 @@ class Run:
                 f"something of type {type(thing).__name__} cannot be prepared.",
                 remedy="Give models, optimizers, DataLoaders, schedulers, or anything with state_dict().",
             )
+        if isinstance(thing, torch.nn.Module):
+            _refuse_lazy(thing)
         engine.luggage.add(thing)
         if isinstance(thing, Optimizer):
             engine.steppers.append(Stepper(thing, engine.turn, engine.group))
@@ -199,22 +206,32 @@ class Run:
             source,
             engine.turn,
             seed=engine.seed,
+            usual=engine.usual_layout,
             before=engine.begin_loop,
             after_step=engine.after_step,
             is_over=engine.is_over,
             layout_at=engine.layout_at,
             lay_out=engine.lay_out,
+            after=engine.end_loop,
         )
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs still to be trained, from 0 or where the run was left, to `count`."""
+        """The epochs still to be trained, from 0 or where the run was left, to `count`.
+
+        A loop that is left early, with `break` for instance, keeps what was reported of its last epoch and
+        the model, unless it is left in the midst of the data. All workers must decide so alike.
+        """
         engine, task = self._engine, self._session.task
         engine.join()
         if task is not None and task.epochs is not None:
             count = min(count, task.epochs)
         while engine.course.epoch < count:
             engine.begin_epoch()
-            yield engine.course.epoch
+            try:
+                yield engine.course.epoch
+            except GeneratorExit:
+                engine.stop_early()
+                raise
             engine.end_epoch(last=engine.course.epoch + 1 >= count)
         if task is None:
             engine.save_result()
@@ -239,12 +256,25 @@ class Run:
         return float(total[0] / total[1])
 
     def finish(self) -> None:
-        """Leave the group. Only code that goes on after training needs this, and none under a controller."""
+        """Leave the group; models and optimizers are ordinary ones from now on.
+
+        Only code that goes on after training needs this, and none under a controller.
+        """
         self._engine.finish()
 
     def finish_saving(self) -> None:
         """Wait until everything that was to be saved is on the disk."""
         self._engine.finish_saving()
+
+
+def _refuse_lazy(module: torch.nn.Module) -> None:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, one in named if torch.nn.parameter.is_lazy(one)]
+    if lazy:
+        raise InputError(
+            f"{', '.join(lazy)} of the {type(module).__name__} has no shape before the first batch.",
+            remedy="Let the model compute one batch before prepare(), or give the number of features.",
+        )
 
 
 def _number(name: str, value: object) -> float:

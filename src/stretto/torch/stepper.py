@@ -41,6 +41,7 @@ class Stepper:
         """What a split adds, in plain steps: kept, as every step asks."""
         self.reducer = Reducer(self._parameters, turn, group)
         self._step = optimizer.step
+        self._is_released = False
 
         @functools.wraps(self._step)
         def step(_: Optimizer, *args: Any, **options: Any) -> Any:
@@ -62,29 +63,40 @@ class Stepper:
         """What batch sizes and learning rates may depend on."""
         return None if self.noise is None else self.noise.cautious()
 
+    def release(self) -> None:
+        """Let the optimizer step as it would without us."""
+        self._is_released = True
+        self.reducer.release()
+
     def _patched(self, *args: Any, **options: Any) -> Any:
-        if args or options.get("closure") is not None:
+        if self._is_released:
+            return self._step(*args, **options)
+        closure, *_ = (*args, options.pop("closure", None))
+        if closure is not None:
             raise InputError(
                 "the optimizer was given a closure, which it would call at moments of its own choosing.",
                 remedy="Call backward() and then step() without arguments.",
             )
+        if self._turn.share.last:
+            self.reducer.catch_up()
+        self.reducer.stepped()
         if not self._turn.share.last:
             return None
         if self.noise is None:
-            return self._step()
+            return self._step(**options)
         try:
-            return self._scaled_step(self._factor())
+            return self._scaled_step(self._factor(), options)
         finally:
             self._end_step(self.noise)
 
-    def _scaled_step(self, factor: float) -> Any:
+    def _scaled_step(self, factor: float, options: dict[str, Any]) -> Any:
         if factor == 1.0:
-            return self._step()
+            return self._step(**options)
         before = [settings["lr"] for settings in self.optimizer.param_groups]
         try:
             for settings, lr in zip(self.optimizer.param_groups, before, strict=True):
                 settings["lr"] = lr * factor  # not in place: a rate may be a tensor
-            return self._step()
+            return self._step(**options)
         finally:
             for settings, lr in zip(self.optimizer.param_groups, before, strict=True):
                 settings["lr"] = lr
@@ -94,7 +106,7 @@ class Stepper:
         noise.read(turn.step)
         split = self._is_split
         if turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
-            on_card = self.optimizer.param_groups[0]["params"][0].is_cuda
+            on_card = any(parameter.is_cuda for parameter in self._parameters())
             self._split_cost.boundary(turn.step, turn.base.total, split=split, on_card=on_card)
             self._split_steps = self._split_cost.in_steps
 
@@ -123,8 +135,10 @@ class Stepper:
 
     def _loss_scale(self) -> float | Tensor:
         """Still on the GPU where it is there: `get_scale` would wait for it."""
-        there: Tensor | None = None if self._scaler is None else self._scaler._scale  # noqa: SLF001
-        return 1.0 if there is None or not self._scaler.is_enabled() else there
+        if self._scaler is None or not self._scaler.is_enabled():
+            return 1.0
+        there: Tensor | None = self._scaler._scale  # noqa: SLF001
+        return 1.0 if there is None else there
 
     def wants(self) -> bool:
         turn = self._turn
@@ -135,7 +149,7 @@ class Stepper:
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
         if self._turn.layout.workers == 1:
-            self.noise.first_pass(gradients, parameters)
+            self.noise.first_pass(gradients, parameters, times=self._turn.layout.passes)
         else:
             self.noise.part(gradients, parameters)
 
@@ -166,7 +180,12 @@ def quiet_inside_steps(thing: Any, methods: Sequence[str], turn: Turn) -> None:
 
         @functools.wraps(method)
         def patched(*args: Any, **options: Any) -> Any:
-            return method(*args, **options) if turn.share.last else None
+            if turn.share.last:
+                return method(*args, **options)
+            if name == "step":  # of a scaler, which steps an optimizer: that takes note, and does nothing
+                for optimizer in (one for one in args[1:] if isinstance(one, Optimizer)):
+                    optimizer.step()
+            return None
 
         return patched
 

@@ -11,8 +11,10 @@ a share of size s counts with weight s * parts / n before the average over parts
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
+
+from stretto.torch.backward import Backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +85,4 @@ class Turn:
     share: Share = WHOLE
     step: int = 0
     """Optimisation steps done before this one."""
+    backward: Backward = field(default_factory=Backward)

@@ -1,0 +1,151 @@
+"""Training code around elastic loops, for a gang; as a script, on the ranks that a launcher says."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+from stretto.core.errors import InputError
+from stretto.torch import Run
+
+EXAMPLES, BATCH = 64, 8
+
+
+def data() -> TensorDataset:
+    return TensorDataset(torch.randn(EXAMPLES, 4, generator=torch.Generator().manual_seed(3)))
+
+
+def model_and_optimizer(*more: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), *more, torch.nn.Linear(3, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(model(x).square().mean())
+    optimizer.step()
+
+
+def weight(model: torch.nn.Module) -> float:
+    return sum(float(one.detach().square().sum()) for one in model.parameters())
+
+
+def train(config: dict[str, Any], run: Run) -> None:
+    """Reports what it is told to, and something more in its first epoch."""
+    torch.set_num_threads(1)
+    scores = [float(score) for score in config.get("scores", "").split()]
+    model, optimizer, loader = run.prepare(*model_and_optimizer(), DataLoader(data(), batch_size=BATCH))
+    for epoch in run.epochs(config["epochs"]):
+        for (x,) in loader:
+            step(model, optimizer, x)
+            time.sleep(config["nap_s"])
+        run.report(accuracy=scores[epoch] if scores else 0.5)
+        if epoch == 0:
+            run.report(rare=1.0)
+        if epoch == config.get("last"):
+            break
+
+
+def ordinary_steps(_: Path) -> list[float]:
+    """Each rank takes other examples, before and after an elastic loop."""
+    run, weights = Run(), []
+    model, optimizer, loader = run.prepare(*model_and_optimizer(), DataLoader(data(), batch_size=BATCH))
+    for _epoch in run.epochs(1):
+        for loop in (DataLoader(data(), batch_size=4, shuffle=True), loader) * 2:
+            for (x,) in loop:
+                step(model, optimizer, x + run.rank)
+            weights.append(weight(model))
+    run.finish()
+    return weights
+
+
+def batch_statistics(_: Path) -> list[float]:
+    run = Run()
+    model, optimizer = model_and_optimizer(torch.nn.BatchNorm1d(3))
+    model, optimizer, loader = run.prepare(model, optimizer, DataLoader(data(), batch_size=BATCH))
+    seen: list[float] = []
+    for _epoch in run.epochs(2):
+        for (x,) in loader:
+            step(model, optimizer, x)
+        seen += [float(one.double().sum()) for one in model.buffers()]
+    run.finish()
+    return seen
+
+
+def after_finish(_: Path) -> list[Any]:
+    run = Run()
+    model, optimizer, loader = run.prepare(*model_and_optimizer(), DataLoader(data(), batch_size=BATCH))
+    for _epoch in run.epochs(1):
+        for (x,) in loader:
+            step(model, optimizer, x)
+    workers = run.mean(run.rank) * 2 + 1
+    run.finish()
+    step(model, optimizer, data().tensors[0])
+    return [
+        workers,
+        weight(model),
+        refused(lambda: run.mean(1.0)),
+        refused(lambda: next(iter(run.epochs(2)))),
+    ]
+
+
+def refused(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except InputError as error:
+        return str(error)
+    return "not at all"
+
+
+def users_group(_: Path) -> list[Any]:
+    dist.init_process_group("gloo")
+    run = Run()
+    model, optimizer, loader = run.prepare(*model_and_optimizer(), DataLoader(data(), batch_size=BATCH))
+    for _epoch in run.epochs(1):
+        for (x,) in loader:
+            step(model, optimizer, x)
+    run.finish()
+    there = dist.is_initialized()
+    dist.destroy_process_group()
+    return [run.workers, there, weight(model)]
+
+
+def stopped_early(folder: Path) -> int:
+    """Nobody leaves this group before the script ends."""
+    run = Run(folder)
+    model, optimizer, loader = run.prepare(*model_and_optimizer(), DataLoader(data(), batch_size=BATCH))
+    for epoch in run.epochs(9):
+        for (x,) in loader:
+            step(model, optimizer, x)
+        run.report(loss=1.0)
+        if epoch == 1:
+            break
+    return int(run.mean(run.workers))
+
+
+CASES = (ordinary_steps, batch_statistics, after_finish, users_group, stopped_early)
+
+
+def main(folder: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    @atexit.register
+    def tell() -> None:
+        sys.stdout.write(json.dumps(seen | {"group_at_exit": dist.is_initialized()}))
+
+    for case in CASES:
+        seen[case.__name__] = case(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
