@@ -120,6 +120,7 @@ def test_instructions_among_failures_leave_nothing_behind(bench: Bench) -> None:
         time.sleep(0.01 * (number % 4))  # to meet it in all its moments
         substrate.apply([Instruction(number, Action.RESIZE, "a", ONE, BATCH)])
     substrate.apply([Instruction(12, Action.PARK, "a", on_nodes({}), BATCH)])
+    all_events(substrate)
     assert bench.left() == []
     before = starts(bench)
     events = all_events(substrate)

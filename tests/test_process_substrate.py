@@ -18,7 +18,7 @@ from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, all_events, ev
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError
-from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, JobSubmitted
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
 from stretto.substrate.process import Command, ProcessSubstrate
@@ -250,9 +250,11 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(bench: Bench) 
     assert substrate.next_event(10.0) is not None
     before_s = substrate.now_s()
     substrate.apply([Instruction(2, Action.PARK, "a", Allocation(), BATCH)])
+    (event,) = all_events(substrate)
     assert 0.3 <= substrate.now_s() - before_s < 1.0
     assert bench.left() == []
-    assert all_events(substrate) == [], "a job that was told to stop has not failed"
+    assert isinstance(event, JobNoted), "a job that was told to stop has not failed"
+    assert event.text == "it did not save and leave in time and was killed, 0.3 s after SIGTERM"
 
 
 def test_a_command_has_the_grace_to_save_its_state(bench: Bench) -> None:
@@ -268,8 +270,10 @@ time.sleep(60)
     substrate = bench.started(bench.code(code))
     assert substrate.next_event(10.0) is not None
     substrate.apply([Instruction(2, Action.PARK, "a", Allocation(), BATCH)])
+    assert all_events(substrate) == [], "exit code 0 after SIGTERM is not the end of the job"
+    substrate.close()
     (event,) = all_events(substrate)
-    assert isinstance(event, JobReported), "exit code 0 after SIGTERM is not the end of the job"
+    assert isinstance(event, JobReported)
     assert event.work_done == 5.0
 
 
@@ -280,6 +284,7 @@ def test_a_command_that_never_falls_silent_can_be_stopped(bench: Bench) -> None:
     )
     assert substrate.next_event(10.0) is not None
     substrate.apply([Instruction(2, Action.PARK, "a", Allocation(), BATCH)])
+    all_events(substrate)
     assert substrate.now_s() < 10.0
 
 
@@ -287,6 +292,7 @@ def test_a_stop_right_after_the_start_is_not_lost(bench: Bench) -> None:
     bench.grace_s = 30.0
     substrate = bench.started(bench.code("time.sleep(60)"))
     substrate.apply([Instruction(2, Action.PARK, "a", Allocation(), BATCH)])
+    all_events(substrate)
     assert substrate.now_s() < 10.0
 
 

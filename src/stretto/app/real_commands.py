@@ -111,8 +111,7 @@ class CommandSubstrate:
         self._inner.close()
 
     def stop_now(self) -> None:
-        """A command cannot be ended sooner than by SIGTERM and, after the grace, SIGKILL."""
-        self._inner.close()
+        self._inner.stop_now()
 
     def _follow(self, instruction: Instruction) -> None:
         if instruction.action in {Action.PARK, Action.STOP}:

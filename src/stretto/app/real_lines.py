@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from stretto.app.changes import Change, Changes
 from stretto.app.probe import Progress
-from stretto.app.real_board import Board
+from stretto.app.real_board import Board, Phase
 from stretto.app.real_drive import Unwatched, Watcher
 from stretto.app.real_shown import Metrics, metrics_text
 from stretto.app.real_stop import Stop
@@ -80,7 +80,8 @@ class ProgressLines:
         stop: Callable[[], bool] = lambda: False,
         reported: Reported = nothing_reported,
     ) -> None:
-        self._say = say
+        self._write = say
+        self._said_s = 0.0
         self._stop = stop
         self._reported = reported
         self._stopping = False
@@ -123,6 +124,11 @@ class ProgressLines:
         """Tell what was kept back."""
         self._tell_best(self._board.now_s, 0.0)
 
+    def _say(self, t_s: float, text: str) -> None:
+        """Lines are in order of time, also where something is heard of late."""
+        self._said_s = max(self._said_s, t_s)
+        self._write(self._said_s, text)
+
     def _tell_best(self, now_s: float, every_s: float) -> None:
         if self._untold is not None and now_s - self._told_s >= every_s:
             self._say(now_s, self._untold[1])
@@ -146,7 +152,7 @@ class ProgressLines:
         for change in changes:
             if change.what != "set-batch" or change.batch:
                 yield change.job_id, _with(f"{change.job_id} {change.past}", change.said)
-        if isinstance(event, JobFinished):
+        if isinstance(event, JobFinished) and self._board.jobs[event.job_id].phase is Phase.FINISHED:
             last = self._reported(event.job_id, self._board.jobs[event.job_id].epoch)
             yield event.job_id, _with(f"{event.job_id} finished", metrics_text(last))
         for text in (*trouble_lines(event), *node_lines(event)):

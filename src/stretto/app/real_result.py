@@ -33,8 +33,11 @@ from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.meter import CostMeter
+from stretto.substrate.process_command import own_folder
 from stretto.wire.checkpoint_meta import STATE_FILE, newest_best, whole_checkpoints
 
+NOTABLE_S = 2.0
+"""From a deadline until everything has ended; less is not worth a word."""
 AT_ONCE_S = 1.0
 """Between a forecast and the start; times no further apart are the same."""
 
@@ -72,9 +75,11 @@ class TuneResult:
     best_metric: float | None
     checkpoint: Path | str | None
     """Of the best trial's best epoch."""
+    files: Path | None = None
+    """The folder of the best trial's command, if it keeps something there."""
     cost_usd: float
     finished_s: float
-    """Seconds from the first start to the last event, or to the deadline that ended it."""
+    """Seconds from the first start to the last event, and no less than to the deadline that ended it."""
     gpu_hours: float
     predicted_finish_s: Estimate | None
     predicted_cost_usd: Estimate | None
@@ -114,6 +119,14 @@ class TuneResult:
         if self.ended_by != EndedBy.DEADLINE or expected is None or deadline is None:
             return False
         return expected.p10 >= deadline.after_s - AT_ONCE_S
+
+    @property
+    def overrun_s(self) -> float:
+        """How long what ran took to end after the deadline had come; 0 if that is not worth a word."""
+        if self.ended_by != EndedBy.DEADLINE or self.deadline is None:
+            return 0.0
+        late_s = self.finished_s - self.deadline.after_s
+        return late_s if late_s >= NOTABLE_S else 0.0
 
     @property
     def trials_by_state(self) -> dict[str, int]:
@@ -225,6 +238,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_config=None if best is None else dict(best.job.config),
         best_metric=None if best is None else board.best_value(best),
         checkpoint=None if best is None else _checkpoint(folder, best),
+        files=None if best is None else command_files(folder, best.job.id),
         cost_usd=cost_usd(
             RunMeter(tuning, outline.machine.usd_per_slot_hour), events, max(board.now_s, finished_s)
         )
@@ -298,6 +312,14 @@ def checkpoint_at(*places: str) -> Path | str | None:
             return place
         if Path(place).is_file():
             return Path(place)
+    return None
+
+
+def command_files(folder: RunFolder, job_id: str) -> Path | None:
+    """The folder that a job's command keeps files in, if there are any."""
+    files = own_folder(folder.log(job_id).parent)
+    with contextlib.suppress(OSError):
+        return files.absolute() if any(files.iterdir()) else None
     return None
 
 

@@ -1,12 +1,15 @@
-"""Asked to stop by Ctrl-C or SIGTERM: the first time cleanly, the second time at once."""
+"""Asked to stop by Ctrl-C or SIGTERM: the first time cleanly, the second time at once; and who then saved."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, RunResumed
+from stretto.substrate.leaving import has_not_saved
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -60,3 +63,22 @@ def interrupting() -> Iterator[Stop]:
     yield stop
     if stop():
         raise KeyboardInterrupt
+
+
+def unsaved_jobs(events: Iterable[Event]) -> list[str]:
+    """Jobs of a run that stands still which had to leave, last of all, and did not save."""
+    unsaved: dict[str, None] = {}
+    for event in events:
+        match event:
+            case JobNoted() if has_not_saved(event.text):
+                unsaved[event.job_id] = None
+            case JobFinished() | JobFailed():
+                unsaved.pop(event.job_id, None)
+            case Decided():
+                for instruction in event.instructions:
+                    unsaved.pop(instruction.job_id, None)
+            case RunResumed():
+                unsaved.clear()
+            case _:
+                pass
+    return list(unsaved)

@@ -28,7 +28,7 @@ from stretto.app.real_cost import own_meter
 from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
 from stretto.app.real_lines import telling
-from stretto.app.real_result import checkpoint_at, cost_usd, read_ending
+from stretto.app.real_result import checkpoint_at, command_files, cost_usd, read_ending
 from stretto.app.real_shown import Metrics, metrics_after, metrics_by_epoch
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
 from stretto.app.real_standing import standing_of, state_of
@@ -130,6 +130,8 @@ class JobResult:
     log: Path
     checkpoint: Path | str | None
     """A URL if that is where it is kept."""
+    files: Path | None = None
+    """The folder of its command, if it keeps something there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +350,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),
         checkpoint=checkpoint_at(line.checkpoint),
+        files=command_files(folder, line.job.id),
     )
 
 

@@ -195,6 +195,8 @@ def _sentences(measured: MeasuredProfile) -> list[str]:
     for workers, speed in measured.scaling.points[1:]:
         if speed <= 1.0:
             lines.append(f"{workers} workers are {speed:.2f}x as fast as one: more workers do not pay here.")
+    if measured.failure:
+        lines.append(measured.failure)
     if measured.not_measured:
         lines.append(f"Not measured, so plans leave room for it: {'; '.join(measured.not_measured)}.")
     return lines

@@ -11,11 +11,14 @@ from typing import Annotated
 
 import typer
 
+from stretto.app.real_board import Phase
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_shown import metrics_after
 from stretto.app.real_site import LOCAL
 from stretto.app.real_standing import check_free
-from stretto.app.real_stop import Stop
+from stretto.app.real_stop import Stop, unsaved_jobs
+from stretto.app.real_work import Entry
+from stretto.app.run_folder import RunFolder
 from stretto.app.run_jobs import (
     INTERVAL_S,
     CheckedRun,
@@ -30,6 +33,7 @@ from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.live import watching
 from stretto.core.errors import InputError
+from stretto.core.job import Tier
 from stretto.core.units import counted, parse_duration_s
 from stretto.policies.registry import check_targets, parse_options
 from stretto.pricing.instances import Instance
@@ -92,7 +96,10 @@ def run(
     else:
         print(jobs_text(result), end="")
     if result.ended_by == EndedBy.REQUEST:
-        print(f"stopped, with checkpoints saved; {how_to_resume()}", file=sys.stderr)
+        print(
+            f"{how_it_stopped(checked.folder, saves=_saves(checked, result))}; {how_to_resume()}",
+            file=sys.stderr,
+        )
     if not result.succeeded:
         raise typer.Exit(1)
 
@@ -144,6 +151,20 @@ def agree(instance: Instance, *, yes: bool) -> None:
             remedy="Add --yes.",
         )
     typer.confirm("Spend this?", abort=True, err=True)
+
+
+def _saves(checked: CheckedRun, result: RunResult) -> bool:
+    """Whether whatever runs at a stop is such as saves then."""
+    stopped = {job.id for job in result.jobs if job.state == Phase.PAUSED}
+    specs = [spec for spec in checked.file.jobs if spec.name in stopped]
+    return all(isinstance(spec.work, Entry) or spec.tier not in {None, Tier.RIGID} for spec in specs)
+
+
+def how_it_stopped(folder: RunFolder, *, saves: bool) -> str:
+    """What is said of a run that was asked to stop; `saves`: what ran should have saved."""
+    if unsaved := unsaved_jobs(folder.events()):
+        return f"stopped; {', '.join(unsaved)} did not save"
+    return f"stopped{', with checkpoints saved' if saves else ''}"
 
 
 def how_to_resume() -> str:

@@ -14,17 +14,18 @@ from stretto.app.probe_origin import node_to_launch
 from stretto.app.real_drive import AtDeadline, EndedBy
 from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult
+from stretto.app.real_result import TuneResult, ending_of
 from stretto.app.real_site import LOCAL
 from stretto.app.real_standing import check_free
 from stretto.app.real_stop import Stop
+from stretto.app.run_folder import RunFolder
 from stretto.app.tune import elsewhere, finished, prepare, start
 from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
 from stretto.cli.progress import measuring
-from stretto.cli.run import agree, how_to_resume
+from stretto.cli.run import agree, how_it_stopped, how_to_resume
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration
@@ -164,7 +165,7 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
         with watching(title, stop=stop, study=tuning.study, outlook=outlook) as watcher:
             return start(prepared, stop=stop, watcher=watcher)
     except KeyboardInterrupt:
-        print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
+        print(f"stopped at once; {how_to_go_on(checked.folder)}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 
@@ -176,5 +177,12 @@ def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:
     else:
         print(tune_text(result, checked.outline.study, other), end="")
     if result.ended_by == EndedBy.REQUEST:
-        saved = ", with checkpoints saved" if checked.elastic else ""
-        print(f"stopped{saved}; {how_to_resume()}", file=sys.stderr)
+        stopped = how_it_stopped(checked.folder, saves=checked.elastic)
+        print(f"{stopped}; {how_to_resume()}", file=sys.stderr)
+
+
+def how_to_go_on(folder: RunFolder) -> str:
+    """With a run that was stopped at once: by then, its deadline may have come."""
+    if folder.is_begun and ending_of(folder) is EndedBy.DEADLINE:
+        return "its deadline has come, and a later --deadline lets it go on"
+    return how_to_resume()

@@ -25,7 +25,7 @@ _COLUMNS: tuple[tuple[str, Callable[[JobResult], str]], ...] = (
     ("restarts", lambda job: str(job.restarts)),
     ("retries", lambda job: str(job.retries)),
     ("slot hours", lambda job: f"{job.gpu_hours:.3f}"),
-    ("checkpoint", lambda job: str(job.checkpoint or "-")),
+    ("checkpoint", lambda job: str(job.checkpoint or job.files or "-")),
 )
 
 _ENDINGS = {

@@ -22,7 +22,15 @@ from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import Palette
 from stretto.report.plotting import graph_objects, time_unit
 from stretto.report.run_jobs_text import job_table
-from stretto.report.run_text import came_to, config_text, gaps_text, ranked, trial_heading, trial_row
+from stretto.report.run_text import (
+    came_to,
+    checkpoint_text,
+    config_text,
+    gaps_text,
+    ranked,
+    trial_heading,
+    trial_row,
+)
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
 
 PLACES = {"ray": "a Ray cluster"}
@@ -109,7 +117,7 @@ def _facts(result: TuneResult, study: str, spec: RunSpec) -> list[tuple[str, str
         *([] if study == result.run.name else [("study", study)]),
         (f"best {result.metric}", best),
         ("configuration", config_text(result.best_config or {})),
-        ("checkpoint", str(result.checkpoint or "none")),
+        ("checkpoint", checkpoint_text(result)),
         ("ended by", "trials" if result.ended_by == EndedBy.JOBS else result.ended_by),
         *came_to(result),
         ("slots", f"{spec.slots} at most"),

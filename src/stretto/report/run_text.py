@@ -82,7 +82,12 @@ def _expected(expectation: Expectation) -> str:
     return (
         f"Expected of the run{loading}: done after {_between(finish_s, format_duration)}; "
         f"epochs in all: {_between(epochs, _count)}{_cost(expectation.cost_usd)}."
+        f"{_kept(expectation.kept_usd)}"
     )
+
+
+def _kept(usd: float) -> str:
+    return f" {_usd(usd)} of the budget is kept for stopping." if usd >= 0.005 else ""
 
 
 def tune_text(result: TuneResult, study: Study, other: Replayed | None = None) -> str:
@@ -107,7 +112,8 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     if result.ended_by == EndedBy.JOBS:
         ending = with_failed(ending, result.trials_by_state.get(Phase.FAILED, 0))
     name = one_line(run_name(result, study))
-    after = f"{format_duration(result.finished_s)}{_measured(result)}"
+    late = f"; what ran took {format_duration(result.overrun_s)} more to end" if result.overrun_s else ""
+    after = f"{format_duration(result.finished_s - result.overrun_s)}{_measured(result)}{late}"
     yield f"{name} under {result.policy}: {ending} after {after}."
     if result.best_metric is None:
         yield f"There is no best trial: {result.problem}"
@@ -116,7 +122,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         which = f"{result.best_trial}, which failed later" if failed else result.best_trial
         yield f"best {study.metric}   {result.best_metric:.6g} ({which})"
         yield f"configuration   {config_text(result.best_config or {})}"
-        yield f"checkpoint      {result.checkpoint or 'none was kept'}"
+        yield f"checkpoint      {checkpoint_text(result)}"
     facts = came_to(result)
     if other is not None:
         facts.append(("elsewhere", _elsewhere(other)))
@@ -127,6 +133,13 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     if (left_out := len(ranked(result, study)) - MOST_ROWS) > 0:
         yield f"and {left_out} more: `stretto explain {_as_argument(result.run)}`"
     yield from failure_lines((trial.id, trial.error) for trial in result.trials if trial.error)
+
+
+def checkpoint_text(result: TuneResult) -> str:
+    """Where the best model is; a command keeps it as it likes."""
+    if result.checkpoint is None and result.files is not None:
+        return f"what its command saved is in {result.files}"
+    return str(result.checkpoint or "none was kept")
 
 
 def _as_argument(run: Path) -> str:
@@ -142,7 +155,7 @@ def run_name(result: TuneResult, study: Study) -> str:
 def came_to(result: TuneResult) -> list[tuple[str, str]]:
     """What a study has come to, each with what was expected of it."""
     so_far = "" if result.is_over else " so far"
-    against = " (the deadline)" if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
+    against = _deadline(result) if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
     facts = [
         ("trials", trials_text(result)),
         ("epochs", f"{result.epochs}{so_far}{_predicted(result.predicted_epochs, _count)}"),
@@ -158,6 +171,11 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     if result.past_limits:
         facts.append(("limits", past_text(result)))
     return facts
+
+
+def _deadline(result: TuneResult) -> str:
+    late = f", and {format_duration(result.overrun_s)} until what ran had ended" if result.overrun_s else ""
+    return f" (the deadline{late})"
 
 
 def deadline_text(result: TuneResult) -> str:

@@ -30,6 +30,7 @@ from stretto.substrate.gang_crew import Crew, Goal, Member, Order, Phase, as_ord
 from stretto.substrate.gang_effects import Effect, Emit, Exit, Moment, Rules, Send, TrainingJob
 from stretto.substrate.gang_losses import Blame, Cause, Losses
 from stretto.substrate.gang_reports import Ledger
+from stretto.substrate.leaving import FAILED, KILLED
 from stretto.wire.messages import (
     Ack,
     Beat,
@@ -312,7 +313,7 @@ class Gang:
             return
         error = self._words(cause)
         if self.goal is Goal.REST:
-            self._note(f"while it left: {error}", now)
+            self._note(f"{FAILED}{error}", now)
             return
         verdict = self._losses.verdict(
             cause, self._account.reached, job_id=self.job.id, t_s=now.t_s, error=error
@@ -423,9 +424,7 @@ class Gang:
 
     def _kill_late(self, now: Moment) -> None:
         if not self._losses.causes and self.goal is Goal.REST:
-            self._note(
-                "it did not save and leave in time and was killed; it goes on from its last checkpoint", now
-            )
+            self._note(f"{KILLED}; it goes on from its last checkpoint, or anew if it has none", now)
         self._kill_all()
 
     # Small things

@@ -89,6 +89,7 @@ class CommandGang(Gang):
 
     def instruct(self, instruction: Instruction, now: Moment) -> list[Effect]:
         if self._done and instruction.action in {Action.PARK, Action.STOP}:
+            self._done = instruction.action is Action.PARK  # one that was stopped does not finish as well
             self._end_all()
             return self._settle(now)
         return super().instruct(instruction, now)

@@ -22,7 +22,7 @@ class Seen:
     problems: tuple[str, ...] = ()
     """What had to be left out, as far as it was not said since the command was started."""
     wrong: str = ""
-    """Why the metric it has is no number, the first time."""
+    """Why the metric it has does not count, the first time."""
     passes: bool = False
     """It is the first to show an epoch after the last one."""
 

@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from stretto.core.allocation import Allocation, BatchChoice
+from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried
@@ -49,59 +50,15 @@ from stretto.substrate.process_command import (
     rank_environments,
 )
 from stretto.substrate.process_devices import DevicePool
-from stretto.substrate.process_end import Asked, failed_late
-from stretto.substrate.process_history import Failures, PastJob, fold
-from stretto.substrate.process_reports import Progress, Setup, read_report
-from stretto.substrate.process_trials import Mark, Trial
+from stretto.substrate.process_end import failed_late, killed_leaving
+from stretto.substrate.process_history import PastJob, fold
+from stretto.substrate.process_reports import Setup, read_report
+from stretto.substrate.process_run import JobRun, Order, must_wait
+from stretto.substrate.process_trials import Mark
 
 __all__ = ["Command", "ProcessSubstrate"]
 
 _NO_DEVICES: Mapping[str, Sequence[str]] = {}
-
-
-@dataclass(slots=True)
-class _Run:
-    """One job and what runs of it."""
-
-    job: Job
-    command: Command
-    files: Files
-    setup: Setup | None = None
-    process: GuardedCommand | None = None
-    wanted: bool = False
-    """Whether it is to run: if it fails now, it is started again at once."""
-    port: int | None = None
-    asked_s: float | None = None
-    """When the present start was asked for; None once its first report has come."""
-    starts: int = 0
-    progress: Progress = field(default_factory=Progress)
-    mark: Mark = field(default_factory=Mark)
-    failures: Failures = field(default_factory=Failures)
-    problems: set[str] = field(default_factory=set)
-    """What was already noted in the log about its reports."""
-    has_shown_wrong: bool = False
-    """It was said that it shows its metric as something that is no number."""
-    passed: bool = False
-    """It has shown an epoch after the last one."""
-    ended: bool = False
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None and not self.ended
-
-    @property
-    def trial(self) -> Trial | None:
-        metric = self.command.metric
-        return None if metric is None else Trial(metric, self.job.work.epochs)
-
-    @property
-    def asked(self) -> Asked:
-        return Asked.of(self.job, self.command.metric)
-
-    @property
-    def complete(self) -> bool:
-        """A job that has shown its last epoch is done, whatever its command still does."""
-        return self.passed or self.asked.is_shown(self.progress)
 
 
 class ProcessSubstrate:
@@ -109,7 +66,8 @@ class ProcessSubstrate:
 
     PARK sends SIGTERM to everything of the command, and SIGKILL after `grace_s`. RESIZE, and SET_BATCH
     too, as a command cannot be told its batch size while it runs, do the same and start it again. `apply`
-    returns when all that had to stop has stopped, so that nothing new meets something old on a GPU.
+    does not wait for that: a start waits for its slots until whoever leaves them has left, so that nothing
+    new meets something old on a GPU. What a parked command still reports is told when it is started again.
 
     A command that fails is started again, `retries` times without progress in between; then its job has
     failed. One that has shown its last epoch may end by itself within `grace_s`; then it is stopped, and at
@@ -137,7 +95,7 @@ class ProcessSubstrate:
         `devices` has the ids of each node's GPUs, one per slot; a node without is left to its commands.
         `clock` gives the seconds since the run's first start; by default that is now.
         """
-        self._node_ids = frozenset(node.id for node in nodes)
+        self._nodes = nodes
         self._commands = commands
         self._folder = run_dir.absolute() / "jobs"
         self._devices = DevicePool(nodes, devices)
@@ -147,9 +105,10 @@ class ProcessSubstrate:
         self._grace_s = grace_s
         self._retries = retries
         self._last_number = -1
-        self._runs: dict[str, _Run] = {}
+        self._ends_at_once = False
+        self._runs: dict[str, JobRun] = {}
         self._changed = threading.Condition()
-        """Guards the queue and every `_Run`, which listening threads change too."""
+        """Guards the queue and every `JobRun`, which listening threads change too."""
         self._events: deque[Event] = deque()
 
     def now_s(self) -> float:
@@ -168,24 +127,20 @@ class ProcessSubstrate:
         check_placeholders(command, job)
         folder = self._folder / job.id
         files = Files(log=folder / "stdout.log", metrics=folder / METRICS, lock=folder / "lock")
-        self._runs[job.id] = _Run(job, command, files)
+        with self._changed:
+            self._runs[job.id] = JobRun(job, command, files)
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
         asked_s = self.now_s()
-        new = [instruction for instruction in instructions if instruction.number > self._last_number]
-        was_running = {i.job_id for i in new if self._runs[i.job_id].running}
-        self._stop([self._runs[job_id] for job_id in sorted(was_running)])
-        for instruction in new:
-            if instruction.number <= self._last_number:
-                continue  # given twice in one call
-            self._last_number = instruction.number
-            run = self._runs[instruction.job_id]
-            if run.running:  # started by an earlier instruction of this call
-                self._stop([run])
-                was_running.add(run.job.id)
-            if run.ended:
-                continue  # on its own, before it could be told; the event that says so is on its way
-            self._carry_out(instruction, run, asked_s, was_running=run.job.id in was_running)
+        with self._changed:
+            for instruction in instructions:
+                if instruction.number <= self._last_number:
+                    continue
+                self._last_number = instruction.number
+                run = self._runs[instruction.job_id]
+                if not run.ended:  # else on its own, and the event that says so is on its way
+                    _follow(instruction, run, asked_s)
+            self._start_waiting()
 
     def provision(self, wish: Wish) -> None:
         """The slots of this machine are all there is."""
@@ -195,9 +150,7 @@ class ProcessSubstrate:
         with self._changed:
             while not self._events:
                 left_s = until_s - self.now_s()
-                if left_s <= 0 or (
-                    math.isinf(left_s) and not any(run.running for run in self._runs.values())
-                ):
+                if left_s <= 0 or (math.isinf(left_s) and not any(run.busy for run in self._runs.values())):
                     return None
                 self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
             return self._events.popleft() if self._events[0].t_s <= until_s else None
@@ -213,7 +166,27 @@ class ProcessSubstrate:
 
     def close(self) -> None:
         """Stop every command and wait until nothing of them is left."""
-        self._stop([run for run in self._runs.values() if run.process is not None])
+        with self._changed:
+            for run in self._runs.values():
+                run.waiting = None
+                run.leave()
+            processes = [run.process for run in self._runs.values() if run.process is not None]
+        for process in processes:
+            process.wait()
+        with self._changed:
+            for run in self._runs.values():
+                self._tell_held(run)
+
+    def stop_now(self) -> None:
+        """Kill every command."""
+        with self._changed:
+            self._ends_at_once = True
+            for run in self._runs.values():
+                run.waiting = None
+                if run.process is not None:
+                    run.leaving = True
+                    run.process.end_now()
+        self.close()
 
     def _take_up(self, past: PastJob) -> None:
         self.admit(past.job)
@@ -223,59 +196,36 @@ class ProcessSubstrate:
             with self._changed:
                 self._end(run, JobFinished(t_s=self.now_s(), job_id=run.job.id))
         elif past.allocation and past.batch is not None:
-            self._start(run, past.allocation, past.batch, self.now_s(), recovering=True)
+            with self._changed:
+                run.waiting = Order(past.allocation, past.batch, self.now_s())
+                self._start_waiting()
 
-    def _carry_out(self, instruction: Instruction, run: _Run, asked_s: float, *, was_running: bool) -> None:
-        if instruction.action is Action.SET_BATCH:
-            if was_running and run.setup is not None:
-                self._start(run, run.setup.allocation, instruction.batch, asked_s)
-        elif instruction.action is Action.STOP:
-            run.ended = True
-        elif instruction.action is not Action.PARK:
-            self._start(run, instruction.allocation, instruction.batch, asked_s)
+    def _start_waiting(self) -> None:
+        """Start whoever waits for nothing but this; first those who were admitted first."""
+        for run in self._runs.values():
+            order = run.waiting
+            if order is not None and run.process is None:
+                if must_wait(run, order, self._runs.values(), self._nodes):
+                    continue
+                run.waiting = None
+                self._start(run, order)
 
-    def _stop(self, runs: Sequence[_Run]) -> None:
-        """All at once, so that they share the grace."""
-        with self._changed:
-            for run in runs:
-                run.wanted = False
-            processes = [run.process for run in runs if run.process is not None]
-        for process in processes:
-            process.ask_to_stop()
-        for process in processes:
-            process.wait()
-        with self._changed:
-            for run in runs:
-                self._release(run)
+    def _start(self, run: JobRun, order: Order) -> None:
+        self._tell_held(run)
+        run.setup = setup = Setup(run.job.id, order.allocation, order.batch, run.trial)
+        run.asked_s = order.asked_s
+        run.starts += 1
+        run.parked = run.leaving = False
+        run.problems.clear()
+        run.mark = Mark(0 if run.job.tier is Tier.RIGID else run.progress.result_epoch)
+        try:
+            self._check_nodes(order.allocation)
+            own_folder(run.files.log.parent).mkdir(parents=True, exist_ok=True)
+            run.process = self._guarded(run, setup)
+        except (OSError, ValueError, InputError) as error:
+            self._on_exit(run, cannot_start(error))
 
-    def _release(self, run: _Run) -> None:
-        run.process = run.port = None
-        self._devices.give_back(run.job.id)
-
-    def _start(
-        self,
-        run: _Run,
-        allocation: Allocation,
-        batch: BatchChoice,
-        asked_s: float,
-        *,
-        recovering: bool = False,
-    ) -> None:
-        with self._changed:
-            run.setup = setup = Setup(run.job.id, allocation, batch, run.trial)
-            run.asked_s = asked_s
-            run.starts += 1
-            run.problems.clear()
-            run.wanted = True
-            run.mark = Mark(0 if run.job.tier is Tier.RIGID else run.progress.result_epoch)
-            try:
-                self._check_nodes(allocation)
-                own_folder(run.files.log.parent).mkdir(parents=True, exist_ok=True)
-                run.process = self._guarded(run, setup, recovering=recovering)
-            except (OSError, ValueError, InputError) as error:
-                self._on_exit(run, cannot_start(error))
-
-    def _guarded(self, run: _Run, setup: Setup, *, recovering: bool) -> GuardedCommand:
+    def _guarded(self, run: JobRun, setup: Setup) -> GuardedCommand:
         restarts, job_folder = run.starts - 1, run.files.log.parent
         env = environment(
             run.command,
@@ -297,7 +247,7 @@ class ProcessSubstrate:
             cwd=run.command.cwd,
             files=run.files,
             keys=setup.keys,
-            tells_missed=recovering and run.trial is not None,
+            tells_missed=run.trial is not None and restarts > 0,
             grace_s=self._grace_s,
             on_line=lambda text: self._on_line(run, setup, text),
             on_missed=lambda text: self._on_missed(run, setup, text),
@@ -306,12 +256,13 @@ class ProcessSubstrate:
 
     def _check_nodes(self, allocation: Allocation) -> None:
         for node in allocation.nodes:
-            if node not in self._node_ids:
-                known = ", ".join(sorted(self._node_ids))
-                raise InputError(f"node {node!r} is not there.", remedy=f"The nodes are {known}.")
+            if node not in (known := sorted(one.id for one in self._nodes)):
+                raise InputError(f"node {node!r} is not there.", remedy=f"The nodes are {', '.join(known)}.")
 
-    def _on_line(self, run: _Run, setup: Setup, text: bytes) -> None:
+    def _on_line(self, run: JobRun, setup: Setup, text: bytes) -> None:
         with self._changed:
+            if run.ended:
+                return
             now_s = self.now_s()
             reading = read_report(text, setup, run.progress, t_s=now_s, mark=run.mark)
             run.mark = reading.mark
@@ -327,22 +278,29 @@ class ProcessSubstrate:
                 run.process.ask_to_stop()
         self._note(run, reading.problems)
 
-    def _on_missed(self, run: _Run, setup: Setup, text: bytes) -> None:
+    def _on_missed(self, run: JobRun, setup: Setup, text: bytes) -> None:
         """A line from before the present start, of which nobody knows whether it was read."""
         with self._changed:
             mark = Mark(counts=False)
             report = read_report(text, setup, run.progress, t_s=self.now_s(), mark=mark).report
-            if report is not None and report.results and not run.complete:
+            if report is not None and report.results and not run.complete and not run.ended:
                 self._report(run, report)
 
-    def _report(self, run: _Run, report: JobReported) -> None:
+    def _report(self, run: JobRun, report: JobReported) -> None:
         run.progress = run.progress.after(report)
-        self._events.append(report)
-        self._changed.notify_all()
+        run.held.append(report)
+        if not run.parked:
+            self._tell_held(run)
         if run.complete and run.process is not None:
             run.process.let_end()
 
-    def _note(self, run: _Run, problems: Sequence[str]) -> None:
+    def _tell_held(self, run: JobRun) -> None:
+        now_s = self.now_s()
+        self._events.extend(replace(report, t_s=now_s) for report in run.held)
+        run.held.clear()
+        self._changed.notify_all()
+
+    def _note(self, run: JobRun, problems: Sequence[str]) -> None:
         """Tell whoever reads the log what their reports lack, each thing once per start."""
         new = [problem for problem in problems if problem not in run.problems]
         if new:
@@ -350,19 +308,34 @@ class ProcessSubstrate:
             with contextlib.suppress(OSError), run.files.log.open("a", encoding="utf-8") as log:
                 log.writelines(f"stretto: left out of a report: {problem}\n" for problem in new)
 
-    def _on_exit(self, run: _Run, how: Exit) -> None:
+    def _on_exit(self, run: JobRun, how: Exit) -> None:
         with self._changed:
-            if run.complete or (how.code == 0 and not how.asked):
+            wanted = not run.leaving
+            self._release(run)
+            if run.ended:
+                pass  # it was told to stop
+            elif run.complete or (how.code == 0 and not how.asked):
+                self._tell_held(run)
                 self._tell_of_end(run, how)
                 self._end(run, JobFinished(t_s=self.now_s(), job_id=run.job.id))
             elif not how.asked:
-                self._on_failure(run, how)
+                self._tell_held(run)
+                self._on_failure(run, how, wanted=wanted)
+            elif how.code == -signal.SIGKILL and not self._ends_at_once:
+                self._say(run, killed_leaving(self._grace_s))
+            self._start_waiting()
+            self._changed.notify_all()
 
-    def _say(self, run: _Run, text: str) -> None:
+    def _release(self, run: JobRun) -> None:
+        run.process = run.port = None
+        run.leaving = False
+        self._devices.give_back(run.job.id)
+
+    def _say(self, run: JobRun, text: str) -> None:
         self._events.append(JobNoted(t_s=self.now_s(), job_id=run.job.id, text=text))
         self._changed.notify_all()
 
-    def _tell_of_end(self, run: _Run, how: Exit) -> None:
+    def _tell_of_end(self, run: JobRun, how: Exit) -> None:
         """Of a finished job: that its command was ended, or did less than was asked, or failed late."""
         if how.asked:
             text = run.asked.why_ended(run.progress)
@@ -373,7 +346,7 @@ class ProcessSubstrate:
         if text:
             self._say(run, text)
 
-    def _on_failure(self, run: _Run, how: Exit) -> None:
+    def _on_failure(self, run: JobRun, how: Exit, *, wanted: bool) -> None:
         error = f"{how.text}; {end_of(run.files.log)}\nlog: {run.files.log}"
         run.failures = run.failures.and_one(run.progress)
         if not how.started or run.failures.count > self._retries:
@@ -382,15 +355,29 @@ class ProcessSubstrate:
         attempt = run.failures.count
         now_s = self.now_s()
         self._events.append(JobRetried(t_s=now_s, job_id=run.job.id, attempt=attempt, error=error))
-        self._changed.notify_all()
-        if run.wanted and run.setup is not None:  # else it was about to be stopped anyway
-            self._start(run, run.setup.allocation, run.setup.batch, now_s)
+        if wanted and run.setup is not None:  # else it was about to be stopped anyway
+            run.waiting = Order(run.setup.allocation, run.setup.batch, now_s)
 
-    def _end(self, run: _Run, event: Event) -> None:
+    def _end(self, run: JobRun, event: Event) -> None:
         run.ended = True
-        self._release(run)
+        run.waiting = None
         self._events.append(event)
         self._changed.notify_all()
+
+
+def _follow(instruction: Instruction, run: JobRun, asked_s: float) -> None:
+    """What a job is to do from now on; what runs of it is asked to stop."""
+    if instruction.action is Action.SET_BATCH:
+        order = run.waiting
+        if order is None and run.setup is not None and run.process is not None and not run.leaving:
+            order = Order(run.setup.allocation, instruction.batch, asked_s)
+        run.waiting = None if order is None else replace(order, batch=instruction.batch)
+    elif instruction.action in {Action.PARK, Action.STOP}:
+        run.waiting, run.parked = None, True
+        run.ended = instruction.action is Action.STOP
+    else:
+        run.waiting = Order(instruction.allocation, instruction.batch, asked_s)
+    run.leave()
 
 
 def _stopwatch() -> Callable[[], float]:

@@ -103,6 +103,7 @@ class GuardedCommand:
         self._on_missed = on_missed
         self._on_exit = on_exit
         self._asked = False
+        self._overdue: threading.Timer | None = None
         self._several = len(ranks) > 1
         self._socket, guard_end = socket.socketpair()
         options = {
@@ -135,9 +136,12 @@ class GuardedCommand:
 
     def ask_to_stop(self) -> None:
         """SIGTERM to all of it, SIGKILL after the grace; does not wait."""
-        self._asked = True
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            self._socket.shutdown(socket.SHUT_WR)
+        self._ask(self._grace_s + _PATIENCE_S)
+
+    def end_now(self) -> None:
+        """SIGKILL to all of it; does not wait."""
+        self._guard.send_signal(signal.SIGUSR2)
+        self._ask(_PATIENCE_S)
 
     def let_end(self) -> None:
         """What it does is done: if it has not ended by itself within the grace, it is asked to stop."""
@@ -145,10 +149,18 @@ class GuardedCommand:
 
     def wait(self) -> None:
         """Until nothing of it is left, once it was asked to stop."""
-        self._listener.join(self._grace_s + _PATIENCE_S)
-        if self._listener.is_alive():
-            self._guard.kill()  # the kernel then kills the command
-            self._listener.join()
+        self._listener.join()
+
+    def _ask(self, patience_s: float) -> None:
+        """Have it ended; a guard that does not manage that in time is killed itself."""
+        self._asked = True
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            self._socket.shutdown(socket.SHUT_WR)
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = threading.Timer(patience_s, self._guard.kill)  # the kernel then kills the command
+        self._overdue.daemon = True
+        self._overdue.start()
 
     def _listen(self) -> None:
         ended: Exit | None = None
@@ -164,6 +176,8 @@ class GuardedCommand:
                 code, asked, rank = text.split()
                 ended = Exit(int(code), asked == b"1", rank=int(rank) if self._several else None)
         guard_code = self._guard.wait()
+        if self._overdue is not None:
+            self._overdue.cancel()
         if error:
             ended = cannot_start(error)
         elif ended is None:

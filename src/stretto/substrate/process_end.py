@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stretto.core.job import Job
 from stretto.core.units import counted
+from stretto.substrate.leaving import KILLED
 from stretto.substrate.process_reports import Progress, Reading
 
 
@@ -42,8 +43,10 @@ class Asked:
         """Of a command that has ended by itself; empty if it has shown all that was asked for."""
         if self.epochs is None or self.is_shown(progress):
             return ""
-        what = "" if self.metric is None else f" with {self.metric}"
         shown = self._shown(progress)
+        what = "" if self.metric is None else f" with {self.metric}"
+        if self.metric is None and shown == self.epochs - 1:
+            what = "; epochs count from 1, when they are completed"
         return f"its command ended by itself and has shown {shown} of {counted(self.epochs, 'epoch')}{what}"
 
     def _shown(self, progress: Progress) -> int:
@@ -53,3 +56,8 @@ class Asked:
 def failed_late(how: str) -> str:
     """Of a command that has shown all, and then failed."""
     return f"after the last epoch that was asked for its command failed: {how}"
+
+
+def killed_leaving(grace_s: float) -> str:
+    """Of a command that was asked to stop."""
+    return f"{KILLED}, {grace_s:g} s after SIGTERM"

@@ -11,9 +11,9 @@ Every process gets a session of its own. The standard output of the first comes 
 the log, lines that may be reports go to the controller, and reports also to the metrics file. What
 processes write to that file themselves goes to the controller too. When one fails, the others get SIGTERM,
 and SIGKILL `grace_s` later; so do all when the controller closes its end of the socket, on purpose or by
-dying, or `grace_s` after the guard got SIGUSR1, unless they end by themselves before that. The guard adopts
-whatever they leave behind, even in other sessions, and ends that too before it goes. Should the guard
-itself be killed, the processes go with it.
+dying, or `grace_s` after the guard got SIGUSR1, unless they end by themselves before that. SIGUSR2 has them
+killed at once. The guard adopts whatever they leave behind, even in other sessions, and ends that too before
+it goes. Should the guard itself be killed, the processes go with it.
 
 To the controller it says, one per line: `M` and a line that was in the metrics file before, if it wants to
 hear what it may have missed; `R` and a possible report; `E` and why a process could not be started; `X`
@@ -155,6 +155,7 @@ class Guard:
         signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGUSR1, lambda *_: self._let_end())
+        signal.signal(signal.SIGUSR2, lambda *_: self._end_now())
 
     def tell_missed(self) -> None:
         self._pass_on(self._metrics.before(), b"M")
@@ -223,6 +224,10 @@ class Guard:
     def _let_end(self) -> None:
         self._stop_at_s = min(self._stop_at_s, time.monotonic() + self._grace_s)
 
+    def _end_now(self) -> None:
+        self._stop_asked = True
+        self._kill_at_s = -math.inf
+
     def _stop(self) -> None:
         self._stop_at_s = math.inf
         self._stop_asked = True
@@ -252,7 +257,7 @@ class Guard:
 
     def _end_gang(self) -> None:
         self._signal(list(self._ranks), signal.SIGTERM)
-        self._kill_at_s = time.monotonic() + self._grace_s
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._grace_s)
 
     def _signal(self, pids: list[int], number: int) -> None:
         for pid in pids:

@@ -75,7 +75,7 @@ class Reading:
     mark: Mark = _START
     """For the lines that follow in the same start."""
     wrong: str = ""
-    """Of a trial: why the metric that the line has is none."""
+    """Of a trial: why the metric that the line has does not count, where people should know."""
 
 
 def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: Mark = _START) -> Reading:

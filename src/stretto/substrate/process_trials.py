@@ -2,9 +2,10 @@
 
     {"epoch": 3, "accuracy": 0.91}
 
-`epoch` counts completed ones, from 1. Without it lines are counted: those of a job that keeps checkpoints
-go on from the last epoch it showed, those of a rigid job begin anew with every start. An epoch shows its
-result once; when a restarted command goes through epochs again, their lines are passed over.
+`epoch` counts completed ones, from 1; what is shown of an epoch 0 is passed over, and told of. Without it
+lines are counted: those of a job that keeps checkpoints go on from the last epoch it showed, those of a
+rigid job begin anew with every start. An epoch shows its result once; when a restarted command goes through
+epochs again, their lines are passed over.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Shown:
     result: Result | None = None
     """None if it is passed over."""
     wrong: str = ""
-    """Why the metric that the line has is none."""
+    """Why the metric that the line has does not count, where people should know."""
 
 
 def read_result(
@@ -66,7 +67,7 @@ def read_result(
     new_mark = mark if again else replace(mark, epoch=epoch, t_s=t_s)
     if problem := _passed_over(epoch, trial, known):
         line.problems.append(problem)
-        return Shown(new_mark)
+        return Shown(new_mark, wrong="" if epoch else _epoch_zero(trial.metric))
     epoch_s = mark.epoch_s(epoch, t_s)
     nodes = len(allocation.nodes)
     return Shown(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
@@ -76,6 +77,13 @@ def _no_number(metric: str, shown: str) -> str:
     return (
         f"an epoch has no result: {metric} was shown as {shown}, which is not a number. Print a number, or "
         "null where there is none; this is said once."
+    )
+
+
+def _epoch_zero(metric: str) -> str:
+    return (
+        f"epochs count from 1, when they are completed: {metric} of epoch 0 was passed over. "
+        "Print epoch + 1; this is said once."
     )
 
 
