@@ -108,6 +108,33 @@ class TestRungs:
         outcome = run(HyperSched(tuning=study, published=True), study, steady(3.0, 1.0, epochs=3), gpus=2)
         assert outcome.epochs == {"trial-000": 1, "trial-001": 3}
 
+    @pytest.mark.parametrize(("direction", "side"), [(Direction.MIN, "below"), (Direction.MAX, "above")])
+    def test_what_a_paused_trial_waits_for_is_on_the_better_side(
+        self, direction: Direction, side: str
+    ) -> None:
+        study = replace(STUDY, study=replace(STUDY.study, direction=direction))
+        policy, sign = HyperSched(tuning=study), 1.0 if direction is Direction.MAX else -1.0
+        pair = [
+            shown(study, number, [sign * value] * 2, gpus=gpus)
+            for number, (value, gpus) in enumerate(((0.1, 0), (0.9, 1)))
+        ]
+        memory = begun(policy, 2)
+        del memory["live"]["trial-000"]
+        text = ask(policy, *pair, memory=memory, gpus=1)[0].reasons["trial-000"].text
+        assert text == f"Paused until it is at or {side} its cut-offs and a slot is free."
+
+    @pytest.mark.parametrize(("max_epochs", "runs"), [(8, {"trial-000", "trial-001"}), (9, {"trial-001"})])
+    def test_a_trial_that_has_shown_its_last_epoch_is_not_paused(
+        self, max_epochs: int, runs: set[str]
+    ) -> None:
+        """It is about to end by itself; what it showed counts at its rung."""
+        study = replace(STUDY, study=replace(STUDY.study, max_epochs=max_epochs))
+        policy = HyperSched(tuning=study)
+        jobs = [shown(study, 0, [0.90] * 8, gpus=1), shown(study, 1, [0.95] * 8, gpus=1)]
+        decision, memory = ask(policy, *jobs, memory=begun(policy, 2, gpus=2), gpus=2)
+        assert set(decision.allocations) == runs
+        assert memory["rungs"][1]["scores"] == [0.95, 0.90]
+
 
 class TestAdmission:
     def test_h3_the_threshold(self) -> None:

@@ -82,6 +82,22 @@ class TestReallocation:
         decision, _ = ask(policy, *jobs, memory=begun(policy, 2))
         assert counts(decision) == {"trial-000": 1, "trial-001": 6}
 
+    @pytest.mark.parametrize(
+        ("speedup", "said"),
+        [
+            (1.0, "1 slot instead of 2: the rest is for trial-001."),
+            (0.5, "1 slot instead of 2 makes 2.00 times the progress in the 9999 s left."),
+        ],
+    )
+    def test_a_trial_that_shrinks_is_told_for_whom_or_that_it_gains(self, speedup: float, said: str) -> None:
+        scaling = Scaling(((1, 1.0), (2, speedup)))
+        study = replace(STUDY, profile=replace(STUDY.profile, scaling=scaling))
+        policy = HyperSched(tuning=study, recharge=0)
+        jobs = [shown(study, 0, [0.9], gpus=2, start_s=0.0), shown(study, 1)]
+        decision, _ = ask(policy, *jobs, now_s=1.0, memory=begun(policy, 1, gpus=2), gpus=2)
+        assert counts(decision) == {"trial-000": 1}
+        assert decision.reasons["trial-000"].text == said
+
     @pytest.mark.parametrize("left_s", [60.0, 59.0, 0.0, -10.0])
     def test_a_restart_that_takes_all_the_time_left_gains_nothing(self, left_s: float) -> None:
         assert resize_gain(1.0, 8.0, left_s, 60.0) == 0.0

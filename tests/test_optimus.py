@@ -219,6 +219,22 @@ def test_all_reduce_jobs_are_packed_and_grow_to_twice_what_was_seen() -> None:
     assert gangs(decide(make_cluster(gpu_nodes(4, 4), [fresh]))[0]) == {"b": Gang(1, 0)}
 
 
+@pytest.mark.parametrize(("epochs", "gpus", "stays"), [(1, 2, True), (1, 1, False), (1000, 2, False)])
+def test_a_job_that_leaves_room_unused_is_told_why(epochs: int, gpus: int, *, stays: bool) -> None:
+    """A resize of 30 s does not pay for one epoch more; of a thousand epochs it does."""
+    speed = AllReduceSpeed(0.1, 0.01, 0.05, 0.002, 0.01, 0.001, 1.0)
+    belief = StatedBelief(speed=speed, resize=RESIZE, max_workers_seen=1)
+    job = make_job("a", most=2, work=Work(units_per_epoch=10, epochs=epochs))
+    decision, _ = decide(
+        make_cluster(gpu_nodes(1, gpus), [make_view(job, on_nodes({"0": 1}), belief=belief)])
+    )
+    said = {job_id: reason for job_id, reason in decision.reasons.items() if reason.code is ReasonCode.KEPT}
+    assert bool(said) is stays
+    if stays:
+        text = "Stays with 1 worker: another worker would save it less time than a resize takes."
+        assert said["a"].text == text
+
+
 def test_who_does_not_fit_waits_with_the_reason() -> None:
     jobs = [knowing(served(f"j{i}"), KNOWN) for i in range(3)]
     decision, _ = decide(make_cluster(NODES[:1], jobs), samples=0)

@@ -487,3 +487,15 @@ def test_less_than_a_fair_share_is_accounted_for(most: int, said: str) -> None:
     job = replace(make_job("a", 1, least=1, most=most), tier=Tier.ELASTIC)
     view = make_view(job, belief=UNKNOWN)
     assert said in decide(make_cluster([make_node("n", gpu=4)], [view])).reasons["a"].text
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_more_progress_on_fewer_slots_is_not_others_doing(others: int) -> None:
+    """Workers of this job stand in each other's way; a fair share of four slots, or of two, slows it down."""
+    slow = knowing(steady_speed(0.1, sync_s=1.0))
+    job = replace(make_job("a", 1, least=1, most=4), tier=Tier.ELASTIC)
+    jobs = [make_view(job, on_nodes({"n": 2}), belief=slow, age_s=6000.0)]
+    jobs += [make_view(replace(job, id=f"b{i}"), belief=slow, age_s=6000.0) for i in range(others)]
+    text = decide(make_cluster([make_node("n", gpu=4)], jobs)).reasons["a"].text
+    assert text.startswith("2 to 1 slot, on 1 node: ")
+    assert text.endswith(f", as it trains slower on {4 // (1 + others)}")

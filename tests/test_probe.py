@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stretto.app.jobs_file import BatchSpec, JobSpec
 from stretto.app.probe import ProbeSpec, measure, probe
 from stretto.app.probe_seen import Copy, Progress, Seen
-from stretto.app.profile_file import MeasuredProfile, believe
+from stretto.app.profile_file import FailedConfig, MeasuredProfile, believe
 from stretto.app.real_describe import describe_entries
 from stretto.app.real_scratch import scratch
 from stretto.app.real_site import ThisMachine
@@ -390,7 +390,30 @@ def test_one_configuration_that_fails_does_not_end_the_probe() -> None:
         time_s=60.0,
     )
     assert {one.config for one in measured.epochs} == {0, 2}
-    assert any("configuration 1, which failed: ValueError: no" in text for text in measured.not_measured)
+    assert measured.failed == (FailedConfig(config=1, error="ValueError: no"),)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_log_of_a_configuration_that_failed_is_kept_beside_the_profile(
+    tmp_path: Path, *, kept: bool
+) -> None:
+    script = """
+import json, sys, time
+if sys.argv[1] == "2":
+    raise SystemExit("2 is too much")
+for epoch in range(10**6):
+    time.sleep(0.02)
+    print(json.dumps(dict(epoch=epoch + 1)), flush=True)
+"""
+    command = check_command((sys.executable, "-c", script, "{lr}"), ("lr",))
+    log = tmp_path / "failed.log"
+    tried = [(("lr", 1),), (("lr", 2),)]
+    measured = probe(command, tried, slots=2, time_s=3.0, log=log if kept else None)
+    (failed,) = measured.failed
+    assert (failed.config, failed.error) == (1, "2 is too much")
+    assert failed.log == (str(log) if kept else "")
+    assert measured.failure.endswith(f"with lr = 2: 2 is too much{f'; log: {log}' if kept else ''}")
+    assert not kept or "2 is too much" in log.read_text()
 
 
 def test_training_that_reports_nothing_is_told_how_to() -> None:
@@ -508,14 +531,18 @@ def test_nothing_is_left_of_a_probe_that_a_signal_ends(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_an_error_is_told_though_its_log_cannot_be_kept(tmp_path: Path) -> None:
-    nowhere = Path("/dev/null/failed.log")
+@pytest.mark.parametrize("written", [True, False])
+def test_an_error_is_told_though_its_log_cannot_be_kept(tmp_path: Path, *, written: bool) -> None:
+    """Nor does it name the folder that is thrown away."""
+    place = Path("/dev/null/failed.log") if written else tmp_path / "failed.log"
 
     def fail() -> None:
-        with scratch("probe", log=nowhere, parent=tmp_path) as folder:
-            folder.log("a").parent.mkdir(parents=True)
-            folder.log("a").touch()
-            raise InputError("it failed.", remedy=f"no data\nlog: {folder.log('a')}")
+        with scratch("probe", log=place, parent=tmp_path) as folder:
+            if written:
+                folder.log("a").parent.mkdir(parents=True)
+                folder.log("a").touch()
+            remedy = f"no data\nlog: {folder.log('a')}"
+            raise InputError("it failed.", where=str(folder.path), remedy=remedy)
 
     with pytest.raises(InputError) as told:
         fail()

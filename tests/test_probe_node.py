@@ -266,7 +266,7 @@ def test_two_at_a_time_do_not_take_the_node_from_each_other(fleets: list[Scripte
     asked = checked()
 
     def other(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-        with pytest.raises(InputError, match="in use"):
+        with pytest.raises(InputError, match="working on this run"):
             prepare(_without_nodes(asked), make=endless)
         return endless(hands, folder, clock)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +14,20 @@ import pytest
 from stretto.app.probe_seen import Progress
 from stretto.app.probe_study import study_to_plan
 from stretto.app.profile_file import read_profile
+from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.run_folder import RunSpec, begin
+from stretto.app.real_substrate import Hands
+from stretto.app.run_folder import RunFolder, RunSpec, begin
 from stretto.app.study_cluster import slots_offer
 from stretto.app.tune import prepare
 from stretto.core.errors import InputError
+from stretto.core.events import Event, JobFailed
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job
 from stretto.planning.profile import Latency
+from stretto.search.space import Config
 from study_command import StudyCommand, write
-from tune_world import STUDY, TRAIN, TRUTH, endless, write_study
+from tune_world import STUDY, TRAIN, TRUTH, Endless, endless, write_study
 
 UNKNOWN = STUDY[: STUDY.index("[profile]")].replace("slots = 2", "slots = 2\nusd_per_slot_hour = 3.6")
 CLUSTER = """
@@ -65,6 +73,61 @@ def _slot_seconds(found: dict[str, object]) -> float:
         for stage in stages
     )
     return float(epochs * TRUTH.latency.epoch_s)
+
+
+class OneFails(Endless):
+    """The first configuration fails as soon as it is started."""
+
+    def __init__(self, hands: Hands, folder: RunFolder) -> None:
+        super().__init__(hands)
+        self._folder = folder
+        self._bad: Config | None = None
+        self._failing: set[str] = set()
+        self._to_come: list[Event] = []
+
+    def admit(self, job: Job) -> None:
+        self._bad = job.config if self._bad is None else self._bad
+        if job.config == self._bad:
+            self._failing.add(job.id)
+        else:
+            super().admit(job)
+
+    def apply(self, instructions: Sequence[Instruction]) -> None:
+        for one in instructions:
+            if one.job_id not in self._failing:
+                super().apply([one])
+            elif one.action is Action.START:
+                log = self._folder.log(one.job_id)
+                log.parent.mkdir(parents=True)
+                log.write_text("what it printed")
+                error = f"Traceback\nValueError: odd\nlog: {log}"
+                self._to_come.append(JobFailed(t_s=self.now_s(), job_id=one.job_id, error=error))
+
+    def next_event(self, until_s: float) -> Event | None:
+        return self._to_come.pop(0) if self._to_come else super().next_event(until_s)
+
+
+def one_fails(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    del clock
+    return OneFails(hands, folder)
+
+
+def test_a_configuration_that_failed_is_told_with_its_error_and_its_log(
+    stretto: StudyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = write_study(tmp_path, UNKNOWN)
+    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=one_fails))
+    code, _, err = stretto("plan", study, "train.py:train")
+    assert code == 0, err
+    (told,) = (line for line in err.splitlines() if "failed" in line)
+    assert re.fullmatch(
+        r"1 of 2 configurations failed when tried, the first with lr = [\d.e-]+: ValueError: odd; "
+        r"log: runs/tiny/failed\.log",
+        told,
+    )
+    assert Path("runs/tiny/failed.log").read_text() == "what it printed"
+    checked = check_request(TuneRequest(study=study, work="train.py:train", deadline_s=900.0))
+    assert told in prepare(checked, make=endless).speeds, "also where it was measured before"
 
 
 def test_what_was_measured_once_serves_again_and_serves_tune(stretto: StudyCommand, tmp_path: Path) -> None:

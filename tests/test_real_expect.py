@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,12 +13,21 @@ from hypothesis import strategies as st
 
 from stretto.app.machine_profile import MachineProfile
 from stretto.app.plan import BEGIN_S
-from stretto.app.real_expect import Expectation, after_loading, carried_out, expect, until, with_own
+from stretto.app.real_expect import (
+    Expectation,
+    after_loading,
+    carried_out,
+    check_pays_an_epoch,
+    expect,
+    until,
+    with_own,
+)
 from stretto.app.real_request import tuning_on
 from stretto.app.real_result import plan_tables
 from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.study_file import parse_study, read_outline
 from stretto.core.cluster import Node
+from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Estimate
@@ -54,10 +64,13 @@ def plan_of(tuning: Tuning) -> Plan:
     return expectation.planned.outcome.followed(tuning.limits).plan
 
 
-def expected(policy: str, tuning: Tuning, *own: Node, machine: Machine | None = None) -> Expectation:
+def expected(
+    policy: str, tuning: Tuning, *own: Node, machine: Machine | None = None, loading_s: float = 0.0
+) -> Expectation:
     outline = read_outline(write_study(Path(), TEXT))
     there = tuning_on(slots_offer(2, outline.machine), outline, tuning.profile, tuning.limits, elastic=True)
-    return expect(outline, with_own(there, own, machine or outline.machine), policy, {}, 0, nodes=own)
+    with_all = with_own(there, own, machine or outline.machine)
+    return expect(outline, with_all, policy, {}, 0, nodes=own, loading_s=loading_s)
 
 
 @pytest.mark.parametrize("usd_per_slot_hour", [0.0, 1.8])
@@ -168,6 +181,49 @@ def test_loading_is_paid_for_with_all_slots_where_all_are_held() -> None:
     assert after.cost_usd.mean == pytest.approx(before.cost_usd.mean + 60.0 * 2 * USD_PER_H / HOUR_S)
 
 
+@pytest.mark.parametrize("policy", ["asha", "hypersched"])
+def test_nothing_is_trained_while_code_is_loaded(policy: str) -> None:
+    epochs = []
+    for loading_s in (0.0, 40.0, 60.0, 90.0):
+        found = after_loading(expected(policy, tuning_of(BUSY, 60.0), loading_s=loading_s), loading_s, 60.0)
+        assert found.epochs is not None
+        assert found.finish_s is not None
+        assert found.finish_s.mean == pytest.approx(60.0, rel=0.01)
+        epochs.append(found.epochs.mean)
+    assert epochs[0] > epochs[1] > 0
+    assert epochs[2:] == [0.0, 0.0]
+
+
+def test_what_a_budget_must_keep_for_stopping_is_not_trained_with() -> None:
+    """One that pays for 60 s of two slots: less 20 s of loading and the 2 s that a start takes."""
+    tuning = tuning_of(BUSY)
+    budget_usd = 60.0 * 2 * USD_PER_H / HOUR_S
+    limited = replace(tuning, limits=Limits(budget_usd=budget_usd))
+    found = after_loading(expected("asha", limited, loading_s=20.0), 20.0, None)
+    until_then = expected("asha", tuning_of(BUSY, 37.0))
+    assert found.epochs == until_then.epochs
+    assert found.kept_usd == pytest.approx(2.0 * 2 * USD_PER_H / HOUR_S)
+    assert found.cost_usd is not None
+    assert found.cost_usd.mean <= budget_usd - found.kept_usd
+    most = until(after_loading(found, 200.0, None), None, budget_usd)
+    assert most.finish_s == Estimate(60.0, 60.0, 60.0)
+    assert most.cost_usd == Estimate(budget_usd, budget_usd, budget_usd)
+    dear = replace(found, kept_usd=0.25)
+    assert expectation_text(limited, "asha", dear).endswith(" $0.25 of the budget is kept for stopping.\n")
+
+
+@pytest.mark.parametrize(("rents", "needed_s"), [(False, 2 * (5.0 + 2.0 + 10.0 / 1.2 + 2.0)), (True, 10.0)])
+def test_a_budget_must_pay_for_an_epoch(needed_s: float, *, rents: bool) -> None:
+    """On all slots with loading, start and stop; where slots are rented, an epoch on one."""
+    for factor, refused in ((0.99, True), (1.01, False)):
+        limits = Limits(budget_usd=factor * needed_s * USD_PER_H / HOUR_S)
+        outline = read_outline(write_study(Path(), TEXT))
+        tuning = tuning_on(slots_offer(2, outline.machine), outline, BUSY, limits, elastic=True)
+        told = pytest.raises(InputError, match="does not pay for one epoch") if refused else nullcontext()
+        with told:
+            check_pays_an_epoch(tuning, 5.0, rents=rents)
+
+
 @given(st.floats(1.0, 1e4), st.floats(0.0, 0.5), st.floats(0.0, 0.5), st.floats(0.01, 1e3))
 def test_loading_adds_to_doubt_and_never_passes_the_deadline(
     mean_s: float, below: float, above: float, loading_s: float
@@ -195,7 +251,7 @@ def test_a_run_that_its_deadline_ends_is_not_expected_to_go_on() -> None:
     assert after.cost_usd is not None
     assert after.cost_usd.mean == pytest.approx(0.056)
     assert after.cost_usd.p10 == 0.04
-    assert until(before, None) is before
+    assert until(before, None) == before
 
 
 def test_nodes_that_are_rented_are_paid_for_though_none_is_held_from_the_start() -> None:

@@ -23,7 +23,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeRefused, RunPaused, RunResumed, RunStarted
 from stretto.journal.sqlite import SqliteJournal
 from study_command import StudyCommand
-from tune_world import SimulatedHands, simulated, write_study
+from tune_world import STUDY, SimulatedHands, endless, simulated, write_study
 
 KILLED_S = 35.0
 
@@ -198,6 +198,38 @@ def test_a_run_in_use_is_refused_in_words(checked: Checked, stretto: StudyComman
         told = stretto.refused("tune", "study.toml", "train.py:train", "--policy", "asha")
     assert "runs/tiny: another process is working on this run." in told
     assert "stretto report tiny" in told
+
+
+def test_a_run_that_is_being_measured_is_in_use(here: Path) -> None:
+    unknown = STUDY[: STUDY.index("[profile]")]
+    checked = check_request(TuneRequest(study=write_study(here, unknown), work="train.py:train"))
+    told: list[InputError] = []
+
+    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        for touch in (lambda: check_free(checked.folder), lambda: prepare(checked, make=endless)):
+            with pytest.raises(InputError, match="another process is working on this run") as refused:
+                touch()
+            told.append(refused.value)
+        return endless(hands, folder, clock)
+
+    prepared = prepare(checked, make=make)
+    assert len(told) == 2
+    assert "stretto report" not in str(told[0]), "there is nothing to report yet"
+    check_free(checked.folder)
+    assert not prepared.resumes
+
+
+def test_a_probe_that_fails_leaves_no_run(here: Path) -> None:
+    unknown = STUDY[: STUDY.index("[profile]")]
+    checked = check_request(TuneRequest(study=write_study(here, unknown), work="train.py:train"))
+
+    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        del hands, folder, clock
+        raise InputError("it fails.")
+
+    with pytest.raises(InputError, match="it fails"):
+        prepare(checked, make=make)
+    assert not checked.folder.path.exists()
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,17 @@ def tuned(checked: Checked) -> TuneResult:
     return start(prepare(checked, make=simulated), make=simulated)
 
 
+def test_a_budget_is_spent_but_for_what_stopping_takes(here: Path) -> None:
+    """Two slots at 2 cents a second together: 35 s, of which a start of 2 s is kept, and the last second."""
+    text = STUDY.replace("slots = 2", "slots = 2\nusd_per_slot_hour = 36") + "[limits]\nbudget_usd = 0.7\n"
+    result = tuned(asked(here, text))
+    assert result.ended_by == "budget"
+    assert result.finished_s == pytest.approx(32.0)
+    assert result.predicted_epochs is not None
+    assert result.predicted_epochs.mean == pytest.approx(result.epochs, abs=1)
+    assert 0.6 <= result.cost_usd <= 0.7
+
+
 class Counting(Unwatched):
     """Asks to stop after so many events."""
 

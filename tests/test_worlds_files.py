@@ -121,7 +121,7 @@ def test_bad_files_are_refused_with_the_place(
 
 
 def test_a_near_miss_is_suggested(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Did you mean 'cifar10'"):
+    with pytest.raises(InputError, match=r"Did you mean cifar10\?"):
         read(tmp_path, HEADER + "a,0,cifar,8,2048\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from stretto.app.probe_time import ProbeTime
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import Unwatched, Watcher, wall_clock
 from stretto.app.real_guard import MetricGuard
+from stretto.app.real_scratch import kept_log
 from stretto.app.real_site import OpenSite, ThisMachine
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry, RealWork
@@ -57,9 +59,9 @@ def probe(
 
     `nodes` are those of the site that have these slots, if not all that are there have them. `max_workers` is
     how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
-    waited for, where `time_s` is too short for it. The folder it is done in is thrown away; the log of a
-    training that failed is kept as `log`, if that is given. `more_time` says how to give a probe more of it,
-    where it was too short; `make` takes the place of the site's own substrate.
+    waited for, where `time_s` is too short for it. The folder it is done in is thrown away; the log of the
+    first training that failed is kept as `log`, if that is given. `more_time` says how to give a probe more
+    of it, where it was too short; `make` takes the place of the site's own substrate.
     """
     site = ThisMachine(slots=slots) if site is None else site
     nodes = nodes or site.nodes
@@ -92,7 +94,7 @@ def probe(
         substrate = (make or site.make)(hands, folder, wall_clock(time.time()))
         try:
             describe = substrate.described if isinstance(substrate, ElasticSubstrate) else lambda _: None
-            return measure(
+            measured = measure(
                 spec,
                 substrate,
                 slots=slots,
@@ -104,8 +106,18 @@ def probe(
                 more_time=more_time,
                 first_epoch_s=first_epoch_s,
             )
-        finally:
-            substrate.stop_now()
+            return _with_a_log_kept(measured, log)
+        finally:  # a command may have something to clear away
+            (substrate.close if hands.runs_commands else substrate.stop_now)()
+
+
+def _with_a_log_kept(measured: MeasuredProfile, place: Path | None) -> MeasuredProfile:
+    """The log of the first configuration that failed lies there; others go with the probe's folder."""
+    failed = tuple(
+        dataclasses.replace(one, log=kept_log(Path(one.log), place if one is measured.failed[0] else None))
+        for one in measured.failed
+    )
+    return dataclasses.replace(measured, failed=failed)
 
 
 def probed_as(work: RealWork, site: OpenSite) -> str:

@@ -76,7 +76,7 @@ class Probe:
         self._cut_short = False
         self._saw_an_end = False
         self.noted = ""
-        """What was last said of what a training shows."""
+        """What was said of what a training shows, each thing once."""
         self._on_progress = on_progress
         self._watcher = watcher
         self._numbers = count(1)
@@ -329,7 +329,7 @@ class Probe:
             case JobReported():
                 self._seen.take(event, copy)
             case JobNoted():
-                self.noted = event.text
+                self._note(event.text)
             case JobRetried():
                 copy.begin(copy.workers, "retry")
             case JobFailed():
@@ -347,6 +347,11 @@ class Probe:
                 self._forget(copy)
             case _:
                 pass
+
+    def _note(self, text: str) -> None:
+        sentence = f"{text[:1].upper()}{text[1:].rstrip('.')}."
+        if sentence not in self.noted:
+            self.noted = f"{self.noted} {sentence}".lstrip()
 
     def _forget(self, copy: Copy) -> None:
         """It is over by itself."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from stretto.app.profile_file import MeasuredProfile, TimedEpoch
+from stretto.app.profile_file import FailedConfig, MeasuredProfile, TimedEpoch
 from stretto.app.profile_fit import fit_speed
 from stretto.core.events import JobReported
 from stretto.core.job import BatchLimits, Job, Tier
@@ -228,8 +228,11 @@ class Seen:
             yield "a resize"
         if self._most > 1 and not any(one.lone for one in self.epochs):
             yield "a worker with the machine to itself"
-        for config, error in self.failed.items():
-            yield f"configuration {config}, which failed: {error.strip().splitlines()[-1]}"
+
+    def _failures(self) -> Iterator[FailedConfig]:
+        for config, text in self.failed.items():
+            said, _, log = text.strip().partition("\nlog: ")
+            yield FailedConfig(config=config, error=said.splitlines()[-1].strip() if said else "", log=log)
 
     def _guessed(self) -> list[TimedEpoch]:
         """Of what was not timed whole: by a part; if nothing at all was, with the start before it."""
@@ -261,6 +264,7 @@ class Seen:
             given_s=given_s,
             cut_short=cut_short,
             most_workers=self._most if self._most < slots else None,
+            failed=tuple(self._failures()),
         )
 
 

@@ -13,6 +13,7 @@ from stretto.app.profile_file import MeasuredProfile, read_profile, write_profil
 from stretto.app.real_belief import belief_of
 from stretto.app.real_request import Checked
 from stretto.app.real_site import OpenSite
+from stretto.app.real_standing import not_begun_by_others
 from stretto.app.real_substrate import MakeSubstrate
 from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
@@ -57,10 +58,11 @@ def speeds_of(
         return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
     known = None if folder.is_begun else known_profile(checked, site)
     if known is None and not folder.is_begun:
-        found = _measured(checked, site, make, on_progress)
-        if not found.tells_epochs:
-            raise no_epoch(found, MORE_TIME)
-        write_profile(folder.profile, found)
+        with not_begun_by_others(folder):
+            found = _measured(checked, site, make, on_progress)
+            if not found.tells_epochs:
+                raise no_epoch(found, MORE_TIME)
+            write_profile(folder.profile, found)
         source = f"Speeds: measured now ({folder.profile})."
     elif known is None or known.folder == folder:
         source = f"Speeds: measured before for this run ({folder.profile})."
@@ -71,7 +73,11 @@ def speeds_of(
             "with the same study, training code and machine."
         )
     measured = read_profile(folder.profile)
-    return Speeds(belief_of(measured, outline, offer), source + (ONLY_LONE if measured.only_lone else ""))
+    if measured.only_lone:
+        source += ONLY_LONE
+    if measured.failure:
+        source += f"\n{measured.failure}"
+    return Speeds(belief_of(measured, outline, offer), source)
 
 
 def _measured(

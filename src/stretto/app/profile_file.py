@@ -18,6 +18,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.observations import SpeedSample
 from stretto.core.seeds import child_rng
+from stretto.core.units import counted
 from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.models.speed import AllReduceSpeed
 from stretto.planning.learning import NODE_SCALE, Observation, learn_latency, updated_delay
@@ -47,6 +48,18 @@ class TimedEpoch:
     """The first after a start or resize, which is often slower."""
     lone: bool = False
     """The other slots were idle instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedConfig:
+    """A configuration whose training failed while it was tried."""
+
+    config: int
+    """Which of the configurations."""
+    error: str
+    """What its traceback says in the end."""
+    log: str = ""
+    """Where what it printed is kept; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +125,25 @@ class MeasuredProfile:
     """It would have gone on, had there been more time."""
     most_workers: int | None = None
     """Of a gang, where not all slots may go to one."""
+    failed: tuple[FailedConfig, ...] = ()
 
     @property
     def tells_epochs(self) -> bool:
         """Whether anything says how long an epoch takes."""
         return bool(self.epochs) or (self.examples is not None and self.examples_per_s(1) is not None)
+
+    @property
+    def failure(self) -> str:
+        """A line on the configurations that failed; empty if none did."""
+        if not self.failed:
+            return ""
+        first = self.failed[0]
+        values = ", ".join(f"{name} = {_short(value)}" for name, value in self.configs[first.config].items())
+        log = f"; log: {first.log}" if first.log else ""
+        return (
+            f"{len(self.failed)} of {counted(len(self.configs), 'configuration')} failed when tried, "
+            f"the first with {values or 'no hyperparameters'}: {first.error}{log}"
+        )
 
     @property
     def only_lone(self) -> bool:
@@ -349,8 +376,12 @@ def spent_usd(path: Path) -> float:
     return 0.0 if node is None else node.cost_usd
 
 
+def _short(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _check(measured: MeasuredProfile, where: str) -> None:
-    """Times that a plan divides by are positive, and epochs belong to a configuration."""
+    """Times that a plan divides by are positive, and what was seen belongs to a configuration."""
     times = [*(one.epoch_s for one in measured.epochs), *(one.step_s for one in measured.speeds)]
     counts = [measured.slots, *measured.worker_counts, 1 if measured.examples is None else measured.examples]
     starts_s = (*measured.starts_s, *measured.lone_starts_s, *measured.gang_starts_s)
@@ -361,5 +392,6 @@ def _check(measured: MeasuredProfile, where: str) -> None:
         raise InputError("an epoch or step has a time that is not above 0.", where=where, remedy=_REMEDY)
     if not all(0.0 <= delay_s < float("inf") for delay_s in delays):
         raise InputError("a start has a negative time or cost.", where=where, remedy=_REMEDY)
-    if min(counts) < 1 or any(not 0 <= one.config < len(measured.configs) for one in measured.epochs):
+    tried = [*(one.config for one in measured.epochs), *(one.config for one in measured.failed)]
+    if min(counts) < 1 or any(not 0 <= config < len(measured.configs) for config in tried):
         raise InputError("a count is below 1, or an epoch has no configuration.", where=where, remedy=_REMEDY)

@@ -9,9 +9,13 @@ from stretto.app.run_folder import RunFolder, Tables
 from stretto.app.study_cluster import MOST_SLOTS, OWN_MACHINE, Offer, node_type, type_name
 from stretto.core.cluster import Node
 from stretto.core.events import Event, NodeAdded, RunStarted
+from stretto.planning.profile import Profile
 from stretto.planning.tuning import Tuning
 from stretto.pricing.instances import Instance
 from stretto.pricing.meter import CostMeter
+
+STOPPING_S = (2.0, 15.0)
+"""What it is expected to take to save all trials and end: at least, and at most."""
 
 
 class RunMeter(CostMeter):
@@ -38,6 +42,15 @@ def measuring_usd(folder: RunFolder, study: Tables) -> float:
 def left_usd(budget_usd: float | None, spent_usd: float) -> float | None:
     """What is left of a budget; None is no limit."""
     return None if budget_usd is None else budget_usd - spent_usd
+
+
+def stopping_s(profile: Profile) -> float:
+    """How long stopping a run is expected to take, which a budget must pay for, too.
+
+    A trial is started again once it was saved, so that a start takes no less than saving does.
+    """
+    least_s, most_s = STOPPING_S
+    return min(max(profile.start_s, least_s), most_s)
 
 
 def priced_types(offer: Offer | Tuning, usd_per_slot_hour: float) -> tuple[Instance, ...]:

@@ -12,12 +12,14 @@ import numpy as np
 
 from stretto.app.machine_profile import MachineProfile
 from stretto.app.plan import Planned, plan_to_begin
+from stretto.app.real_cost import stopping_s
 from stretto.app.study_cluster import OWN_MACHINE, Machine, node_type
 from stretto.app.study_file import StudyFile, StudyOutline, WorldSpec
 from stretto.app.study_run import simulate_study
 from stretto.core.cluster import Node
+from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
-from stretto.core.units import HOUR_S
+from stretto.core.units import HOUR_S, counted, format_duration
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
 from stretto.planning.forecast import Estimate, Progress
@@ -40,6 +42,8 @@ EPOCHS = 6_000
 """Of all trials in all worlds together: where there would be more, there are fewer worlds."""
 MOST_EPOCHS = 30_000
 """Of all trials together: a study that could train more is not simulated beforehand."""
+INSTANT_S = 1e-3
+"""Left for training where loading code takes all the time there is."""
 DRAWS_EACH = 25
 """Draws from what is believed of which a world is the middle one."""
 SAMPLES = 1000
@@ -64,6 +68,8 @@ class Expectation:
     """What the slots cost that are held from the start."""
     loading_s: float = 0.0
     """What of the finish is the time that loading the training code takes."""
+    kept_usd: float = 0.0
+    """What of a budget is kept for stopping."""
 
 
 def expect(
@@ -74,18 +80,61 @@ def expect(
     seed: int,
     *,
     nodes: Iterable[Node] = (),
+    loading_s: float = 0.0,
 ) -> Expectation:
     """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in.
 
     `nodes` are those that a policy that rents has from the start, beside what it rents; what they cost is
-    known to a study that comes `with_own`.
+    known to a study that comes `with_own`. While code is loaded, for `loading_s`, no policy but one that
+    rents trains anything; finish and cost are without it, see `after_loading`.
     """
     chosen = make_policy(policy, options=options, tuning=tuning)
+    rents = rents_nodes(chosen)
     if isinstance(chosen, RubberBand):
-        return _planned(tuning, chosen, seed, tuple(nodes))
-    if _most_epochs(tuning) > MOST_EPOCHS:
+        found = _planned(tuning, chosen, seed, tuple(nodes))
+    elif _most_epochs(tuning) > MOST_EPOCHS:
         return Expectation(finish_s=None, cost_usd=None, epochs=None)
-    return _simulated(outline, tuning, policy, options, seed, rents=rents_nodes(chosen))
+    else:
+        within = tuning if rents else once_loaded(tuning, loading_s)
+        found = _simulated(outline, within, policy, options, seed, rents=rents)
+    if tuning.limits.budget_usd is None:
+        return found
+    return dataclasses.replace(found, kept_usd=found.first_usd_per_s * stopping_s(tuning.profile))
+
+
+def once_loaded(tuning: Tuning, loading_s: float) -> Tuning:
+    """What the limits leave a policy that holds all slots for training, and not for loading and stopping."""
+    limits = tuning.limits
+    deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
+    if deadline_s is not None:
+        deadline_s = max(deadline_s - loading_s, INSTANT_S)
+    if budget_usd is not None:
+        spent_usd = (loading_s + stopping_s(tuning.profile)) * _machine_usd_per_s(tuning)
+        budget_usd = max(budget_usd - spent_usd, 0.0)
+    left = dataclasses.replace(limits, deadline_s=deadline_s, budget_usd=budget_usd)
+    return dataclasses.replace(tuning, limits=left)
+
+
+def check_pays_an_epoch(tuning: Tuning, loading_s: float, *, rents: bool) -> None:
+    """Refuse a budget that is spent before a first epoch can have ended."""
+    budget_usd, profile = tuning.limits.budget_usd, tuning.profile
+    if budget_usd is None:
+        return
+    if rents:  # what is rented need not be held before, and it may be one slot
+        slots, needed_s = 1, profile.latency.epoch_s
+        usd_per_s = min(one.usd_per_hour / one.gpus for one in tuning.instances) / HOUR_S
+    else:
+        slots, usd_per_s = tuning.max_nodes, _machine_usd_per_s(tuning)
+        fastest = max(profile.scaling.speedup(count) for count in range(1, slots + 1))
+        needed_s = loading_s + profile.start_s + profile.latency.epoch_s / fastest + stopping_s(profile)
+    needed_usd = needed_s * usd_per_s
+    if needed_usd > budget_usd:
+        on_slots, takes = counted(slots, "slot"), format_duration(needed_s)
+        raise InputError(
+            f"a budget of ${budget_usd:g} does not pay for one epoch: "
+            f"{takes} on {on_slots} cost ${needed_usd:.2f}{'' if rents else ', with starting and stopping'}.",
+            remedy="Give a larger --budget.",
+        )
 
 
 def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, ...]) -> Expectation:
@@ -156,7 +205,7 @@ def _simulated(
         finish_s=_estimate([run.result.finished_s for run in runs]),
         cost_usd=_estimate([run.result.cost_usd for run in runs]),
         epochs=_estimate([sum(len(job.results) for job in run.history.jobs.values()) for run in runs]),
-        first_usd_per_s=0.0 if rents else machine_instance(tuning).usd_per_hour / HOUR_S,
+        first_usd_per_s=0.0 if rents else _machine_usd_per_s(tuning),
     )
 
 
@@ -210,6 +259,10 @@ def machine_instance(tuning: Tuning) -> Instance:
     return Instance(name=MACHINE, gpus=tuning.max_nodes, usd_per_hour=slot.usd_per_hour * tuning.max_nodes)
 
 
+def _machine_usd_per_s(tuning: Tuning) -> float:
+    return machine_instance(tuning).usd_per_hour / HOUR_S
+
+
 def after_loading(expectation: Expectation, loading_s: float, deadline_s: float | None) -> Expectation:
     """The same with the time that loading the training code takes before the first start.
 
@@ -237,15 +290,18 @@ def after_loading(expectation: Expectation, loading_s: float, deadline_s: float 
     )
 
 
-def until(expectation: Expectation, deadline_s: float | None) -> Expectation:
-    """The same of a run that ends at the deadline, whatever is not done; a plan says what it takes."""
+def until(expectation: Expectation, deadline_s: float | None, budget_usd: float | None = None) -> Expectation:
+    """The same of a run that ends at its limits, whatever is not done; a plan says what it takes."""
     finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
-    if deadline_s is None or finish_s is None or cost_usd is None or expectation.planned is not None:
+    if finish_s is None or cost_usd is None or expectation.planned is not None:
         return expectation
-    most_usd = _held_usd(expectation, deadline_s)
-    return dataclasses.replace(
-        expectation, finish_s=_at_most(finish_s, deadline_s), cost_usd=_at_most(cost_usd, most_usd)
-    )
+    if deadline_s is not None:
+        finish_s = _at_most(finish_s, deadline_s)
+        cost_usd = _at_most(cost_usd, _held_usd(expectation, deadline_s))
+    if budget_usd is not None and expectation.first_usd_per_s:
+        finish_s = _at_most(finish_s, budget_usd / expectation.first_usd_per_s)
+        cost_usd = _at_most(cost_usd, budget_usd)
+    return dataclasses.replace(expectation, finish_s=finish_s, cost_usd=cost_usd)
 
 
 def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:

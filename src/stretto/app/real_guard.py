@@ -20,7 +20,7 @@ SAME_FAILURES = 3
 
 
 class Reserve:
-    """A budget that ends a while earlier, to leave money for the last checkpoints."""
+    """A budget that ends as much earlier as stopping takes: the last checkpoints are paid for, too."""
 
     def __init__(self, purse: Purse, reserve_s: float) -> None:
         self._purse = purse

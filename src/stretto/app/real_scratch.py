@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -35,21 +36,21 @@ def scratch(purpose: str, *, log: Path | None = None, parent: Path | None = None
 
 
 def _with_log_at(place: Path | None, error: InputError, folder: Path) -> InputError:
-    """The same error, once the log that it names lies there; it names none that could not be kept."""
-    named = next((log for log in folder.glob("jobs/*/stdout.log") if str(log) in error.remedy), None)
-    if named is None:
-        return error
-    if place is not None and _moved(named, place):
-        remedy = error.remedy.replace(str(named), str(place))
-    else:
-        remedy = error.remedy.replace(f"\nlog: {named}", "")
-    return InputError(error.problem, where=error.where, remedy=remedy)
+    """The same error, once the log that it names lies there; it names nothing that is thrown away."""
+    remedy, where = error.remedy, "" if error.where == str(folder) else error.where
+    if named := re.search(rf"\nlog: ({re.escape(str(folder))}[^\n]*)", remedy):
+        kept = kept_log(Path(named[1]), place)
+        remedy = remedy.replace(named[0], f"\nlog: {kept}" if kept else "")
+    return InputError(error.problem, where=where, remedy=remedy)
 
 
-def _moved(log: Path, place: Path) -> bool:
+def kept_log(log: Path, place: Path | None) -> str:
+    """Where the log of training that was only tried lies from now on; empty: it could not be kept."""
+    if place is None:
+        return ""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(log, place)
     except OSError:  # what is wrong with the training is the news, not this
-        return False
-    return True
+        return ""
+    return str(place)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
+from pathlib import Path
 
 from stretto.app.real_board import Phase
 from stretto.app.run_folder import RunFolder
@@ -40,7 +42,7 @@ def state_of(phase: Phase, standing: str) -> str:
 def is_going_on(folder: RunFolder) -> bool:
     """Whether some process drives the run now: it holds the lock of the journal."""
     try:
-        lock_fd = os.open(folder.journal.with_name(folder.journal.name + ".lock"), os.O_RDONLY)
+        lock_fd = os.open(_lock_of(folder), os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
@@ -53,11 +55,48 @@ def is_going_on(folder: RunFolder) -> bool:
 
 
 def check_free(folder: RunFolder) -> None:
-    """Refuse to touch a run that some process drives."""
+    """Refuse to touch a run that some process drives, or measures for."""
     if is_going_on(folder):
+        raise _in_use(folder)
+
+
+@contextmanager
+def not_begun_by_others(folder: RunFolder) -> Iterator[None]:
+    """While this process measures for a run that is not begun, no other may measure for it or begin it."""
+    lock = _lock_of(folder)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
         raise InputError(
-            "another process is working on this run.",
+            f"cannot be written ({error.strerror}).",
             where=str(folder.path),
-            remedy=f"Wait until it has ended, or stop it with Ctrl-C; `stretto report {folder.name}` tells "
-            "how far it is. To begin another run, give it its own --name.",
-        )
+            remedy="Run where files may be written.",
+        ) from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        raise _in_use(folder) from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        with suppress(OSError):  # something is in it
+            folder.path.rmdir()
+        os.close(lock_fd)
+
+
+def _in_use(folder: RunFolder) -> InputError:
+    how_far = f"; `stretto report {folder.name}` tells how far it is" if folder.is_begun else ""
+    return InputError(
+        "another process is working on this run.",
+        where=str(folder.path),
+        remedy=f"Wait until it has ended, or stop it with Ctrl-C{how_far}. "
+        "To begin another run, give it its own --name.",
+    )
+
+
+def _lock_of(folder: RunFolder) -> Path:
+    """That of the journal, which tells that a run is going on."""
+    return folder.journal.with_name(folder.journal.name + ".lock")

@@ -21,7 +21,7 @@ from stretto.app.given_limits import deadline_words, given_budget_usd, given_dea
 from stretto.app.probe import OnProgress
 from stretto.app.probe_speeds import speeds_of
 from stretto.app.profile_file import read_profile
-from stretto.app.real_cost import priced_types
+from stretto.app.real_cost import priced_types, stopping_s
 from stretto.app.real_drive import (
     AtDeadline,
     EndedBy,
@@ -36,6 +36,7 @@ from stretto.app.real_expect import (
     after_loading,
     after_measuring,
     as_agreed,
+    check_pays_an_epoch,
     expect,
     until,
     with_own,
@@ -70,8 +71,6 @@ from stretto.search.source import TrialSource, trials_ahead
 
 COMPARED = ("asha", "hypersched")
 """The policy a run is compared with; the second where it is the first itself."""
-RESERVE_S = 15.0
-"""A budget ends this much earlier, so that there is money to save checkpoints with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +148,15 @@ def prepare(
     request, deadline_s = checked.request, tuning.limits.deadline_s
     expectation = kept_expectation(checked.folder)
     if expectation is None:
-        policy, options = request.policy, request.options
-        found = expect(checked.outline, tuning, policy, options, request.seed, nodes=held)
-        found = after_loading(found, _loading_s(checked), deadline_s)
-        expectation = after_measuring(until(found, tuning_now().limits.deadline_s), checked.measuring_usd)
+        policy, options, loading_s = request.policy, request.options, _loading_s(checked)
+        check_pays_an_epoch(tuning, loading_s, rents=checked.rents)
+        found = expect(
+            checked.outline, tuning, policy, options, request.seed, nodes=held, loading_s=loading_s
+        )
+        found = after_loading(found, loading_s, deadline_s)
+        limits = tuning_now().limits
+        found = until(found, limits.deadline_s, limits.budget_usd)
+        expectation = after_measuring(found, checked.measuring_usd)
     return Prepared(
         checked=checked,
         at_s=time.monotonic(),
@@ -348,5 +352,7 @@ def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s
         seed=request.seed,
         deadline_s=tuning.limits.deadline_s,
         at_deadline=request.at_deadline,
-        limit=None if budget_usd is None else Reserve(Purse(types, tuning.billing, budget_usd), RESERVE_S),
+        limit=None
+        if budget_usd is None
+        else Reserve(Purse(types, tuning.billing, budget_usd), stopping_s(tuning.profile)),
     )

@@ -8,24 +8,24 @@ from dataclasses import replace
 
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.job import Tier
-from stretto.core.units import counted
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.hypersched_line import in_line, seats
 from stretto.policies.hypersched_notes import Notes, mean_score
 from stretto.policies.hypersched_payoff import Payoff
-from stretto.policies.hypersched_rules import Rules, catch_up_s, on_grid, time_needed_s
+from stretto.policies.hypersched_rules import GAIN, Rules, catch_up_s, on_grid, time_needed_s
 from stretto.policies.hypersched_speed import believed_scaling, most_useful, startup_s
 from stretto.policies.hypersched_words import (
     NEW_WAITS,
     OUTDONE_WAITS,
-    PAUSED_WAITS,
-    in_time,
-    why_above,
+    paused_waits,
     why_best,
     why_cut,
+    why_fewer,
+    why_holding,
     why_new,
+    why_resized,
 )
 from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
 from stretto.search.halving import finite_score, order
@@ -70,13 +70,17 @@ class Turn:
         return self._decision(), self._notes.dump()
 
     def _hear(self) -> list[JobView]:
-        """Take in new results and stop what diverged; the trials that go on."""
+        """Take in new results and stop what diverged; the trials that go on.
+
+        One that has shown its last epoch is about to end by itself.
+        """
         news = []
         for job in self._trials.values():
             if not self._notes.has_news(job):
                 continue
             if self._notes.hear(job, self._study, self._rules.score_window):
-                news.append(job)
+                if job.epoch < self._study.max_epochs:
+                    news.append(job)
             else:
                 self._stop(job.id, f"It diverged: {metric_text(self._study, None)} at epoch {job.epoch}.")
         return news
@@ -146,7 +150,7 @@ class Turn:
 
     def _decision(self) -> Decision:
         jobs, counts = self._view.jobs, self._counts
-        paused = OUTDONE_WAITS if self._is_late else PAUSED_WAITS
+        paused = OUTDONE_WAITS if self._is_late else paused_waits(self._study)
         waits = {job.job.id: paused if job.results else NEW_WAITS for job in jobs if job.job.id not in counts}
         if not self._why and not self._stops:
             return Decision(
@@ -220,13 +224,11 @@ class Turn:
         if not self._pays(trial, proposal, at_once):
             self._stays[trial] = Reason(ReasonCode.KEPT, payoff.why_not(held, share))
             return
-        if share > held:
-            gain = payoff.gain(held, share)
-            self._why[trial] = (
-                f"{share} slots instead of {held} make {gain:.2f} times the progress {in_time(self._left_s)}."
-            )
+        if payoff.gain(held, share) > GAIN:
+            self._why[trial] = why_resized(held, share, payoff.gain(held, share), self._left_s)
         else:
-            self._why[trial] = f"{counted(share, 'slot')} instead of {held}: the others go to better trials."
+            takers = self._takers(proposal, at_once, self._free + held - share)
+            self._why[trial] = why_fewer(held, share, list(takers)[: held - share])
         self._counts[trial] = share
         self._notes.live[trial] = self._rules.results_between
 
@@ -238,22 +240,22 @@ class Turn:
             return True
         if self._payoff.is_worth(self._single_s(trial), held, share):
             return True
-        return gives and self._wanted(proposal, at_once, self._free + held - share) > self._free
+        return gives and sum(self._takers(proposal, at_once, self._free + held - share).values()) > self._free
 
-    def _wanted(self, proposal: Mapping[str, int], at_once: Collection[str], free: int) -> int:
-        """GPUs that trials would gain by if so many were free.
+    def _takers(self, proposal: Mapping[str, int], at_once: Collection[str], free: int) -> dict[str, int]:
+        """Trials that would gain by GPUs if so many were free, and how many each would take.
 
         Those who would be let in, and those who have less than their share: `at_once` now, others when it is
         their turn.
         """
         starts = self._admitted(free)
-        wanted = sum(gpus for trial, gpus in starts.items() if self._is_worth_a_start(trial, gpus))
+        takers = {trial: gpus for trial, gpus in starts.items() if self._is_worth_a_start(trial, gpus)}
         for trial, share in proposal.items():
             held = self._counts.get(trial, 0)
             wait_s = 0.0 if trial in at_once or not held else self._turn_in_s(trial, held)
             if share > held and self._payoff.is_worth(self._single_s(trial), held, share, wait_s=wait_s):
-                wanted += share - held
-        return wanted
+                takers[trial] = share - held
+        return takers
 
     def _turn_in_s(self, trial: str, held: int) -> float:
         """When a trial may take its share: so many results are to come first."""
@@ -298,7 +300,7 @@ class Turn:
         if not job.results:
             return why_new(self._left_s, spare=spare)
         if not self._is_late and self._notes.rungs.fallen_at(trial) is None:
-            return why_above(self._left_s, spare=spare)
+            return why_holding(self._study, self._left_s, spare=spare)
         return why_best(self._study, self._score(trial), job.epoch, self._left_s, spare=spare)
 
     @property

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from stretto.core.decision import Reason, ReasonCode
+from stretto.core.units import counted
 from stretto.policies.hypersched_rungs import Rungs
 from stretto.policies.trials import metric_text
-from stretto.search.study import Study
+from stretto.search.study import Direction, Study
 
 NEW_WAITS: Final = Reason(ReasonCode.WAITS, "No slot is free for a new trial, or too little time is left.")
-PAUSED_WAITS: Final = Reason(
-    ReasonCode.WAITS, "Paused until it is at or above its cut-offs and a slot is free."
-)
 OUTDONE_WAITS: Final = Reason(
     ReasonCode.WAITS, "Paused: better trials have the slots, or too little time is left for another epoch."
 )
+
+
+def paused_waits(study: Study) -> Reason:
+    """For a trial that was cut."""
+    return Reason(ReasonCode.WAITS, f"Paused until it is {_holding(study)} and a slot is free.")
 
 
 def in_time(left_s: float) -> str:
@@ -28,9 +32,9 @@ def why_new(left_s: float, *, spare: bool) -> str:
     return f"{_free(spare=spare)}: it trains {in_time(left_s)}."
 
 
-def why_above(left_s: float, *, spare: bool) -> str:
+def why_holding(study: Study, left_s: float, *, spare: bool) -> str:
     """Why a paused trial that holds its own is let in."""
-    return f"{_free(spare=spare)}: at or above its cut-offs, it trains {in_time(left_s)}."
+    return f"{_free(spare=spare)}: {_holding(study)}, it trains {in_time(left_s)}."
 
 
 def why_best(study: Study, score: float | None, epoch: int, left_s: float, *, spare: bool) -> str:
@@ -45,6 +49,25 @@ def why_cut(study: Study, rungs: Rungs, trial: str, place: int) -> str:
     shown = metric_text(study, rung.score(trial))
     bar = "nobody goes on yet" if cut is None else f"the cut-off is {metric_text(study, cut)}"
     return f"{shown} at epoch {rungs.epochs[place]}, where {bar} ({len(rung)} trials)."
+
+
+def why_resized(held: int, share: int, gain: float, left_s: float) -> str:
+    """Why a trial's slots become more, or fewer, for its own sake."""
+    makes = "makes" if share == 1 else "make"
+    progress = f"{gain:.2f} times the progress {in_time(left_s)}"
+    return f"{counted(share, 'slot')} instead of {held} {makes} {progress}."
+
+
+def why_fewer(held: int, share: int, takers: Iterable[str]) -> str:
+    """Why a trial gives slots up; `takers` are those who would gain by them."""
+    names = ", ".join(takers)
+    why = f"the rest is for {names}" if names else "that is its share now"
+    return f"{counted(share, 'slot')} instead of {held}: {why}."
+
+
+def _holding(study: Study) -> str:
+    side = "above" if study.direction is Direction.MAX else "below"
+    return f"at or {side} its cut-offs"
 
 
 def _free(*, spare: bool) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ from stretto.allocate.even_spread import Placer, Seat, place_all, spread_or_pack
 from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.allocate.marginal import NONE, Claim, RemainingTime, share_out
 from stretto.core.allocation import Allocation
-from stretto.core.decision import Decision, ReasonCode
+from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.job import Job, Role, Tier
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
@@ -107,7 +108,9 @@ class Optimus:
         turn = _Turn(self, view, Recollection.of(memory))
         turn.share_out()
         decision = fixed_size_decision(view, turn.allocations, turn.why)
-        return replace(decision, wake_at_s=min(turn.sampling.values(), default=None)), turn.memory().as_json()
+        reasons = {**decision.reasons, **turn.why_not_larger()}
+        wake_at_s = min(turn.sampling.values(), default=None)
+        return replace(decision, reasons=reasons, wake_at_s=wake_at_s), turn.memory().as_json()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,25 @@ class _Turn:
             missing = "there is room for a sample run" if plan.to_sample else "its speed is known"
             return f"Its smallest size, {gang}, until {missing}."
         return f"{_gains(plan, gang)}{plan.warning}"
+
+    def why_not_larger(self) -> dict[str, Reason]:
+        """Of jobs that stay as they are in this round, though there is room for another of their workers.
+
+        In words that stay the same while they do.
+        """
+        reasons = {}
+        has_room = cache(self._has_room)
+        for plan in self._plans.values():
+            job, held = plan.job, held_gang(plan.job.allocation)
+            stays = bool(job.allocation) and self.allocations.get(job.id) == job.allocation
+            grows = plan.work is not None and held.workers < plan.claim.most[0]
+            if stays and grows and has_room(plan.claim.worker):
+                text = f"Stays with {held}: another worker would save it less time than a resize takes."
+                reasons[job.id] = Reason(ReasonCode.KEPT, text)
+        return reasons
+
+    def _has_room(self, demand: Resources) -> bool:
+        return any(self._free.fits(node, demand) for node in self._free.ids)
 
     def _stays(self, job: JobView) -> bool:
         """Whether a running job keeps what it has, whatever others would gain."""

@@ -135,15 +135,17 @@ class Pollux:
         alike = abs(share - 1.0) <= ALIKE
         much = "as much progress as" if alike else f"{share:.2f} times the progress it would make"
         fair = f"{much} on a fair share of {counted(fair_gpus, 'slot')}"
-        why = "" if alike else self._why_not_fair(job, new.worker_count, share, len(shares))
+        why = "" if alike else self._why_not_fair(job, new.worker_count, share, fair_gpus, len(shares))
         return f"{sizes}: {fair}{why}"
 
-    def _why_not_fair(self, job: JobView, workers: int, share: float, jobs: int) -> str:
+    def _why_not_fair(self, job: JobView, workers: int, share: float, fair_gpus: int, jobs: int) -> str:
         """Why a job has more or less than its share; nothing if it can have no other number."""
         if job.job.tier is Tier.RIGID:
             return ""
+        if share > 1.0 and workers < fair_gpus:
+            return f", as it trains slower on {fair_gpus}"
         if share > 1.0:
-            return ", as others gain less"
+            return "" if jobs == 1 else ", as others gain less"
         if workers >= job.job.worker.max:
             return ", the most it can have"
         if workers == self._most_believed(job):
