@@ -95,12 +95,12 @@ class Counting(Unwatched):
 
 
 class Later(SimulatedHands):
-    """Is resumed so much later than the run was stopped."""
+    """Is there at some time, however long before that the run was stopped."""
 
-    def __init__(self, hands: Hands, *, down_s: float) -> None:
+    def __init__(self, hands: Hands, *, at_s: float) -> None:
         super().__init__(hands)
-        self._down_s = down_s
-        self._ahead_s = 0.0
+        self._at_s = at_s
+        self._ahead_s = at_s
 
     def now_s(self) -> float:
         return super().now_s() + self._ahead_s
@@ -111,7 +111,7 @@ class Later(SimulatedHands):
 
     def recover(self, history: Iterable[Event]) -> None:
         super().recover(history)
-        self._ahead_s = self._down_s
+        self._ahead_s = self._at_s - super().now_s()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -296,10 +296,11 @@ class TestBudget:
         stop = Stop()
         part = start(prepare(checked, make=simulated), stop=stop, watcher=Counting(stop, 12), make=simulated)
         assert 0.0 < part.cost_usd < budget_usd / 2
+        last_s = max(event.t_s for event in checked.folder.events())
 
         def later(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
             del folder, clock
-            return Later(hands, down_s=1000.0)
+            return Later(hands, at_s=last_s + 1000.0)
 
         result = start(prepare(checked, make=simulated), make=later)
         (resumed,) = (event for event in checked.folder.events() if isinstance(event, RunResumed))

@@ -100,8 +100,8 @@ class Controller:
                 _check_identity(event.identity, identity)
             self._fold(event)
         if history:
-            self._record_resumption(max(event.t_s for event in history))  # what recovery tells is later
-            substrate.recover(history)
+            self._record_resumption(max(event.t_s for event in history))
+            substrate.recover(history)  # what it tells is later than that
         else:
             self._record([RunStarted(t_s=0.0, identity=identity, nodes=tuple(nodes))])
 
