@@ -110,6 +110,7 @@ class Later(SimulatedHands):
         return None if event is None else dataclasses.replace(event, t_s=event.t_s + self._ahead_s)
 
     def recover(self, history: Iterable[Event]) -> None:
+        self._ahead_s = 0.0
         super().recover(history)
         self._ahead_s = self._at_s - super().now_s()
 
