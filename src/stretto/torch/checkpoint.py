@@ -153,6 +153,7 @@ class CheckpointStore:
     def _write(
         self, tree: Any, tensors: list[Tensor], progress: float, best: bool, on_saved: OnSaved | None
     ) -> bool:
+        self._remove_old()  # what somebody was killed before removing, or each such end would leave one more
         try:
             with self._new() as (new, final):
                 write_files(new, put_together(tree, tensors), progress=progress, best=best)
