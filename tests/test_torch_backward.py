@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,33 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import backward_cases
 from backward_cases import BATCH, CASES, trained
+from ranks import launched
 from stretto.core.errors import InputError
 from stretto.torch import Run
-
-RANKS = 2
 
 
 @pytest.fixture(scope="module")
 def on_ranks() -> list[dict[str, list[float]]]:
     """What each of two workers, launched as torchrun does, has trained in every case."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    launched = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(Path(backward_cases.__file__))],
-                    env={**os.environ, **launched, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(RANKS)
-        ]
-        for worker in workers:
-            stack.callback(worker.kill)
-        return [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
+    return [json.loads(worker.last_line) for worker in launched(backward_cases.__file__)]
 
 
 @pytest.mark.filterwarnings("ignore:Using backward:UserWarning")

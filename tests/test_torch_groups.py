@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,14 +18,14 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 import group_cases
+import ranks
 from group_cases import BATCH, EXAMPLES, data, model_and_optimizer, step
+from ranks import RANKS
 from stretto.core.errors import InputError
 from stretto.torch import Run
 from stretto.torch.group import Code, Group, Order
 from stretto.wire.messages import Finished, FinishEpoch, Left, Ready, Report, Saved
 from torch_gang import Cradle, Gang, wait_until
-
-RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -44,25 +40,8 @@ class Launched:
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     folder = tmp_path_factory.mktemp("run")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    env = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(Path(group_cases.__file__)), str(folder)],
-                    env={**os.environ, **env, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for rank in range(RANKS)
-        ]
-        for worker in workers:
-            stack.callback(worker.kill)
-        said = [worker.communicate(timeout=120)[0].splitlines()[-1] for worker in workers]
-        return Launched([json.loads(last) for last in said], [worker.wait() for worker in workers], folder)
+    workers = ranks.launched(group_cases.__file__, str(folder))
+    return Launched([json.loads(one.last_line) for one in workers], [one.code for one in workers], folder)
 
 
 @pytest.mark.parametrize("case", ["ordinary_steps", "batch_statistics"])
