@@ -14,7 +14,7 @@ from stretto.core.errors import InputError, StrettoError
 from stretto.core.job import Role, Work
 from stretto.core.resources import TOLERANCE, Resources, total_of
 from stretto.core.seeds import child_rng
-from stretto.core.units import format_duration, parse_duration_s
+from stretto.core.units import format_duration, format_usd, parse_duration_s
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=100)
 
@@ -132,6 +132,23 @@ def test_durations_as_people_read_them(seconds: float, text: str) -> None:
 def test_what_is_shown_can_be_read_and_is_at_most_a_minute_off(seconds: int) -> None:
     read_s = parse_duration_s(format_duration(seconds).replace(" ", ""))
     assert 0 <= seconds - read_s < 60
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "$0.00"),
+        (1234.5, "$1,234.50"),
+        (0.0999, "$0.10"),
+        (0.0994, "$0.099"),
+        (0.06, "$0.06"),
+        (0.00312, "$0.0031"),
+        (1e-9, "$0.00"),
+        (-0.5, "-$0.50"),
+    ],
+)
+def test_money_as_people_read_it(usd: float, text: str) -> None:
+    assert format_usd(usd) == text
 
 
 # --- seeds

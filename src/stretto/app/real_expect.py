@@ -19,7 +19,7 @@ from stretto.app.study_run import simulate_study
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
-from stretto.core.units import HOUR_S, counted, format_duration
+from stretto.core.units import HOUR_S, counted, format_duration, format_usd
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
 from stretto.planning.forecast import Estimate, Progress
@@ -129,10 +129,10 @@ def check_pays_an_epoch(tuning: Tuning, loading_s: float, *, rents: bool) -> Non
         needed_s = loading_s + profile.start_s + profile.latency.epoch_s / fastest + stopping_s(profile)
     needed_usd = needed_s * usd_per_s
     if needed_usd > budget_usd:
-        on_slots, takes = counted(slots, "slot"), format_duration(needed_s)
+        needed = f"{format_duration(needed_s)} on {counted(slots, 'slot')} cost {format_usd(needed_usd)}"
         raise InputError(
             f"a budget of ${budget_usd:g} does not pay for one epoch: "
-            f"{takes} on {on_slots} cost ${needed_usd:.2f}{'' if rents else ', with starting and stopping'}.",
+            f"{needed}{'' if rents else ', with starting and stopping'}.",
             remedy="Give a larger --budget.",
         )
 

@@ -16,7 +16,7 @@ from stretto.app.run_folder import RUNS, RunFolder, Tables, run_folder
 from stretto.app.study_cluster import Offer, slots_offer
 from stretto.app.study_file import StudyOutline, read_outline
 from stretto.core.errors import InputError
-from stretto.core.units import counted
+from stretto.core.units import counted, format_usd
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.registry import make_policy, rents_nodes
@@ -103,7 +103,7 @@ class Checked:
         if budget_usd is not None and budget_usd <= 0:
             raise InputError(
                 f"the budget of ${self.limits.budget_usd:g} is spent: "
-                f"measuring the training has cost ${self.measuring_usd:.2f}.",
+                f"measuring the training has cost {format_usd(self.measuring_usd)}.",
                 remedy="Give a larger --budget; what was measured is kept.",
             )
         limits = dataclasses.replace(self.limits, deadline_s=deadline_s, budget_usd=budget_usd)

@@ -30,7 +30,7 @@ from stretto.app.real_lines import (
 from stretto.app.real_shown import metrics_text
 from stretto.app.real_stop import Stop
 from stretto.core.events import Event
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.names import one_line
@@ -159,7 +159,7 @@ class Display:
             yield bar
             clock += f" of {format_duration(deadline_s)}"
         if self._meter is not None:
-            clock += f"   spent ${self._meter.cost_usd(max(self._now_s, self._meter.seen_s)):.2f}"
+            clock += f"   spent {format_usd(self._meter.cost_usd(max(self._now_s, self._meter.seen_s)))}"
         if outlook.finish_s is not None:
             slowness = self._board.slowness(outlook.tuning.profile)
             eta = corrected(outlook.finish_s, self._now_s, slowness, deadline_s)

@@ -16,7 +16,7 @@ from stretto.app.run_folder import RunFolder
 from stretto.app.run_jobs import RunResult, run_result
 from stretto.app.study_run import StudyResult
 from stretto.core.errors import InputError
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.policies.registry import Options
 from stretto.report.study_table import HEADING, hours_text, policy_row
 from stretto.report.table import metrics_text
@@ -83,7 +83,7 @@ def _really(actual: TuneResult) -> list[str]:
         best,
         str(sum(trial.epochs > 0 for trial in actual.trials)),
         hours_text(actual.gpu_hours),
-        f"${actual.cost_usd:,.2f}",
+        format_usd(actual.cost_usd),
         format_duration(actual.finished_s),
         "trials" if actual.ended_by == EndedBy.JOBS else actual.ended_by,
     ]

@@ -28,7 +28,7 @@ from stretto.cli.progress import measuring
 from stretto.cli.run import agree, how_it_stopped, how_to_resume
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
-from stretto.core.units import counted, format_duration
+from stretto.core.units import counted, format_duration, format_usd
 from stretto.policies.registry import check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
@@ -149,7 +149,7 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
             gone = f"{format_duration(given_s - left_s)} of the {format_duration(given_s)}"
             print(f"Measuring and planning took {gone} until the deadline.", file=sys.stderr)
         if checked.measuring_usd and checked.limits.budget_usd is not None:
-            spent = f"${checked.measuring_usd:.2f} of the ${checked.limits.budget_usd:g}"
+            spent = f"{format_usd(checked.measuring_usd)} of the ${checked.limits.budget_usd:g}"
             print(f"Measuring has cost {spent} that may be spent; the rest is for the run.", file=sys.stderr)
         print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
         agree(max((*tuning.instances, *tuning.own), key=lambda one: one.usd_per_hour), yes=yes)

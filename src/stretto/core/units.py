@@ -1,7 +1,8 @@
-"""Durations as people write them."""
+"""Durations and sums of money as people write them."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from stretto.core.errors import InputError
@@ -39,3 +40,11 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def format_usd(usd: float) -> str:
+    """In cents, $1,234.50; of less than ten the first two digits, $0.0031."""
+    size = abs(usd)
+    digits = 2 if size == 0 or size >= 0.1 else min(1 - math.floor(math.log10(size)), 6)
+    whole, point, fraction = f"{size:,.{digits}f}".partition(".")
+    return f"{'-' if usd < 0 else ''}${whole}{point}{fraction.rstrip('0'):0<2}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stretto.core.cluster import Node
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.planning.forecast import Forecast, Outcome, Progress
 from stretto.planning.plan import StagePlan
 from stretto.planning.planner import Planner, Rule, kept_how, plan_study
@@ -88,12 +88,14 @@ def laid_out(
 
 
 def _describe(limits: Limits, rule: Rule, forecast: Forecast, *, kept: bool) -> str:
-    expected = f"about {format_duration(forecast.finish_s.mean)} and ${forecast.cost_usd.mean:.2f} in all"
+    expected = (
+        f"about {format_duration(forecast.finish_s.mean)} and {format_usd(forecast.cost_usd.mean)} in all"
+    )
     bounds = []
     if limits.deadline_s is not None:
         bounds.append(f"ends by {format_duration(limits.deadline_s)}")
     if limits.budget_usd is not None:
-        bounds.append(f"costs at most ${limits.budget_usd:.2f}")
+        bounds.append(f"costs at most {format_usd(limits.budget_usd)}")
     if not bounds:
         return f"No limit is set; the best use of time and money takes {expected}."
     promise = f"{' and '.join(bounds)} {kept_how(limits, rule)}"

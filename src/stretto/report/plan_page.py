@@ -9,7 +9,7 @@ from typing import Any
 
 import stretto
 from stretto.app.plan import Planned
-from stretto.core.units import HOUR_S
+from stretto.core.units import HOUR_S, format_usd
 from stretto.planning.forecast import Forecast, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.planner import kept_how
@@ -22,7 +22,6 @@ from stretto.report.plan_text import (
     duration_interval,
     is_priced,
     limits_text,
-    money,
     money_interval,
     on_nodes,
     side_by_side,
@@ -186,14 +185,16 @@ def _facts(planned: Planned, unit: str) -> list[tuple[str, str]]:
 
 def _offered(tuning: Tuning) -> tuple[str, str]:
     if [one.name for one in tuning.instances] == [SLOT]:
-        return "slots", f"{tuning.max_nodes}, {money(tuning.instances[0].usd_per_hour)}/h each"
-    return "instances", ", ".join(f"{one.name} {money(one.usd_per_hour)}/h" for one in tuning.instances)
+        return "slots", f"{tuning.max_nodes}, {format_usd(tuning.instances[0].usd_per_hour)}/h each"
+    return "instances", ", ".join(f"{one.name} {format_usd(one.usd_per_hour)}/h" for one in tuning.instances)
 
 
 def _billing_text(tuning: Tuning) -> str:
     billing = tuning.billing
     data = (
-        f", {money(billing.usd_per_new_node)} of data for each new node" if billing.usd_per_new_node else ""
+        f", {format_usd(billing.usd_per_new_node)} of data for each new node"
+        if billing.usd_per_new_node
+        else ""
     )
     least = f", at least {billing.minimum_s:g} s a node" if billing.minimum_s else ""
     return f"per {billing.per}, in steps of {billing.granularity_s:g} s{least}{data}"

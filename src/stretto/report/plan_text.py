@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from stretto.app.machine_profile import MachineProfile
-from stretto.core.units import HOUR_S, format_duration
+from stretto.core.units import HOUR_S, format_duration, format_usd
 from stretto.planning.forecast import Estimate, Forecast, Outcome
 from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
@@ -53,7 +53,7 @@ def verdict(tuning: Tuning, outcome: Outcome) -> str:
     if chosen is None:
         asked = f"{limits_text(limits)}{_how_surely(limits, outcome)}"
         return f"No plan keeps {asked}. {_what_can_be_kept(limits, outcome)}"
-    spent = f"{money(chosen.cost_usd.mean)} in {format_duration(chosen.finish_s.mean)}"
+    spent = f"{format_usd(chosen.cost_usd.mean)} in {format_duration(chosen.finish_s.mean)}"
     if limits.deadline_s is None and limits.budget_usd is None:
         return f"Without a limit there is a trade-off; a balanced plan takes {spent} (least cost x time)."
     odds = [
@@ -76,14 +76,14 @@ def _what_can_be_kept(limits: Limits, outcome: Outcome) -> str:
     step_s = 1.0 if earliest.due_s < HOUR_S else 60.0
     soonest = format_duration(math.ceil(earliest.due_s / step_s) * step_s)
     sentence = (
-        f"The earliest deadline that can be kept is {soonest}, for {money(earliest.cost_usd.mean)}, "
+        f"The earliest deadline that can be kept is {soonest}, for {format_usd(earliest.cost_usd.mean)}, "
         f"by a plan that takes {format_duration(earliest.finish_s.mean)} on average; "
-        f"the cheapest plan costs {money(cheapest.cost_usd.mean)} and takes "
+        f"the cheapest plan costs {format_usd(cheapest.cost_usd.mean)} and takes "
         f"{format_duration(cheapest.finish_s.mean)} on average."
     )
     if limits.budget_usd is not None and cheapest.due_usd > limits.budget_usd:
         least_usd = math.ceil(100.0 * cheapest.due_usd) / 100.0
-        return f"The least budget that can be kept is {money(least_usd)}. {sentence}"
+        return f"The least budget that can be kept is {format_usd(least_usd)}. {sentence}"
     return sentence
 
 
@@ -98,7 +98,7 @@ def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
         later = outcome.cheapest_by(deadline_s + HOUR_S)
         saved = chosen.cost_usd.mean - later.cost_usd.mean if later is not None else 0.0
         sentences.append(
-            f"An hour more would save {money(saved)}."
+            f"An hour more would save {format_usd(saved)}."
             if saved >= 0.005
             else "An hour more would save nothing."
         )
@@ -121,7 +121,7 @@ def _against_static(chosen: Forecast, static: Forecast | None) -> str:
     times = (
         f", {static.cost_usd.mean / chosen.cost_usd.mean:.2f} times as much" if chosen.cost_usd.mean else ""
     )
-    return f"The best fixed cluster costs {money(extra_usd)} more{times}."
+    return f"The best fixed cluster costs {format_usd(extra_usd)} more{times}."
 
 
 def units(plan: Plan) -> str:
@@ -201,7 +201,7 @@ def frontier_plot(outcome: Outcome) -> str:
     marks = [_mark(forecast, "o") for forecast in outcome.frontier]
     marks += [_mark(forecast, SIGNS[name]) for name, forecast in named]
     legend = "   ".join(["o frontier", *(f"{SIGNS[name]} {name}" for name, _ in named)])
-    return f"{tiny_plot(marks, x_text=format_duration, y_text=money)}\n{legend}"
+    return f"{tiny_plot(marks, x_text=format_duration, y_text=format_usd)}\n{legend}"
 
 
 def _mark(forecast: Forecast, sign: str) -> Mark:
@@ -213,16 +213,13 @@ def limits_text(limits: Limits) -> str:
     if limits.deadline_s is not None:
         parts.append(f"a deadline of {format_duration(limits.deadline_s)}")
     if limits.budget_usd is not None:
-        parts.append(f"a budget of {money(limits.budget_usd)}")
+        parts.append(f"a budget of {format_usd(limits.budget_usd)}")
     return " and ".join(parts)
 
 
-def money(usd: float) -> str:
-    return f"${usd:,.2f}"
-
-
 def money_interval(estimate: Estimate) -> str:
-    return f"{money(estimate.mean)} ({estimate.p10:,.2f}-{estimate.p90:,.2f})"
+    low, high = (format_usd(end).removeprefix("$") for end in (estimate.p10, estimate.p90))
+    return f"{format_usd(estimate.mean)} ({low}-{high})"
 
 
 def duration_interval(estimate: Estimate) -> str:

@@ -9,7 +9,7 @@ from stretto.app.real_board import Phase
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_shown import metrics_text
 from stretto.app.run_jobs import JobResult, RunResult
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.report.failures import failure_lines, with_failed
 from stretto.report.names import one_line
 from stretto.report.text_table import markdown_table
@@ -49,7 +49,7 @@ def _summary(result: RunResult) -> Iterator[str]:
         ending = with_failed(ending, sum(job.state == Phase.FAILED for job in result.jobs))
     yield f"{result.run.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
     mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
-    cost = f", ${result.cost_usd:.2f}" if result.cost_usd else ""
+    cost = f", {format_usd(result.cost_usd)}" if result.cost_usd else ""
     yield f"{result.gpu_hours:.3f} slot hours{mean}{cost}"
     yield ""
     yield markdown_table(*job_table(result.jobs))

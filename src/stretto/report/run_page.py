@@ -15,7 +15,7 @@ from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.app.run_jobs import RunResult, run_result
 from stretto.app.study_file import StudyFile
 from stretto.app.study_run import StudyResult, StudyRun
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.report.figures_gantt import by_application, gpus_over_time
 from stretto.report.figures_nodes import with_expected, with_gaps
 from stretto.report.page import Page, facts_html, table_html, write_page
@@ -129,7 +129,7 @@ def _job_facts(result: RunResult, history: History) -> list[tuple[str, str]]:
         ("ended by", result.ended_by),
         ("finish", format_duration(result.finished_s)),
         ("slot hours", f"{result.gpu_hours:.3f}"),
-        *([("cost", f"${result.cost_usd:.2f}")] if result.cost_usd else []),
+        *([("cost", format_usd(result.cost_usd))] if result.cost_usd else []),
         *([("not driven", gaps_text(history.gaps))] if history.gaps else []),
     ]
 

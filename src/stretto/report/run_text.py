@@ -16,7 +16,7 @@ from stretto.app.real_result import TrialResult, TuneResult
 from stretto.app.replay import Replayed
 from stretto.app.run_folder import RUNS, PastLimits
 from stretto.core.job import Value
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.failures import failure_lines, with_failed
@@ -87,7 +87,7 @@ def _expected(expectation: Expectation) -> str:
 
 
 def _kept(usd: float) -> str:
-    return f" {_usd(usd)} of the budget is kept for stopping." if usd >= 0.005 else ""
+    return f" {format_usd(usd)} of the budget is kept for stopping." if usd >= 0.005 else ""
 
 
 def tune_text(result: TuneResult, study: Study, other: Replayed | None = None) -> str:
@@ -165,7 +165,7 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     ]
     expected = result.predicted_cost_usd
     if result.cost_usd or (expected and expected.mean):
-        facts.append(("cost", f"{_usd(result.cost_usd)}{_predicted(expected, _usd)}"))
+        facts.append(("cost", f"{format_usd(result.cost_usd)}{_predicted(expected, format_usd)}"))
     if result.gaps:
         facts.append(("not driven", gaps_text(result.gaps)))
     if result.past_limits:
@@ -281,16 +281,12 @@ def _predicted(estimate: Estimate | None, shown: Callable[[float], str] = format
     return "" if estimate is None else f" (expected {_between(estimate, shown)})"
 
 
-def _usd(usd: float) -> str:
-    return f"${usd:.2f}"
-
-
 def _count(number: float) -> str:
     return f"{number:.0f}"
 
 
 def _cost(estimate: Estimate | None) -> str:
-    return "" if estimate is None or not estimate.mean else f"; cost: {_between(estimate, _usd)}"
+    return "" if estimate is None or not estimate.mean else f"; cost: {_between(estimate, format_usd)}"
 
 
 def _between(estimate: Estimate, shown: Callable[[float], str]) -> str:

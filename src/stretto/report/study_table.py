@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stretto.app.study_run import StudyResult
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, format_usd
 from stretto.report.text_table import markdown_table
 from stretto.search.study import Direction, Study
 
@@ -40,7 +40,7 @@ def policy_row(study: Study, policy: str, results: Sequence[StudyResult]) -> lis
         f"{worst(values):.4f}" if values else "none",
         f"{np.mean([result.trials_started for result in results]):.4g}",
         hours_text(float(np.mean([result.gpu_hours for result in results]))),
-        f"${np.mean([result.cost_usd for result in results]):,.2f}",
+        format_usd(float(np.mean([result.cost_usd for result in results]))),
         format_duration(float(np.mean([result.finished_s for result in results]))),
         _endings(results),
     ]
