@@ -207,8 +207,17 @@ def test_what_is_there_already_is_not_measured(stretto: StudyCommand, tmp_path: 
     assert err == ""
     assert not Path("runs").exists()
     write(study, STUDY + CLUSTER)
-    told = stretto.refused("plan", study, "--on", "ray:nowhere:1")
-    assert "the plan is for [cluster], and there is nothing to measure" in told
+    for words in (("--on", "ray:nowhere:1"), ("--slots", "2")):
+        told = stretto.refused("plan", study, *words)
+        assert "the plan is for [cluster], and there is nothing to measure" in told
+
+
+def test_a_plan_for_another_number_of_slots(stretto: StudyCommand, tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    few, many = (stretto.json("plan", study, "--slots", slots) for slots in ("1", "8"))
+    assert max(stage["nodes"] for stage in few["stages"]) == 1
+    assert many["jct_s"]["mean"] < few["jct_s"]["mean"]
+    assert "0 slots are out of range" in stretto.refused("plan", study, "--slots", "0")
 
 
 @pytest.mark.usefixtures("stretto")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from stretto.app.plan import Planned, plan, plan_to_begin
 from stretto.app.probe_node import ELSEWHERE
@@ -13,7 +14,7 @@ from stretto.app.probe_speeds import speeds_of
 from stretto.app.profile_file import read_profile
 from stretto.app.real_expect import with_own
 from stretto.app.real_request import Checked, TuneRequest, check_request, tuning_on
-from stretto.app.real_site import LOCAL, OpenSite, SiteRequest, find_site
+from stretto.app.real_site import LOCAL, OpenSite, SiteRequest, check_slots, find_site
 from stretto.app.real_substrate import MakeSubstrate
 from stretto.app.study_file import (
     BUILT_IN_CURVES,
@@ -91,10 +92,15 @@ def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
     """A study with a profile: for a cluster that is there, or as its file has it."""
     _check_nothing_is_measured(request, outline)
     if request.on == LOCAL:
-        return PlannableStudy(_within(study_of(outline.tables, outline.path), request))
+        return PlannableStudy(_within(study_of(_with_slots(outline, request.slots), outline.path), request))
     site_asked = find_site(
         SiteRequest(
-            on=request.on, runs=request.runs, machine=outline.machine, rents=True, rented=outline.rented
+            on=request.on,
+            slots=request.slots,
+            runs=request.runs,
+            machine=outline.machine,
+            rents=True,
+            rented=outline.rented,
         )
     )
     elastic = outline.checkpoints or not outline.command
@@ -104,6 +110,14 @@ def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
     notes = (_planned_for(outline, site),)
     found = _on_site(outline, tuning, site, notes, elastic=elastic)
     return dataclasses.replace(found, file=_within(found.file, request))
+
+
+def _with_slots(outline: StudyOutline, slots: int | None) -> dict[str, Any]:
+    """The file's tables, with so many slots in [machine] if a number is given."""
+    if slots is None:
+        return outline.tables
+    machine = outline.tables.get("machine", {})
+    return {**outline.tables, "machine": {**machine, "slots": check_slots(slots)}}
 
 
 def _on_site(
@@ -133,10 +147,13 @@ def _is_elsewhere(outline: StudyOutline, site: OpenSite) -> bool:
 
 def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> None:
     """What is about measuring says nothing of a study with a profile."""
-    cluster_is_named = request.on != LOCAL and outline.has_cluster and outline.rented is None
+    cluster_is_meant = outline.has_cluster and (request.on == LOCAL or outline.rented is None)
+    here = "as the plan is for [cluster]"
+    slots_are_given = request.slots is not None and cluster_is_meant
     given = (
         ("the training", request.work is not None, "it says what to measure"),
-        (f"--on {request.on}", cluster_is_named, "it says where to measure, as the plan is for [cluster]"),
+        (f"--on {request.on}", request.on != LOCAL and cluster_is_meant, f"it says where to measure, {here}"),
+        (f"--slots {request.slots}", slots_are_given, f"it says on how many slots to measure, {here}"),
         (f"--store {request.store}", bool(request.store), "it is about measuring"),
         (f"--name {request.name}", request.name is not None, "it says for which run to measure"),
     )

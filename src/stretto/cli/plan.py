@@ -15,7 +15,7 @@ from stretto.app.plan import plan_json
 from stretto.app.probe_study import study_to_plan
 from stretto.app.real_request import TuneRequest
 from stretto.app.real_site import LOCAL
-from stretto.cli.flags import AsJson, On, ReportFile, Seed, Store
+from stretto.cli.flags import AsJson, On, ReportFile, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.output import check_report
 from stretto.cli.progress import measuring
@@ -51,6 +51,7 @@ def plan(
     option: Annotated[
         list[str] | None, typer.Option("--set", help="rubberband.OPTION=VALUE, such as rubberband.rule=mean.")
     ] = None,
+    slots: Slots = None,
     on: On = LOCAL,
     store: Store = "",
     name: Annotated[
@@ -87,6 +88,7 @@ def plan(
                 options=options,
                 deadline_s=_deadline_s(deadline),
                 budget_usd=parse_budget_usd(budget),
+                slots=slots,
                 on=on,
                 store=store,
                 name=name,
