@@ -23,7 +23,6 @@ from stretto.models.speed import AllReduceSpeed
 from stretto.torch import Run
 from stretto.torch.adaptive import LOOK_STEPS, MOST_GROWTH, WARM_UP_STEPS, BatchTuner, Change
 from stretto.torch.memory import BatchMemory
-from stretto.torch.meter import SplitCost
 from stretto.torch.rules import RULES, Rule, lr_factor, progress_of_step
 
 LIMITS = BatchLimits(initial=64, requested=64, max=4096, per_gpu_min=8, per_gpu_max=4096, accumulation=True)
@@ -271,23 +270,28 @@ def test_no_rule_goes_beyond_the_batch(sqr: float, var: float, scale: float, rul
     assert progress_of_step(NoiseSample(sqr, var), 1.0) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("left", "factor"), [(8, 2.0), (6, 1.5), (4, 1.0), (1, 1.0)])
-def test_what_is_left_of_a_pass_steps_at_the_rate_of_its_own_size(left: int, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("examples", "batch", "factors"),
+    [(16, 8, [2.0, 2.0]), (22, 8, [2.0, 1.75, 1.75]), (17, 8, [2.0, 1.25, 1.0]), (6, 5, [1.0, 1.0])],
+)
+def test_what_is_left_of_a_pass_steps_at_the_rate_of_its_own_size(
+    examples: int, batch: int, factors: list[float]
+) -> None:
     """A gradient of few examples is too noisy for the rate of many; the user's own rate it has at least."""
     run = Run()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rates: list[float] = []
     optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-    loader = DataLoader(TensorDataset(torch.ones(16 + left, 2)), batch_size=4)
-    run._engine.batching.order = BatchChoice(8)
+    loader = DataLoader(TensorDataset(torch.ones(examples, 2)), batch_size=4)
+    run._engine.batching.order = BatchChoice(batch)
     *_, elastic = run.prepare(model, optimizer, loader, adaptive=True, lr_rule="linear", max_batch_size=8)
     for _ in run.epochs(1):
         for (x,) in elastic:
             optimizer.zero_grad()
             torch.autograd.backward(model(x).square().mean())
             optimizer.step()
-    assert [rate / 0.01 for rate in rates[:3]] == pytest.approx([2.0, 2.0, factor])
+    assert [rate / 0.01 for rate in rates[: len(factors)]] == pytest.approx(factors)
     assert optimizer.param_groups[0]["lr"] == 0.01
 
 
@@ -349,57 +353,3 @@ def test_the_card_bounds_the_batch() -> None:
         change = tuner.propose(NoiseSample(0.0, 1.0), nodes=1, workers=1, current=current, step=step)
         current = change.batch if change else current
     assert 64 < current.atomic <= 100
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def split_at(cost: SplitCost, clock: Clock, step: int, batch: int, took_s: tuple[float, float]) -> None:
-    """Two plain steps and a split one, and how long the last two took."""
-    for number, passed_s in ((step - 2, 5.0), (step - 1, took_s[0]), (step, took_s[1])):
-        clock.now_s += passed_s
-        cost.boundary(number, batch, split=number == step, on_card=False)
-
-
-def test_a_split_step_is_compared_with_the_one_before() -> None:
-    clock = Clock()
-    cost = SplitCost(clock)
-    split_at(cost, clock, 8, 64, (1.0, 9.0))  # loads code
-    assert cost.in_steps is None
-    for step in (16, 24, 32):
-        split_at(cost, clock, step, 64, (1.0, 1.5))
-    assert cost.in_steps == pytest.approx(0.5)
-
-
-def test_a_new_batch_costs_what_the_last_did_until_it_is_known() -> None:
-    clock = Clock()
-    cost = SplitCost(clock)
-    for step in (8, 16):
-        split_at(cost, clock, step, 64, (1.0, 2.0))
-    split_at(cost, clock, 24, 128, (1.0, 1.1))
-    assert cost.in_steps == pytest.approx(1.0)
-    split_at(cost, clock, 32, 128, (1.0, 1.1))
-    assert cost.in_steps == pytest.approx(0.1)
-
-
-def test_only_neighbouring_steps_are_compared() -> None:
-    clock = Clock()
-    cost = SplitCost(clock)
-    for step in (8, 16, 24):
-        for number in (step - 5, step - 1, step):
-            clock.now_s += 1.0
-            cost.boundary(number, 64, split=number == step, on_card=False)
-    assert cost.in_steps is None
-
-
-def test_a_split_that_takes_no_longer_costs_nothing() -> None:
-    clock = Clock()
-    cost = SplitCost(clock)
-    for step in (8, 16):
-        split_at(cost, clock, step, 64, (1.0, 0.9))
-    assert cost.in_steps == 0.0

@@ -106,6 +106,44 @@ def test_every_example_of_a_pass_is_seen_once_across_any_resizes(
     assert sorted(seen) == list(range(size))
 
 
+@pytest.mark.parametrize(
+    ("examples", "batch", "sizes"),
+    [
+        (25, 10, [10, 8, 7]),
+        (20, 10, [10, 10]),
+        (11, 10, [6, 5]),
+        (9, 10, [9]),
+        (25, 4, [4, 4, 4, 4, 4, 4, 1]),  # the user's own
+        (25, 3, [3, 3, 3, 3, 3, 3, 3, 3, 1]),
+    ],
+)
+def test_at_a_larger_batch_than_the_users_the_last_two_steps_share_what_is_left(
+    examples: int, batch: int, sizes: list[int]
+) -> None:
+    source = Source(dataset=Numbers(examples), batch_size=4, shuffle=False)
+    loader = loader_at(source, Layout(batch), Position())
+    assert [len(values) for values in loader] == sizes
+    assert len(loader) == loader.steps == len(sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 60), st.integers(1, 3), st.booleans())
+def test_a_pass_has_the_length_it_says(
+    examples: int, own: int, batch: int, passes: int, drop_last: bool
+) -> None:
+    source = Source(dataset=Numbers(examples), batch_size=own, shuffle=False, drop_last=drop_last)
+    loader = loader_at(source, Layout(batch, passes=passes), Position())
+    iterations, steps = 0, []
+    for _ in loader:
+        iterations += 1
+        if loader._turn.share.last:
+            steps.append(loader._turn.share.step_examples)
+    assert (len(loader), loader.steps) == (iterations, len(steps))
+    assert sum(steps) == (examples // batch * batch if drop_last else examples)
+    if batch > own:
+        assert min(steps, default=batch) >= min(batch // 2, examples)
+
+
 def test_a_pass_is_shuffled_and_each_pass_otherwise() -> None:
     source = Source(dataset=Numbers(50), batch_size=10, shuffle=True)
     first, again, second = source.order(1, 0), source.order(1, 0), source.order(1, 1)

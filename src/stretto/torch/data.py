@@ -211,10 +211,13 @@ class ElasticLoader:
 
     def __len__(self) -> int:
         """Iterations of a whole pass as things stand: a step in several passes takes as many."""
-        usual = self._usual(self.source)
-        whole, rest = divmod(self.source.examples, usual.total)
-        last = 0 if rest == 0 or self.source.drop_last else _for_fewer(usual, rest).passes
-        return whole * usual.passes + last
+        usual, fewer = self._usual(self.source), []
+        left = self.source.examples % usual.total
+        if left and not self.source.drop_last:
+            last_two = min(left + usual.total, self.source.examples)
+            first = self._next_step(usual.total, last_two)
+            fewer = [size for size in (first, last_two - first) if 0 < size < usual.total]
+        return (self.steps - len(fewer)) * usual.passes + sum(_for_fewer(usual, n).passes for n in fewer)
 
     @property
     def left(self) -> int:
@@ -274,7 +277,7 @@ class ElasticLoader:
         while at < end:
             # A loop over another loader inside this one leaves its own layout behind.
             layout = self._layout_at(step) if self._turn.base == base else base
-            examples = min(layout.total, end - at)
+            examples = self._next_step(layout.total, end - at)
             if examples < layout.total:
                 if self.source.drop_last:
                     return
@@ -283,6 +286,17 @@ class ElasticLoader:
                 coming.append((layout, share))
                 yield _indices(order, at, share)
             at, step = at + examples, step + 1
+
+    def _next_step(self, total: int, left: int) -> int:
+        """Examples of the next step, of so many that are left of the pass.
+
+        Few are too noisy a gradient for the momentum of a large batch, which carries it into many steps. At
+        the batch size they chose users have what their data leaves; at a larger one, which we chose, the last
+        two steps share what is left for them.
+        """
+        if total > self.source.batch_size and total < left < 2 * total and not self.source.drop_last:
+            return ceil(left / 2)
+        return min(total, left)
 
 
 def _for_fewer(base: Layout, examples: int) -> Layout:
