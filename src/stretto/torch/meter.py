@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from stretto.core.observations import SpeedSample
+from stretto.torch.mark import Mark, marker
 from stretto.torch.turn import Layout
+
+Configuration = tuple[int, int, int, int]
+"""(nodes, workers, atomic batch, passes)."""
 
 
 @dataclass(slots=True)
@@ -22,33 +23,46 @@ class _Sum:
     passes: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    configuration: Configuration
+    sync_s: float
+    begin: Mark
+    end: Mark
+
+
 class SpeedMeter:
-    """Adds up the time from one step boundary to the next.
+    """Adds up the time from one step boundary to the next; a card's when it is there, without waiting.
 
     With p passes a step takes p * pass + sync, so that one pass and the wait come to
     (seconds - sync) / p + sync: what a step without accumulation would take.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._since_s: float | None = None
-        self._sums: dict[tuple[int, int, int, int], _Sum] = {}
+    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
+        self._mark = mark or marker()
+        self._since: Mark | None = None
+        self._pending: deque[_Step] = deque()
+        self._sums: dict[Configuration, _Sum] = {}
 
     def skip(self) -> None:
         """What happens until the next boundary is not an ordinary step."""
-        self._since_s = None
+        self._since = None
 
     def boundary(self, layout: Layout, nodes: int, sync_s: float, *, usual: bool) -> None:
         """A step is over; `usual` if it had the examples and passes that a step should have."""
-        now_s = self._clock()
-        since_s, self._since_s = self._since_s, now_s
-        if since_s is None or not usual:
-            return
-        key = (nodes, layout.workers, layout.atomic, layout.passes)
-        entry = self._sums.setdefault(key, _Sum(passes=layout.passes))
+        since, self._since = self._since, self._mark()
+        if since is not None and usual:
+            key = (nodes, layout.workers, layout.atomic, layout.passes)
+            self._pending.append(_Step(key, sync_s, since, self._since))
+        while self._pending and self._pending[0].end.is_over:
+            self._add(self._pending.popleft())
+
+    def _add(self, step: _Step) -> None:
+        seconds = step.end.since_s(step.begin)
+        entry = self._sums.setdefault(step.configuration, _Sum(passes=step.configuration[-1]))
         entry.steps += 1
-        entry.seconds += now_s - since_s
-        entry.sync_s += min(sync_s, now_s - since_s)
+        entry.seconds += seconds
+        entry.sync_s += min(step.sync_s, seconds)
 
     @property
     def steps(self) -> int:
@@ -81,18 +95,12 @@ FEWEST_SPLITS = 2
 """So many split steps tell what one costs: a first one may have to load code."""
 RECENT_SPLITS = 9
 
-Mark = float | torch.cuda.Event
-
 
 class SplitCost:
-    """What a step in two passes takes more than the step before it, which was made in one.
+    """What a step in two passes takes more than the step before it, which was made in one."""
 
-    A card is timed by its own clock: the processor runs ahead of it, so that its times of single steps say
-    nothing. They are read later, without waiting.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
+        self._mark = mark or marker()
         self._batch = 0
         self._ends: deque[tuple[int, Mark]] = deque(maxlen=3)
         """Of the latest steps."""
@@ -101,13 +109,13 @@ class SplitCost:
         self._before: float | None = None
         """Of the batch before: a larger one's splits hardly cost more."""
 
-    def boundary(self, step: int, batch: int, *, split: bool, on_card: bool) -> None:
+    def boundary(self, step: int, batch: int, *, split: bool) -> None:
         """A step of so many examples is over: one that was split, or one of the two before such a step."""
         if batch != self._batch:
             self._batch, self._before = batch, self.in_steps
             self._pending.clear()
             self._ratios.clear()
-        self._ends.append((step, _event() if on_card else self._clock()))
+        self._ends.append((step, self._mark()))
         if split and [number for number, _ in self._ends] == [step - 2, step - 1, step]:
             before, between, after = (mark for _, mark in self._ends)
             self._pending.append((before, between, after))
@@ -121,26 +129,8 @@ class SplitCost:
         return max(statistics.median(self._ratios) - 1.0, 0.0)
 
     def _read(self) -> None:
-        while self._pending and _is_over(self._pending[0][2]):
+        while self._pending and self._pending[0][2].is_over:
             before, between, after = self._pending.popleft()
-            plain_s, split_s = _elapsed_s(before, between), _elapsed_s(between, after)
+            plain_s, split_s = between.since_s(before), after.since_s(between)
             if plain_s > 0:
                 self._ratios.append(split_s / plain_s)
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _is_over(mark: Mark) -> bool:
-    return isinstance(mark, float) or mark.query()
-
-
-def _elapsed_s(earlier: Mark, later: Mark) -> float:
-    if isinstance(earlier, float) or isinstance(later, float):
-        assert isinstance(earlier, float)
-        assert isinstance(later, float)
-        return later - earlier
-    return float(earlier.elapsed_time(later)) / 1e3

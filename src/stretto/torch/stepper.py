@@ -106,8 +106,7 @@ class Stepper:
         noise.read(turn.step)
         split = self._is_split
         if turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
-            on_card = any(parameter.is_cuda for parameter in self._parameters())
-            self._split_cost.boundary(turn.step, turn.base.total, split=split, on_card=on_card)
+            self._split_cost.boundary(turn.step, turn.base.total, split=split)
             self._split_steps = self._split_cost.in_steps
 
     def _factor(self) -> float:

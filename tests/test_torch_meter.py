@@ -1,0 +1,168 @@
+"""Times of steps: by the clock of the card, which the processor runs ahead of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from stretto.torch.mark import HostMark, marker
+from stretto.torch.meter import SpeedMeter, SplitCost
+from stretto.torch.turn import Layout
+
+ONE = Layout(total=64)
+
+
+@dataclass
+class Card:
+    """Work is given to it and done later; a mark is where the work was when it was made."""
+
+    given_s: float = 0.0
+    done_s: float = 0.0
+
+    def mark(self) -> FakeMark:
+        return FakeMark(self, self.given_s)
+
+    def give(self, seconds: float) -> None:
+        self.given_s += seconds
+
+    def do_all(self) -> None:
+        self.done_s = self.given_s
+
+
+@dataclass(frozen=True)
+class FakeMark:
+    card: Card = field(repr=False)
+    at_s: float
+
+    @property
+    def is_over(self) -> bool:
+        return self.card.done_s >= self.at_s
+
+    def since_s(self, earlier: FakeMark) -> float:
+        assert self.is_over, "somebody would have to wait"
+        return self.at_s - earlier.at_s
+
+
+def train(meter: SpeedMeter, card: Card, steps_s: list[float], layout: Layout = ONE) -> None:
+    for step_s in steps_s:
+        card.give(step_s)
+        meter.boundary(layout, 1, 0.0, usual=True)
+
+
+def test_a_step_counts_when_the_card_has_done_it() -> None:
+    card = Card()
+    meter = SpeedMeter(card.mark)
+    train(meter, card, [0.1, 0.2, 0.3])
+    assert meter.steps == 0
+    assert meter.take() == ()
+    card.do_all()
+    train(meter, card, [0.4])
+    assert meter.steps == 2  # the first has no beginning, the last is not done
+    (sample,) = meter.take()
+    assert sample.step_s == pytest.approx(0.25)
+
+
+def test_what_was_given_before_a_change_counts_for_what_it_was() -> None:
+    card = Card()
+    meter = SpeedMeter(card.mark)
+    train(meter, card, [0.1] * 4)
+    meter.skip()
+    train(meter, card, [0.5] * 3, Layout(total=128))
+    card.do_all()
+    meter.skip()
+    train(meter, card, [9.0])
+    assert {sample.atomic: sample.step_s for sample in meter.take()} == pytest.approx({64: 0.1, 128: 0.5})
+
+
+def test_a_pass_of_several_takes_its_part_of_the_step() -> None:
+    card = Card()
+    meter = SpeedMeter(card.mark)
+    for _ in range(3):
+        card.give(0.5)
+        card.do_all()
+        meter.boundary(Layout(total=64, workers=2, passes=2), 1, 0.1, usual=True)
+    (sample,) = meter.take()
+    assert sample.atomic == 16
+    assert (sample.step_s, sample.sync_s) == pytest.approx((0.3, 0.1))
+
+
+def test_unusual_steps_are_left_out() -> None:
+    card = Card()
+    meter = SpeedMeter(card.mark)
+    for step_s, usual in ((0.1, True), (0.1, True), (7.0, False), (0.1, True)):
+        card.give(step_s)
+        card.do_all()
+        meter.boundary(ONE, 1, 0.0, usual=usual)
+    assert meter.steps == 2
+    assert meter.step_s == pytest.approx(0.1)
+
+
+def split_at(cost: SplitCost, card: Card, step: int, batch: int, took_s: tuple[float, float]) -> None:
+    """Two plain steps and a split one, and how long the last two took."""
+    for number, passed_s in ((step - 2, 5.0), (step - 1, took_s[0]), (step, took_s[1])):
+        card.give(passed_s)
+        card.do_all()
+        cost.boundary(number, batch, split=number == step)
+
+
+def test_a_split_step_is_compared_with_the_one_before() -> None:
+    card = Card()
+    cost = SplitCost(card.mark)
+    split_at(cost, card, 8, 64, (1.0, 9.0))  # loads code
+    assert cost.in_steps is None
+    for step in (16, 24, 32):
+        split_at(cost, card, step, 64, (1.0, 1.5))
+    assert cost.in_steps == pytest.approx(0.5)
+
+
+def test_a_new_batch_costs_what_the_last_did_until_it_is_known() -> None:
+    card = Card()
+    cost = SplitCost(card.mark)
+    for step in (8, 16):
+        split_at(cost, card, step, 64, (1.0, 2.0))
+    split_at(cost, card, 24, 128, (1.0, 1.1))
+    assert cost.in_steps == pytest.approx(1.0)
+    split_at(cost, card, 32, 128, (1.0, 1.1))
+    assert cost.in_steps == pytest.approx(0.1)
+
+
+def test_only_neighbouring_steps_are_compared() -> None:
+    card = Card()
+    cost = SplitCost(card.mark)
+    for step in (8, 16, 24):
+        for number in (step - 5, step - 1, step):
+            card.give(1.0)
+            card.do_all()
+            cost.boundary(number, 64, split=number == step)
+    assert cost.in_steps is None
+
+
+def test_a_split_that_takes_no_longer_costs_nothing() -> None:
+    card = Card()
+    cost = SplitCost(card.mark)
+    for step in (8, 16):
+        split_at(cost, card, step, 64, (1.0, 0.9))
+    assert cost.in_steps == 0.0
+
+
+def test_a_split_step_counts_when_the_card_has_done_it() -> None:
+    card = Card()
+    cost = SplitCost(card.mark)
+    for first in (8, 16, 24):
+        for step, step_s in ((first - 2, 0.1), (first - 1, 0.1), (first, 0.18)):
+            card.give(step_s)
+            cost.boundary(step, 64, split=step == first)
+    assert cost.in_steps is None
+    card.do_all()
+    cost.boundary(30, 64, split=False)
+    assert cost.in_steps == pytest.approx(0.8)
+
+
+def test_without_a_card_marks_are_of_the_processor() -> None:
+    make = marker()
+    first = make()
+    if isinstance(first, HostMark):
+        second = HostMark()
+        assert first.is_over
+        assert second.since_s(first) >= 0.0
