@@ -169,14 +169,14 @@ class Results:
         )
 
 
-def read_results(path: Path) -> Results:
-    """What an earlier run saved."""
+def read_results(path: Path, batches: list[int]) -> Results:
+    """What an earlier run saved, of these fixed batches."""
 
     def courses(saved: list[dict[str, Any]]) -> list[Course]:
         return [Course(**course) for course in saved]
 
     saved = json.loads(path.read_text(encoding="utf-8"))
-    fixed = {int(batch): courses(column) for batch, column in saved["fixed"].items()}
+    fixed = {int(batch): courses(column) for batch, column in saved["fixed"].items() if int(batch) in batches}
     return Results(saved["device"], saved["seeds"], fixed, courses(saved["adaptive"]))
 
 
@@ -247,7 +247,8 @@ def main() -> None:
     parser.add_argument("--fixed", type=int, nargs="+", default=list(FIXED))
     options = parser.parse_args()
     if options.merge:
-        results = functools.reduce(Results.merged, map(read_results, options.merge))
+        saved = (read_results(path, options.fixed) for path in options.merge)
+        results = functools.reduce(Results.merged, saved)
         print(f"Adaptive batch on Fashion-MNIST, {results.device}")
     else:
         use_tensor_cores()

@@ -30,6 +30,10 @@ class _Step:
     begin: Mark
     end: Mark
 
+    @property
+    def is_over(self) -> bool:
+        return self.begin.is_over and self.end.is_over  # streams may differ
+
 
 class SpeedMeter:
     """Adds up the time from one step boundary to the next; a card's when it is there, without waiting.
@@ -54,7 +58,7 @@ class SpeedMeter:
         if since is not None and usual:
             key = (nodes, layout.workers, layout.atomic, layout.passes)
             self._pending.append(_Step(key, sync_s, since, self._since))
-        while self._pending and self._pending[0].end.is_over:
+        while self._pending and self._pending[0].is_over:
             self._add(self._pending.popleft())
 
     def _add(self, step: _Step) -> None:
@@ -129,7 +133,7 @@ class SplitCost:
         return max(statistics.median(self._ratios) - 1.0, 0.0)
 
     def _read(self) -> None:
-        while self._pending and self._pending[0][2].is_over:
+        while self._pending and all(mark.is_over for mark in self._pending[0]):
             before, between, after = self._pending.popleft()
             plain_s, split_s = between.since_s(before), after.since_s(between)
             if plain_s > 0:
