@@ -20,7 +20,7 @@ from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_site import OpenSite
 from stretto.app.real_substrate import Hands
 from stretto.app.real_work import CommandLine, Entry, find_entry
-from stretto.app.run_folder import RunFolder, RunSpec, begin, differences, find_run, run_folder
+from stretto.app.run_folder import RunFolder, RunSpec, begin, check_same, differences, find_run, run_folder
 from stretto.app.run_jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
@@ -125,11 +125,20 @@ class TestEntry:
         assert str(find_entry("t.py:train", tmp_path)) == f"{tmp_path}/t.py:train"
 
     @pytest.mark.parametrize(
-        "text", ["def train(run): ...", "def train(a, b, c): ...", "def other(a, b): ..."]
+        ("text", "told"),
+        [
+            ("def train(run): ...", "does not take config and run"),
+            ("def train(a, b, c): ...", "does not take config and run"),
+            ("def other(a, b): ...", "has no function 'train'"),
+            ("async def train(config, run): ...", "line 1: train is a coroutine, and not a function"),
+            ("class train: ...", "is a class, and not"),
+            ("train = 3", "is a value, and not"),
+            ("train = [print]", "is a value, and not"),
+        ],
     )
-    def test_others_are_refused(self, tmp_path: Path, text: str) -> None:
+    def test_others_are_refused(self, tmp_path: Path, text: str, told: str) -> None:
         (tmp_path / "t.py").write_text(text)
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=told):
             find_entry("t.py:train", tmp_path)
 
 
@@ -145,6 +154,8 @@ class TestFolder:
         assert folder.spec() == self.spec(1, 5.0)
         with pytest.raises(InputError, match="x was 1 and is 2"):
             begin(folder, self.spec(2, 9.0))
+        with pytest.raises(InputError, match=r"was begun by `stretto run`.*another --name"):
+            check_same(folder, self.spec(1, 9.0), "tune", {})
         assert find_run("a", tmp_path) == folder == find_run(str(folder.path))
 
     def test_a_spoilt_file_is_told(self, tmp_path: Path) -> None:

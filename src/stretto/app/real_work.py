@@ -64,6 +64,7 @@ def find_entry(text: str, folder: Path, *, where: str = "") -> Entry:
             where=where,
             remedy=f"{did_you_mean(function, functions)}It has {', '.join(functions) or 'none'}.",
         )
+    _check_function(found[function], path, function, where)
     _check_parameters(found[function], path, where)
     return Entry(path, function)
 
@@ -131,6 +132,24 @@ def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                     yield from ((one.id, node) for one in ast.walk(target) if isinstance(one, ast.Name))
             case ast.If() | ast.Try():
                 yield from _bound([*node.body, *node.orelse])
+
+
+def _check_function(node: ast.stmt, path: Path, name: str, where: str) -> None:
+    """What is imported or computed may be a function; this is surely none."""
+    match node:
+        case ast.AsyncFunctionDef():
+            kind = "a coroutine"
+        case ast.ClassDef():
+            kind = "a class"
+        case ast.Assign(value=ast.Constant() | ast.List() | ast.Tuple() | ast.Dict() | ast.Set()):
+            kind = "a value"
+        case _:
+            return
+    raise InputError(
+        f"{path}, line {node.lineno}: {name} is {kind}, and not a function.",
+        where=where,
+        remedy="Name one that is defined by def NAME(config, run).",
+    )
 
 
 def _check_parameters(node: ast.stmt, path: Path, where: str) -> None:

@@ -37,6 +37,9 @@ RUNS = Path("runs")
 Tables = dict[str, Any]
 """Plain JSON data."""
 
+Kind = Literal["tune", "run"]
+"""The command that a run was begun by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastLimits:
@@ -52,7 +55,7 @@ class PastLimits:
 class RunSpec:
     """What a run was begun with."""
 
-    kind: Literal["tune", "run"]
+    kind: Kind
     """A study, or jobs."""
     started_at_s: float
     """The first start, on the wall clock."""
@@ -245,7 +248,7 @@ def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
     """The specification as it was first written; its place in a store, if it has one, is its own."""
     begun = folder.spec()
     if begun is not None:
-        check_same(folder, begun, spec.asked)
+        check_same(folder, begun, spec.kind, spec.asked)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         if store := spec.asked.get("store"):
@@ -259,11 +262,16 @@ def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
     return begun or spec
 
 
-def check_same(folder: RunFolder, begun: RunSpec, asked: Tables) -> None:
+def check_same(folder: RunFolder, begun: RunSpec, kind: Kind, asked: Tables) -> None:
     """Refuse to resume a run with another specification, and tell the difference.
 
     How its nodes are launched may be mended.
     """
+    if begun.kind != kind:
+        raise InputError(
+            f"{folder.path} was begun by `stretto {begun.kind}`.",
+            remedy=f"Give `stretto {kind}` another --name, or move the folder away.",
+        )
     changed = [text for text in differences(begun.asked, asked) if not text.startswith("study.ray.")]
     if changed:
         raise InputError(

@@ -196,7 +196,7 @@ def finished_run(checked: CheckedRun) -> RunResult | None:
     spec = checked.folder.spec()
     if spec is None:
         return None
-    check_same(checked.folder, spec, checked.asked)
+    check_same(checked.folder, spec, "run", checked.asked)
     ended_by = read_ending(checked.folder)
     return None if ended_by is None else run_result(checked.folder, ended_by)
 

@@ -109,7 +109,7 @@ def finished(checked: Checked) -> TuneResult | None:
     spec = folder.spec()
     if spec is None:
         return None
-    check_same(folder, spec, checked.asked)
+    check_same(folder, spec, "tune", checked.asked)
     ended_by, deadline_s = read_ending(folder), spec.deadline_s
     if ended_by is None and deadline_s is not None and time.time() - spec.started_at_s >= deadline_s:
         check_free(folder)
