@@ -109,7 +109,8 @@ def test_every_example_of_a_pass_is_seen_once_across_any_resizes(
 @pytest.mark.parametrize(
     ("examples", "batch", "sizes"),
     [
-        (25, 10, [10, 8, 7]),
+        (25, 10, [10, 10, 5]),
+        (24, 10, [10, 7, 7]),
         (20, 10, [10, 10]),
         (11, 10, [6, 5]),
         (9, 10, [9]),
@@ -117,7 +118,7 @@ def test_every_example_of_a_pass_is_seen_once_across_any_resizes(
         (25, 3, [3, 3, 3, 3, 3, 3, 3, 3, 1]),
     ],
 )
-def test_at_a_larger_batch_than_the_users_the_last_two_steps_share_what_is_left(
+def test_at_a_larger_batch_than_the_users_no_step_has_few_examples(
     examples: int, batch: int, sizes: list[int]
 ) -> None:
     source = Source(dataset=Numbers(examples), batch_size=4, shuffle=False)

@@ -232,7 +232,7 @@ def test_steps_with_a_checkpoint_are_not_timed(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoint_every_s=0.0)
     Ends.breaks(*epochs_and_body(run))
     assert run.batch_size == BATCH < EXAMPLES
-    assert run._engine._meter.steps == run._engine._tuning_meter.steps == 0
+    assert run._engine._meter.take() == run._engine._tuning_meter.take() == ()
 
 
 class Done:

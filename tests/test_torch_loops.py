@@ -75,10 +75,10 @@ def test_a_pass_without_a_whole_batch_ends_the_loop() -> None:
         assert [len(x) for _ in run.epochs(2) for (x,) in loader] == []
 
 
-def test_no_batch_is_larger_than_the_data() -> None:
+def test_no_batch_is_larger_than_half_the_data() -> None:
     loader = DataLoader(numbers(40), batch_size=16, drop_last=True)
     run, _, _ = adaptive_run(loader, max_batch_size=4096)
-    assert run._engine.batching.limits(run._engine.batching.counted).max == 40  # type: ignore[arg-type]
+    assert run._engine.batching.limits(run._engine.batching.counted).max == 20  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba", "aa", "aba"])

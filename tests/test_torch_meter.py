@@ -54,12 +54,10 @@ def test_a_step_counts_when_the_card_has_done_it() -> None:
     card = Card()
     meter = SpeedMeter(card.mark)
     train(meter, card, [0.1, 0.2, 0.3])
-    assert meter.steps == 0
     assert meter.take() == ()
     card.do_all()
     train(meter, card, [0.4])
-    assert meter.steps == 2  # the first has no beginning, the last is not done
-    (sample,) = meter.take()
+    (sample,) = meter.take()  # the first has no beginning, the last is not done
     assert sample.step_s == pytest.approx(0.25)
 
 
@@ -94,8 +92,38 @@ def test_unusual_steps_are_left_out() -> None:
         card.give(step_s)
         card.do_all()
         meter.boundary(ONE, 1, 0.0, usual=usual)
-    assert meter.steps == 2
     assert meter.step_s == pytest.approx(0.1)
+    assert meter.take(3) == ()
+    assert [sample.step_s for sample in meter.take(2)] == pytest.approx([0.1])
+
+
+def test_few_steps_of_a_size_wait_for_more() -> None:
+    card = Card()
+    meter = SpeedMeter(card.mark)
+    for layout, steps in ((ONE, 8), (Layout(total=128), 3)):
+        meter.skip()
+        card.do_all()
+        train(meter, card, [0.1] * steps, layout)
+    card.do_all()
+    meter.skip()
+    train(meter, card, [0.1], ONE)
+    assert [sample.atomic for sample in meter.take(5)] == [64]
+    assert [sample.atomic for sample in meter.take(5)] == []
+    assert [sample.atomic for sample in meter.take()] == [128]
+
+
+def test_what_happens_between_two_steps_may_be_left_out() -> None:
+    card = Card()
+    meter = SpeedMeter(card.mark)
+    train(meter, card, [0.1, 0.1])
+    card.give(5.0)
+    meter.begin()
+    train(meter, card, [0.1])
+    meter.skip()
+    meter.begin()
+    card.do_all()
+    train(meter, card, [9.0])
+    assert [sample.step_s for sample in meter.take()] == pytest.approx([0.1])
 
 
 def split_at(cost: SplitCost, card: Card, step: int, batch: int, took_s: tuple[float, float]) -> None:
@@ -119,11 +147,12 @@ def test_a_split_step_is_compared_with_the_one_before() -> None:
 def test_a_new_batch_costs_what_the_last_did_until_it_is_known() -> None:
     card = Card()
     cost = SplitCost(card.mark)
-    for step in (8, 16):
+    for step in (8, 16, 24):
         split_at(cost, card, step, 64, (1.0, 2.0))
-    split_at(cost, card, 24, 128, (1.0, 1.1))
+    for step in (32, 40):
+        split_at(cost, card, step, 128, (1.0, 1.1))
     assert cost.in_steps == pytest.approx(1.0)
-    split_at(cost, card, 32, 128, (1.0, 1.1))
+    split_at(cost, card, 48, 128, (1.0, 1.1))
     assert cost.in_steps == pytest.approx(0.1)
 
 
@@ -138,10 +167,23 @@ def test_only_neighbouring_steps_are_compared() -> None:
     assert cost.in_steps is None
 
 
+def test_what_comes_between_epochs_is_no_part_of_a_step() -> None:
+    card = Card()
+    cost = SplitCost(card.mark)
+    for step in (8, 16, 24):
+        for number in (step - 2, step - 1, step):
+            card.give(1.0)
+            card.do_all()
+            cost.boundary(number, 64, split=number == step)
+            if number == step - 1:
+                cost.skip()
+    assert cost.in_steps is None
+
+
 def test_a_split_that_takes_no_longer_costs_nothing() -> None:
     card = Card()
     cost = SplitCost(card.mark)
-    for step in (8, 16):
+    for step in (8, 16, 24):
         split_at(cost, card, step, 64, (1.0, 0.9))
     assert cost.in_steps == 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,19 @@ def test_a_batch_that_was_changed_is_sampled_as_often_while_steps_double(cost: f
         NoiseEstimator.splits(step, cost, initial=False) == NoiseEstimator.splits(step, cost, initial=True)
         for step in much_later
     )
+
+
+@pytest.mark.parametrize("pass_steps", range(3, 100))
+def test_samples_do_not_always_meet_the_end_of_a_pass(pass_steps: int) -> None:
+    """The last two steps of a pass may be too short to be compared."""
+    steps = range(256, 256 + 100 * pass_steps)
+    for sampled in (
+        [step for step in steps if NoiseEstimator.compares(step)],
+        [step for step in steps if NoiseEstimator.splits(step, 0.5, initial=False)],
+    ):
+        full = [step for step in sampled if step % pass_steps < pass_steps - 2]
+        assert len(full) >= 0.5 * (pass_steps - 2) / pass_steps * len(sampled)
+        assert max(later - earlier for earlier, later in pairwise(full)) <= len(steps) / 2
 
 
 def test_state_survives_a_checkpoint(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ and stays until it has been timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-
-import numpy as np
+from math import ceil
 
 from stretto.core.allocation import BatchChoice
 from stretto.core.job import BatchLimits
@@ -63,6 +62,8 @@ class BatchTuner:
         self._hold_steps = LOOK_STEPS
         self._grew: bool | None = None
         self._looked_at: tuple[NoiseSample, tuple[SpeedSample, ...]] | None = None
+        self._untried_from: tuple[int, BatchChoice] | None = None
+        """Where the present batch was larger than any that was timed: the workers, and the batch before."""
 
     def saw(self, speeds: Iterable[SpeedSample]) -> None:
         """Step times measured since the last call."""
@@ -89,6 +90,9 @@ class BatchTuner:
             return None
         self._looked_at = (noise, self._observed.news)
         change = self._change(noise, nodes, workers, current)
+        largest = max(speed.atomic for speed in self._observed.speeds.values())
+        untried = change is not None and change.batch.atomic > largest
+        self._untried_from = (workers, current) if untried else None
         if self._memory is not None and change is not None:
             self._memory.look(change.batch.atomic)  # from now on, so that it is known at the next look
         self._next_look = step + (LOOK_STEPS if change is None else self._hold(change, current, workers))
@@ -106,18 +110,36 @@ class BatchTuner:
         limits = self._present_limits(workers, current)
         if trial := self._trial(noise, workers, current, limits):
             return trial
-        best = self._best(noise, nodes, workers, limits) or current
-        table = self._table(noise, self._limits)
-        present, reached = table.at(0, nodes, workers, current), table.at(0, nodes, workers, best)
-        reached *= self._believed(nodes, workers, best.atomic)
+        table = GoodputTable([JobModel(self._fit(), noise, self._limits)])
+        present = table.at(0, nodes, workers, current)
+        goodputs = {
+            choice: self._believed(nodes, workers, choice.atomic) * table.at(0, nodes, workers, choice)
+            for choice in self._choices(workers, limits)
+        }
+        best = max(goodputs, key=goodputs.__getitem__, default=current)
+        reached = goodputs.get(best, present)
         if reached < WORTHWHILE * present:
-            return None
+            return self._back(table, nodes, workers, current)
         passes = f" in {best.accumulation + 1} passes" if best.accumulation else ""
         return Change(
             best,
             f"batch {current.total(workers)} becomes {best.total(workers)}{passes}: at a gradient noise "
             f"scale of {self._noise_scale(noise):.4g} examples, goodput rises from {present:.4g} to "
             f"{reached:.4g} examples/s.",
+        )
+
+    def _back(self, table: GoodputTable, nodes: int, workers: int, current: BatchChoice) -> Change | None:
+        """The batch before, if the present one was grown to untried and did not keep what it promised."""
+        if self._untried_from is None or self._untried_from[0] != workers:
+            return None
+        before = self._untried_from[1]
+        present, past = (table.at(0, nodes, workers, choice) for choice in (current, before))
+        if present >= WORTHWHILE * past:
+            return None
+        return Change(
+            before,
+            f"batch {current.total(workers)} becomes {before.total(workers)} again: its steps take longer "
+            f"than foreseen, goodput is {present:.4g} examples/s and was {past:.4g}.",
         )
 
     def _trial(
@@ -147,18 +169,21 @@ class BatchTuner:
             f"{after / before:.3g} of the present ones.",
         )
 
-    def _best(self, noise: NoiseSample, nodes: int, workers: int, limits: BatchLimits) -> BatchChoice | None:
-        # Alone, a run that accumulates would do so above the initial batch, to measure its noise; where one
-        # pass is faster, splitting a step now and then does.
-        options = [limits, replace(limits, accumulation=False)] if workers == 1 else [limits]
-        triple = (np.array([0]), np.array([nodes]), np.array([workers]))
-        tried = [self._table(noise, option).best(*triple) for option in options]
-        found = max(tried, key=lambda best: float(best.goodput[0]))
-        choice = found.choice(0)
-        most = limits.max // (workers * (choice.accumulation + 1))
-        atomic = min(choice.atomic, most)
-        possible = found.goodput[0] > 0 and atomic >= limits.per_gpu_min
-        return BatchChoice(atomic, choice.accumulation) if possible else None
+    def _choices(self, workers: int, limits: BatchLimits) -> Iterator[BatchChoice]:
+        """The initial batch doubled so and so often, and the largest, in as few passes as it fits in.
+
+        Other sizes would hardly be better (goodput is flat about its peak), and each costs a device the time
+        to prepare for it.
+        """
+        totals = {limits.initial << times for times in range((limits.max // limits.initial).bit_length())}
+        at_once = workers * limits.per_gpu_max
+        largest = self._limits.max if limits.accumulation else min(self._limits.max, at_once)
+        for total in totals | {largest}:
+            passes = ceil(total / at_once)
+            atomic = min(ceil(total / (workers * passes)), limits.max // (workers * passes))
+            fits = limits.per_gpu_min <= atomic <= limits.per_gpu_max
+            if total <= limits.max and fits and (passes == 1 or limits.accumulation):
+                yield BatchChoice(atomic, passes - 1)
 
     def _believed(self, nodes: int, workers: int, atomic: int) -> float:
         """The share of a batch's predicted speed that may be counted on.
@@ -192,9 +217,6 @@ class BatchTuner:
             max=min(self._limits.max, farthest),
             per_gpu_max=max(per_worker, self._limits.per_gpu_min),
         )
-
-    def _table(self, noise: NoiseSample, limits: BatchLimits) -> GoodputTable:
-        return GoodputTable([JobModel(self._fit(), noise, limits)])
 
     def _fit(self) -> AllReduceSpeed:
         if self._speed is None or self._observed.news is not self._fitted_to:

@@ -99,7 +99,7 @@ class Batching:
                 f"per_worker_batch begins at {low}, above the batch size {initial}.",
                 remedy="Raise one or lower the other.",
             )
-        most = max(min(most, source.examples), initial)  # no step has more than all there is
+        most = max(min(most, source.examples // 2), initial)  # or no step of a pass might be a full one
         return BatchLimits(
             initial=initial,
             requested=initial,
@@ -163,9 +163,13 @@ class Batching:
         if self._tuner is not None:
             self._tuner.saw(speeds)
 
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to look for a better batch size."""
+        return self._tuner is not None and self._adapts and self._tuner.is_due(step)
+
     def tune(self, group: Group, noise: NoiseSample | None, step: int) -> Change | None:
         """A better batch size for the group as it is, if there is one."""
-        if self._tuner is None or not self._adapts or not self._tuner.is_due(step):
+        if self._tuner is None or not self.is_due(step):
             return None
         layout = self.layout(group)
         current = BatchChoice(layout.atomic, layout.passes - 1)

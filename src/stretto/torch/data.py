@@ -292,9 +292,9 @@ class ElasticLoader:
 
         Few are too noisy a gradient for the momentum of a large batch, which carries it into many steps. At
         the batch size they chose users have what their data leaves; at a larger one, which we chose, the last
-        two steps share what is left for them.
+        step has at least half of it: if less were left for it, the last two share it.
         """
-        if total > self.source.batch_size and total < left < 2 * total and not self.source.drop_last:
+        if total > self.source.batch_size and total < left < 1.5 * total and not self.source.drop_last:
             return ceil(left / 2)
         return min(total, left)
 

@@ -155,6 +155,8 @@ class Engine:
         self.lay_out(self.turn.base if self._in_loop else self.turn.base.in_passes(1))
         self._meter.skip()
         self._tuning_meter.skip()
+        for stepper in self.steppers:
+            stepper.skip()
 
     def expect(self, source: Source) -> None:
         """A loader that was prepared: until a loop begins, its batch size is the run's."""
@@ -269,10 +271,13 @@ class Engine:
 
     def _own_batch(self) -> Order | None:
         """Without somebody else to decide, an adaptive run picks its batch size itself."""
-        if self._tuning_meter.steps >= _TIMED_STEPS:
-            self.batching.saw(self._tuning_meter.take())
+        self.batching.saw(self._tuning_meter.take(_TIMED_STEPS))
+        if not self.batching.is_due(self.turn.step):
+            return None
         noise = self.steppers[0].sample() if self.steppers else None
         change = self.batching.tune(self.group, noise, self.turn.step)
+        for meter in (self._meter, self._tuning_meter):
+            meter.begin()  # looking takes time
         if change is None:
             return None
         self.note(change.reason)

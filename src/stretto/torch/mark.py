@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Protocol, Self
@@ -39,9 +40,9 @@ class CardMark:
     says little of single steps, and makes the first ones of a larger batch look cheap.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
         self._event = torch.cuda.Event(enable_timing=True)
-        self._event.record()
+        self._event.record(torch.cuda.current_stream(device))
 
     @property
     def is_over(self) -> bool:
@@ -52,5 +53,5 @@ class CardMark:
 
 
 def marker() -> Callable[[], Mark]:
-    """What makes marks in this process."""
-    return CardMark if torch.cuda.is_available() else HostMark
+    """What makes marks in this process: of the card that is the present one now, if there is one."""
+    return functools.partial(CardMark, torch.cuda.current_device()) if torch.cuda.is_available() else HostMark

@@ -52,6 +52,11 @@ class SpeedMeter:
         """What happens until the next boundary is not an ordinary step."""
         self._since = None
 
+    def begin(self) -> None:
+        """What happened since the last boundary is no part of the next step."""
+        if self._since is not None:
+            self._since = self._mark()
+
     def boundary(self, layout: Layout, nodes: int, sync_s: float, *, usual: bool) -> None:
         """A step is over; `usual` if it had the examples and passes that a step should have."""
         since, self._since = self._since, self._mark()
@@ -69,19 +74,15 @@ class SpeedMeter:
         entry.sync_s += min(step.sync_s, seconds)
 
     @property
-    def steps(self) -> int:
-        """Measured since the last `take`."""
-        return sum(one.steps for one in self._sums.values())
-
-    @property
     def step_s(self) -> float | None:
         """Mean time of a whole step of the newest configuration since the last `take`."""
         newest = list(self._sums.values())[-1:]
         return newest[0].seconds / newest[0].steps if newest and newest[0].steps else None
 
-    def take(self) -> tuple[SpeedSample, ...]:
-        """What was measured since the last time."""
-        sums, self._sums = self._sums, {}
+    def take(self, fewest_steps: int = 1) -> tuple[SpeedSample, ...]:
+        """What was measured since the last time; what has fewer steps goes on being added up."""
+        sums = {key: one for key, one in self._sums.items() if one.steps >= fewest_steps}
+        self._sums = {key: one for key, one in self._sums.items() if key not in sums}
         return tuple(
             SpeedSample(
                 nodes=nodes,
@@ -95,8 +96,8 @@ class SpeedMeter:
         )
 
 
-FEWEST_SPLITS = 2
-"""So many split steps tell what one costs: a first one may have to load code."""
+FEWEST_SPLITS = 3
+"""So many split steps tell what one costs by their median: a first one may have to load code."""
 RECENT_SPLITS = 9
 
 
@@ -112,6 +113,10 @@ class SplitCost:
         self._ratios: deque[float] = deque(maxlen=RECENT_SPLITS)
         self._before: float | None = None
         """Of the batch before: a larger one's splits hardly cost more."""
+
+    def skip(self) -> None:
+        """The latest step was no ordinary one, or something else comes before the next."""
+        self._ends.clear()
 
     def boundary(self, step: int, batch: int, *, split: bool) -> None:
         """A step of so many examples is over: one that was split, or one of the two before such a step."""

@@ -58,6 +58,9 @@ READ_STEPS = 4
 LEAST_NOISE = 1e-6
 """A sample's S at the initial batch is taken to be this share of |G|^2 at least, to be divided by."""
 
+_SCATTER = 2654435761
+"""Knuth's multiplier: the products of successive numbers lie far apart."""
+
 State = dict[str, Any]
 """Plain numbers by name, and lists of them: a checkpoint with it loads without unpickling."""
 
@@ -92,7 +95,7 @@ class NoiseEstimator:
     @staticmethod
     def compares(step: int) -> bool:
         """Whether to compare the workers' shares, or the passes, of this step."""
-        return step % (EARLY_PERIOD if step < EARLY_STEPS else SAMPLE_PERIOD) == 0
+        return step % EARLY_PERIOD == 0 if step < EARLY_STEPS else _one_of(SAMPLE_PERIOD, step)
 
     @staticmethod
     def splits(step: int, cost: float | None, *, initial: bool) -> bool:
@@ -107,7 +110,7 @@ class NoiseEstimator:
         if not initial:
             doubled = 1 << (step.bit_length() - 1)  # the power of two that was passed last
             period = min(period, max(doubled // FRESH_SAMPLES, FRESH_PERIOD))
-        return step % period == 0
+        return _one_of(period, step)
 
     @torch.no_grad()
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
@@ -329,6 +332,16 @@ class _Average:
         ratio = self.sqr_sum / self.trace_sum
         rest = self.square_sum - ratio * self.sqr_sum
         return math.sqrt(max(rest, 0.0) / self.count / self.trace_sum)
+
+
+def _one_of(period: int, step: int) -> bool:
+    """Whether this is the one step of its period that is taken, which lies elsewhere in the next.
+
+    Passes may be as long as a period, and the same steps of each, its last ones, cannot be compared. Two that
+    are taken lie at least half a period apart.
+    """
+    number, place = divmod(step, period)
+    return place == (number * _SCATTER >> 16) % (period // 2)
 
 
 def _squared_norm(tensors: Sequence[Tensor]) -> Tensor:

@@ -63,6 +63,10 @@ class Stepper:
         """What batch sizes and learning rates may depend on."""
         return None if self.noise is None else self.noise.cautious()
 
+    def skip(self) -> None:
+        """What happens until the next step is no part of it."""
+        self._split_cost.skip()
+
     def release(self) -> None:
         """Let the optimizer step as it would without us."""
         self._is_released = True
@@ -105,7 +109,9 @@ class Stepper:
         turn = self._turn
         noise.read(turn.step)
         split = self._is_split
-        if turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
+        if turn.share.step_examples < turn.base.total:
+            self._split_cost.skip()
+        elif turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
             self._split_cost.boundary(turn.step, turn.base.total, split=split)
             self._split_steps = self._split_cost.in_steps
 
