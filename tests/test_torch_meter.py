@@ -47,7 +47,7 @@ class FakeMark:
 def train(meter: SpeedMeter, card: Card, steps_s: list[float], layout: Layout = ONE) -> None:
     for step_s in steps_s:
         card.give(step_s)
-        meter.boundary(layout, 1, 0.0, usual=True)
+        meter.boundary(layout, 1, (), usual=True)
 
 
 def test_a_step_counts_when_the_card_has_done_it() -> None:
@@ -77,9 +77,14 @@ def test_a_pass_of_several_takes_its_part_of_the_step() -> None:
     card = Card()
     meter = SpeedMeter(card.mark)
     for _ in range(3):
-        card.give(0.5)
+        card.give(0.4)
+        began = card.mark()
+        card.give(0.1)
+        waits = [(began, card.mark())]
+        meter.boundary(Layout(total=64, workers=2, passes=2), 1, waits, usual=True)
         card.do_all()
-        meter.boundary(Layout(total=64, workers=2, passes=2), 1, 0.1, usual=True)
+    meter.skip()
+    meter.boundary(ONE, 1, (), usual=True)
     (sample,) = meter.take()
     assert sample.atomic == 16
     assert (sample.step_s, sample.sync_s) == pytest.approx((0.3, 0.1))
@@ -91,7 +96,7 @@ def test_unusual_steps_are_left_out() -> None:
     for step_s, usual in ((0.1, True), (0.1, True), (7.0, False), (0.1, True)):
         card.give(step_s)
         card.do_all()
-        meter.boundary(ONE, 1, 0.0, usual=usual)
+        meter.boundary(ONE, 1, (), usual=usual)
     assert meter.step_s == pytest.approx(0.1)
     assert meter.take(3) == ()
     assert [sample.step_s for sample in meter.take(2)] == pytest.approx([0.1])

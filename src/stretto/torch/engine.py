@@ -245,9 +245,9 @@ class Engine:
         self.course.advance(loader)
         usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
         usual &= self.course.counts or not self.batching.adaptive
-        sync_s = sum(stepper.reducer.sync_s for stepper in self.steppers)
+        waits = [wait for stepper in self.steppers for wait in stepper.reducer.waits]
         for meter in (self._meter, self._tuning_meter):
-            meter.boundary(self.turn.base, self.group.nodes, sync_s, usual=usual)
+            meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
         if self.course.counts:
             noise = self.steppers[0].sample() if self.steppers else None
             self.course.units += self.batching.worth(noise, self.turn.share.step_examples)

@@ -21,6 +21,10 @@ class Mark(Protocol):
         """Seconds from an earlier one to this one; both must be over."""
 
 
+Wait = tuple[Mark, Mark]
+"""When one began and when it was over."""
+
+
 class HostMark:
     """Now, by the processor's clock."""
 

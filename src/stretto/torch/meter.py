@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stretto.core.observations import SpeedSample
-from stretto.torch.mark import Mark, marker
+from stretto.torch.mark import Mark, Wait, marker
 from stretto.torch.turn import Layout
 
 Configuration = tuple[int, int, int, int]
@@ -26,13 +26,14 @@ class _Sum:
 @dataclass(frozen=True, slots=True)
 class _Step:
     configuration: Configuration
-    sync_s: float
+    waits: tuple[Wait, ...]
     begin: Mark
     end: Mark
 
     @property
     def is_over(self) -> bool:
-        return self.begin.is_over and self.end.is_over  # streams may differ
+        marks = (self.begin, self.end, *(mark for wait in self.waits for mark in wait))
+        return all(mark.is_over for mark in marks)  # streams may differ
 
 
 class SpeedMeter:
@@ -57,12 +58,15 @@ class SpeedMeter:
         if self._since is not None:
             self._since = self._mark()
 
-    def boundary(self, layout: Layout, nodes: int, sync_s: float, *, usual: bool) -> None:
-        """A step is over; `usual` if it had the examples and passes that a step should have."""
+    def boundary(self, layout: Layout, nodes: int, waits: Iterable[Wait], *, usual: bool) -> None:
+        """A step is over; `usual` if it had the examples and passes that a step should have.
+
+        It has waited for other workers so and so often.
+        """
         since, self._since = self._since, self._mark()
         if since is not None and usual:
             key = (nodes, layout.workers, layout.atomic, layout.passes)
-            self._pending.append(_Step(key, sync_s, since, self._since))
+            self._pending.append(_Step(key, tuple(waits), since, self._since))
         while self._pending and self._pending[0].is_over:
             self._add(self._pending.popleft())
 
@@ -71,7 +75,7 @@ class SpeedMeter:
         entry = self._sums.setdefault(step.configuration, _Sum(passes=step.configuration[-1]))
         entry.steps += 1
         entry.seconds += seconds
-        entry.sync_s += min(step.sync_s, seconds)
+        entry.sync_s += min(sum(end.since_s(begin) for begin, end in step.waits), seconds)
 
     @property
     def step_s(self) -> float | None:

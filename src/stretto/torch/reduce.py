@@ -9,7 +9,6 @@ as soon as its last gradient is there, while the rest of the backward pass goes 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from stretto.core.errors import InputError
 from stretto.torch.group import Group, waited
+from stretto.torch.mark import Wait, marker
 from stretto.torch.turn import WHOLE, Share, Turn
 
 _BUCKET_BYTES = 25 << 20
@@ -127,8 +127,9 @@ class Reducer:
         """The same of the pass before."""
         self._watcher: Watcher | None = None
         self.has_gradients = False
-        self.sync_s = 0.0
-        """Time the last step waited for other workers' gradients."""
+        self._mark = marker()
+        self.waits: list[Wait] = []
+        """Of the last step, for other workers' gradients."""
         turn.backward.add(self)
 
     def watch(self, watcher: Watcher) -> None:
@@ -144,7 +145,7 @@ class Reducer:
     def arrange(self) -> None:
         """Take note of a new layout, and of the parameters that are trained now."""
         self._remove_hooks()
-        self.sync_s = 0.0
+        self.waits = []
         self._share = None
         self._take_note()
         if self._turn.layout.parts == 1:
@@ -255,7 +256,7 @@ class Reducer:
         self._has_stepped = False
         self._usual_backwards, self._backwards = self._backwards, 0
         if self._share.first:
-            self.sync_s = 0.0
+            self.waits = []
             for bucket in self._buckets:
                 bucket.is_begun = False
         self._take_in()
@@ -289,12 +290,13 @@ class Reducer:
         self._reset()
 
     def _complete_step(self) -> None:
-        began_s = time.perf_counter()
-        for bucket in self._buckets:
-            if bucket.work is not None:
-                waited(bucket.work)
-                bucket.work = None
-        self.sync_s += time.perf_counter() - began_s
+        if any(bucket.work is not None for bucket in self._buckets):
+            began = self._mark()
+            for bucket in self._buckets:
+                if bucket.work is not None:
+                    waited(bucket.work)
+                    bucket.work = None
+            self.waits.append((began, self._mark()))
         alone = self._turn.layout.workers == 1
         for bucket in self._buckets:
             bucket.give(exchanged=not alone)
