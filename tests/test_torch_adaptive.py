@@ -218,7 +218,7 @@ def test_a_size_that_takes_longer_than_foreseen_is_left_again() -> None:
             told = change.reason
         step += LOOK_STEPS
     assert seen == [64, 128, 256, 512, 256]
-    assert told.startswith("batch 512 becomes 256 again: its steps take longer than foreseen, goodput is ")
+    assert told.startswith("batch 512 becomes 256 again: it gains less than foreseen, goodput is ")
 
 
 @pytest.mark.parametrize(

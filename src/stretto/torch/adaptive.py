@@ -129,7 +129,7 @@ class BatchTuner:
         )
 
     def _back(self, table: GoodputTable, nodes: int, workers: int, current: BatchChoice) -> Change | None:
-        """The batch before, if the present one was grown to untried and did not keep what it promised."""
+        """The batch before, if nobody had timed the present one and it does not keep what it promised."""
         if self._untried_from is None or self._untried_from[0] != workers:
             return None
         before = self._untried_from[1]
@@ -138,8 +138,8 @@ class BatchTuner:
             return None
         return Change(
             before,
-            f"batch {current.total(workers)} becomes {before.total(workers)} again: its steps take longer "
-            f"than foreseen, goodput is {present:.4g} examples/s and was {past:.4g}.",
+            f"batch {current.total(workers)} becomes {before.total(workers)} again: it gains less than "
+            f"foreseen, goodput is {present:.4g} examples/s against {past:.4g}.",
         )
 
     def _trial(
