@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from stretto.torch.mark import HostMark, marker
 from stretto.torch.meter import SpeedMeter, SplitCost
@@ -161,27 +164,17 @@ def test_a_new_batch_costs_what_the_last_did_until_it_is_known() -> None:
     assert cost.in_steps == pytest.approx(0.1)
 
 
-def test_only_neighbouring_steps_are_compared() -> None:
+@pytest.mark.parametrize(("earlier", "skips"), [(5, False), (2, True)], ids=["a gap", "something between"])
+def test_only_neighbouring_steps_are_compared(earlier: int, skips: bool) -> None:
     card = Card()
     cost = SplitCost(card.mark)
     for step in (8, 16, 24):
-        for number in (step - 5, step - 1, step):
-            card.give(1.0)
-            card.do_all()
-            cost.boundary(number, 64, split=number == step)
-    assert cost.in_steps is None
-
-
-def test_what_comes_between_epochs_is_no_part_of_a_step() -> None:
-    card = Card()
-    cost = SplitCost(card.mark)
-    for step in (8, 16, 24):
-        for number in (step - 2, step - 1, step):
-            card.give(1.0)
-            card.do_all()
-            cost.boundary(number, 64, split=number == step)
-            if number == step - 1:
+        for number in (step - earlier, step - 1, step):
+            if skips and number == step:
                 cost.skip()
+            card.give(1.0)
+            card.do_all()
+            cost.boundary(number, 64, split=number == step)
     assert cost.in_steps is None
 
 
@@ -206,10 +199,45 @@ def test_a_split_step_counts_when_the_card_has_done_it() -> None:
     assert cost.in_steps == pytest.approx(0.8)
 
 
-def test_without_a_card_marks_are_of_the_processor() -> None:
+def test_without_a_card_marks_are_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert marker() is HostMark
+    seconds = iter((3.0, 5.5))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+    first, second = HostMark(), HostMark()
+    assert first.is_over
+    assert second.since_s(first) == 2.5
+
+
+class FakeEvent:
+    """Recorded in a stream, which here is the moment that its work will be done."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing, "else its times cannot be told"
+        self.at_ms = math.nan
+
+    def record(self, stream_ms: float) -> None:
+        self.at_ms = stream_ms
+
+    def query(self) -> bool:
+        return self.at_ms < 100.0
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at_ms - self.at_ms
+
+
+def test_with_a_card_marks_are_of_the_one_it_was_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams_ms = {0: 7.0, 1: 40.0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", streams_ms.__getitem__)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     make = marker()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     first = make()
-    if isinstance(first, HostMark):
-        second = HostMark()
-        assert first.is_over
-        assert second.since_s(first) >= 0.0
+    streams_ms[1] = 90.0
+    second = make()
+    assert (first.is_over, second.is_over) == (True, True)
+    assert second.since_s(first) == pytest.approx(0.05)
+    streams_ms[1] = 130.0
+    assert not make().is_over

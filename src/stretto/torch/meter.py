@@ -37,7 +37,7 @@ class _Step:
 
 
 class SpeedMeter:
-    """Adds up the time from one step boundary to the next; a card's when it is there, without waiting.
+    """Adds up the time from one step boundary to the next: a card's is read once it is over, not waited for.
 
     With p passes a step takes p * pass + sync, so that one pass and the wait come to
     (seconds - sync) / p + sync: what a step without accumulation would take.
