@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from stretto.core.observations import SpeedSample
+from stretto.torch import Run
 from stretto.torch.mark import HostMark, marker
 from stretto.torch.meter import SpeedMeter, SplitCost
 from stretto.torch.turn import Layout
@@ -197,6 +200,34 @@ def test_a_split_step_counts_when_the_card_has_done_it() -> None:
     card.do_all()
     cost.boundary(30, 64, split=False)
     assert cost.in_steps == pytest.approx(0.8)
+
+
+def test_looking_for_a_better_batch_is_no_part_of_a_step() -> None:
+    card, looks = Card(), []
+    samples: list[SpeedSample] = []
+
+    def look(*_: object) -> None:
+        looks.append(card.given_s)
+        card.give(50.0)
+
+    run, model = Run(), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    data = DataLoader(TensorDataset(torch.ones(4000, 1)), batch_size=4)
+    _, _, loader = run.prepare(model, optimizer, data, adaptive=True)
+    engine = run._engine
+    engine._tuning_meter = SpeedMeter(card.mark)
+    engine.batching.saw = samples.extend  # type: ignore[method-assign, assignment]
+    engine.batching.tune = look  # type: ignore[method-assign, assignment]
+    for _ in run.epochs(1):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            torch.autograd.backward(model(x).square().mean())
+            optimizer.step()
+            card.give(0.1)
+            card.do_all()
+    assert len(looks) > 1
+    assert len(samples) > 1
+    assert [sample.step_s for sample in samples] == pytest.approx([0.1] * len(samples))
 
 
 def test_without_a_card_marks_are_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -57,9 +58,6 @@ READ_STEPS = 4
 """A device is never so many steps behind that reading a result of then would keep anybody waiting long."""
 LEAST_NOISE = 1e-6
 """A sample's S at the initial batch is taken to be this share of |G|^2 at least, to be divided by."""
-
-_SCATTER = 2654435761
-"""Knuth's multiplier: the products of successive numbers lie far apart."""
 
 State = dict[str, Any]
 """Plain numbers by name, and lists of them: a checkpoint with it loads without unpickling."""
@@ -341,7 +339,7 @@ def _one_of(period: int, step: int) -> bool:
     are taken lie at least half a period apart.
     """
     number, place = divmod(step, period)
-    return place == (number * _SCATTER >> 16) % (period // 2)
+    return place == crc32(number.to_bytes(8)) % (period // 2)
 
 
 def _squared_norm(tensors: Sequence[Tensor]) -> Tensor:
