@@ -178,7 +178,8 @@ def test_times_that_are_all_alike_are_no_reason_to_stay() -> None:
 
 def test_changes_that_take_each_other_back_become_rare() -> None:
     """Where the truth seems to alternate, as it does on a machine that others use."""
-    tuner = tuner_that_saw({64: 0.010, 128: 0.012, 256: 0.030})
+    times_s = {64: 0.010, 128: 0.012, 256: 0.030}
+    tuner = tuner_that_saw(times_s)
     changed: list[int] = []
     batch = BatchChoice(64)
     for step in range(500, 5000):
@@ -187,7 +188,7 @@ def test_changes_that_take_each_other_back_become_rare() -> None:
         if change is not None:
             changed.append(step)
             batch = change.batch
-            tuner.saw([SpeedSample(1, 1, 0, batch.atomic, 0.012, 0.0)])
+            tuner.saw([SpeedSample(1, 1, 0, batch.atomic, times_s[batch.atomic], 0.0)])
     gaps = [after - before for before, after in itertools.pairwise(changed)]
     assert 3 <= len(gaps) <= 9
     assert all(after >= 2 * before for before, after in itertools.pairwise(gaps[1:]))
@@ -204,21 +205,38 @@ def test_times_bend_upwards_beyond_those_seen() -> None:
     assert proposed(tuner_that_saw(seen), 2000.0, 256) == 512
 
 
-def test_a_size_that_takes_longer_than_foreseen_is_left_again() -> None:
-    """The knee of the times lies between 128 and 256, so that they promise too much of 512."""
-    times_s = {64: 0.0100, 128: 0.0102, 256: 0.0142, 512: 0.0242, 1024: 0.0455}
-    tuner, current, step, seen = BatchTuner(LIMITS), 64, 100, [64]
+def course_of(noise_scale: float, times_s: dict[int, float]) -> tuple[list[int], str]:
+    """Batch sizes one after another, and why the last one was taken."""
+    tuner, current, step, seen, told = BatchTuner(LIMITS), 64, 100, [64], ""
     for _ in range(60):
         tuner.saw([SpeedSample(1, 1, 0, current, times_s[current], 0.0)])
-        noise = NoiseSample(sqr=1.0, var=1300.0 / LIMITS.initial + 1e-6 * step)
+        noise = NoiseSample(sqr=1.0, var=noise_scale / LIMITS.initial + 1e-6 * step)
         change = tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(current), step=step)
         if change is not None:
-            current = change.batch.total(1)
+            current, told = change.batch.total(1), change.reason
             seen.append(current)
-            told = change.reason
         step += LOOK_STEPS
+    return seen, told
+
+
+KNEE_S = {64: 0.0100, 128: 0.0102, 256: 0.0142, 512: 0.0242, 1024: 0.0455}
+"""The knee of these times lies between 128 and 256, so that they promise too much of 512."""
+
+
+def test_what_was_timed_takes_as_long_as_it_took() -> None:
+    """A line through these times has 256 at 0.0138 s: as fast as to make 512 look no better."""
+    assert proposed(tuner_that_saw({64: 0.0100, 128: 0.0102, 256: 0.0142}), 1000.0, 256) == 512
+
+
+def test_a_size_that_turns_out_no_better_is_left_again() -> None:
+    seen, told = course_of(1150.0, KNEE_S)
     assert seen == [64, 128, 256, 512, 256]
-    assert told.startswith("batch 512 becomes 256 again: it gains less than foreseen, goodput is ")
+    assert told.startswith("batch 512 becomes 256 again: goodput is ")
+
+
+def test_a_size_that_gains_less_than_foreseen_is_kept_if_it_gains() -> None:
+    seen, _ = course_of(1300.0, KNEE_S)
+    assert seen == [64, 128, 256, 512]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@
     PYTHONPATH=src python3 benchmarks/gpu/adaptive.py --merge FILE FILE ...     (saved ones, judged together)
 
 The network of the other measurements here, at the batch of 64 that introductions to this data use, and the
-learning rate that is usual for such networks, 0.1 at a batch of 256, in proportion. Everybody trains for the
-same statistical work (steps at the initial batch), at learning rates scaled by the same rule, and along the
-same schedule of that work. The target is the mean final accuracy of the fixed initial batch less 0.3 points,
-which is also what final accuracies may differ by. Time counts training only.
+learning rate that is usual for such networks, 0.1 at a batch of 256, in proportion. Everybody trains for
+the same statistical work (steps at the initial batch), at learning rates scaled by the same rule, and along
+the same schedule of that work. All of a seed take turns, a stretch each, as a machine is now faster and now
+slower, and half of these steps are bound by the processor. The target is the mean final accuracy of the
+fixed initial batch less 0.3 points, which is also what final accuracies may differ by. Time counts training
+only.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import io
 import json
 import math
 import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,7 @@ class Training:
 
     def __init__(self, data: Data, batch: int | None, seed: int) -> None:
         torch.manual_seed(seed)
+        self.course = Course()
         self._data = data
         self._run = Run(seed=seed)
         self._model = resnet18(channels=1)
@@ -112,9 +116,9 @@ class Training:
         if batch is not None:
             self._run._engine.batching.order = BatchChoice(batch)  # noqa: SLF001 - as a controller would
 
-    def train(self, stretches: int) -> Course:
-        """So many stretches, of `STRETCH` examples' worth each."""
-        course, time_s = Course(), 0.0
+    def train(self, stretches: int) -> Iterator[None]:
+        """So many stretches, of `STRETCH` examples' worth each; others may have theirs after every one."""
+        time_s = 0.0
         data = OnCard(self._data.images, self._data.labels)
         sampler = RandomSampler(data, num_samples=STRETCH)
         loader = DataLoader(data, batch_size=INITIAL_BATCH, sampler=sampler, collate_fn=as_it_is)
@@ -130,10 +134,10 @@ class Training:
                 torch.autograd.backward(cross_entropy(model(images), labels))
                 optimizer.step()
             time_s += now_s() - began_s
-            course.times_s.append(time_s)
-            course.accuracies.append(self._accuracy())
-            course.batches.append(self._run.batch_size)
-        return course
+            self.course.times_s.append(time_s)
+            self.course.accuracies.append(self._accuracy())
+            self.course.batches.append(self._run.batch_size)
+            yield
 
     @torch.no_grad()
     def _accuracy(self) -> float:
@@ -215,16 +219,23 @@ def print_row(name: str, courses: list[Course], target: float) -> None:
     )
 
 
+def train_in_turns(data: Data, batches: Sequence[int | None], seed: int, stretches: int) -> list[Course]:
+    trainings = [Training(data, batch, seed) for batch in batches]
+    for _ in zip(*(training.train(stretches) for training in trainings), strict=True):
+        pass
+    return [training.course for training in trainings]
+
+
 def train_all(data: Data, seeds: list[int], batches: list[int], stretches: int) -> Results:
     """Every batch size with every seed, saved after each seed."""
-    for batch in batches:  # the card's libraries load on first use
-        Training(data, batch, 0).train(1)
+    train_in_turns(data, batches, 0, 1)  # the card's libraries load on first use
     results = Results(device_name(), [], {batch: [] for batch in batches}, [])
     for seed in seeds:
         with contextlib.redirect_stdout(io.StringIO()):  # runs say why they change their batch
-            for batch, courses in results.fixed.items():
-                courses.append(Training(data, batch, seed).train(stretches))
-            results.adaptive.append(Training(data, None, seed).train(stretches))
+            *fixed, adaptive = train_in_turns(data, [*batches, None], seed, stretches)
+        for batch, course in zip(batches, fixed, strict=True):
+            results.fixed[batch].append(course)
+        results.adaptive.append(adaptive)
         results.seeds.append(seed)
         save(f"adaptive_{seeds[0]}", asdict(results))
         newest = results.adaptive[-1]

@@ -7,7 +7,7 @@ and stays until it has been timed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -111,15 +111,14 @@ class BatchTuner:
         if trial := self._trial(noise, workers, current, limits):
             return trial
         table = GoodputTable([JobModel(self._fit(), noise, self._limits)])
-        present = table.at(0, nodes, workers, current)
-        goodputs = {
-            choice: self._believed(nodes, workers, choice.atomic) * table.at(0, nodes, workers, choice)
-            for choice in self._choices(workers, limits)
-        }
-        best = max(goodputs, key=goodputs.__getitem__, default=current)
-        reached = goodputs.get(best, present)
+
+        def goodput(choice: BatchChoice) -> float:
+            return self._believed(nodes, workers, choice.atomic) * table.at(0, nodes, workers, choice)
+
+        best = max(self._choices(workers, limits), key=goodput, default=current)
+        present, reached = goodput(current), goodput(best)
         if reached < WORTHWHILE * present:
-            return self._back(table, nodes, workers, current)
+            return self._back(goodput, workers, current)
         passes = f" in {best.accumulation + 1} passes" if best.accumulation else ""
         return Change(
             best,
@@ -128,18 +127,20 @@ class BatchTuner:
             f"{reached:.4g} examples/s.",
         )
 
-    def _back(self, table: GoodputTable, nodes: int, workers: int, current: BatchChoice) -> Change | None:
-        """The batch before, if nobody had timed the present one and it does not keep what it promised."""
+    def _back(
+        self, goodput: Callable[[BatchChoice], float], workers: int, current: BatchChoice
+    ) -> Change | None:
+        """The batch before, if nobody had timed the present one and it turns out to be no better."""
         if self._untried_from is None or self._untried_from[0] != workers:
             return None
         before = self._untried_from[1]
-        present, past = (table.at(0, nodes, workers, choice) for choice in (current, before))
-        if present >= WORTHWHILE * past:
+        present, past = goodput(current), goodput(before)
+        if present >= past:
             return None
         return Change(
             before,
-            f"batch {current.total(workers)} becomes {before.total(workers)} again: it gains less than "
-            f"foreseen, goodput is {present:.4g} examples/s against {past:.4g}.",
+            f"batch {current.total(workers)} becomes {before.total(workers)} again: goodput is {present:.4g} "
+            f"examples/s, not more than the {past:.4g} before.",
         )
 
     def _trial(
@@ -188,21 +189,25 @@ class BatchTuner:
     def _believed(self, nodes: int, workers: int, atomic: int) -> float:
         """The share of a batch's predicted speed that may be counted on.
 
-        Times of passes over the batch size bend upwards only: first launching the work takes longest, then
-        the work. So beyond the largest one timed, an example takes at least as long as one did just below.
+        What was timed takes as long as it took. Times of passes over the batch size bend upwards only: first
+        launching the work takes longest, then the work. So beyond the largest one timed, an example takes at
+        least as long as one did just below.
         """
         timed_s = {
             speed.atomic: speed.step_s - speed.sync_s
             for speed in self._observed.speeds.values()
             if (speed.nodes, speed.workers) == (nodes, workers)
         }
+        foreseen_s = float(self._fit().pass_s(atomic))
+        if atomic in timed_s:
+            return foreseen_s / timed_s[atomic]
         largest = max(timed_s, default=atomic)
         if atomic <= largest or len(timed_s) == 1:
             return 1.0
         longest_s = timed_s.pop(largest)
         example_s = max((longest_s - pass_s) / (largest - size) for size, pass_s in timed_s.items())
         least_s = longest_s + example_s * (atomic - largest)
-        return min(float(self._fit().pass_s(atomic)) / least_s, 1.0)
+        return min(foreseen_s / least_s, 1.0)
 
     def _noise_scale(self, noise: NoiseSample) -> float:
         return GradientNoise(noise.sqr, noise.var, self._limits.initial).noise_scale
