@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,12 @@ def load(entry: str) -> Callable[..., Any]:
         raise ValueError("this module cannot be imported")
     if entry == "threads":
         threading.Thread(target=time.sleep, args=(60.0,), name="prefetch", daemon=True).start()
+    if entry == "unknown threads":  # such as those of a library in C
+        start_new_thread(time.sleep, (60.0,))
+    if entry == "hang":
+        sys.stdout.write("importing\n")
+        sys.stdout.flush()
+        time.sleep(600.0)
     if entry == "crowded":
         _fail_second_fork()
     return print

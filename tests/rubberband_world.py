@@ -144,7 +144,7 @@ def controller_for(
     curves: Sequence[Curve],
     journal: MemoryJournal,
     *,
-    cloud: SteadyCloud = SteadyCloud(),  # noqa: B008
+    cloud: SteadyCloud = SteadyCloud(),
     epoch_s: Sequence[float] | None = None,
     ahead: int = 8,
     replan: float = 0.0,

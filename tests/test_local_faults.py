@@ -179,14 +179,33 @@ def test_code_that_cannot_be_imported_fails_its_jobs_with_their_own_traceback(ma
     assert [e.subject for e in of_kind(events, JobFinished)] == ["good"]
 
 
-def test_code_that_starts_threads_is_imported_by_every_worker(make: Open) -> None:
+@pytest.mark.parametrize(("entry", "named"), [("threads", "prefetch"), ("unknown threads", "python")])
+def test_code_that_starts_threads_is_imported_by_every_worker_and_that_is_said_once(
+    make: Open, entry: str, named: str
+) -> None:
     bench = make()
-    bench.admit(entry="threads")
+    for job_id in ("a", "b"):
+        bench.admit(job_id, entry=entry)
     bench.run(workers=2)
-    assert isinstance(bench.rest()[-1], JobFinished)
-    notes = (bench.folder / "nursery.log").read_text()
-    assert notes.count("imported anew by every worker") == 1
-    assert "prefetch" in notes
+    bench.rest()
+    bench.run(job_id="b")
+    assert [e.subject for e in of_kind(bench.rest(), JobFinished)] == ["a", "b"]
+    (note,) = of_kind(bench.seen, JobNoted)
+    assert isinstance(note, JobNoted)
+    assert f"{entry} is imported anew by every worker" in note.text
+    assert named in note.text
+
+
+def test_code_that_hangs_while_it_is_imported_is_not_waited_for(make: Open) -> None:
+    bench = make(rules=replace(QUICK, grace_s=60.0))
+    bench.admit(entry="hang")
+    bench.run()
+    log = bench.folder / "nursery.log"
+    assert eventually(lambda: log.is_file() and "importing" in log.read_text())
+    begun_s = time.monotonic()
+    bench.substrate.close()
+    assert time.monotonic() - begun_s < 30.0
+    assert bench.left() == []
 
 
 def test_what_a_worker_starts_ends_with_it(make: Open) -> None:

@@ -28,12 +28,16 @@ EPOCHS = 8
 TRAIN = """
 import os
 import time
+import argparse
 import torch
 
-print("imported")
+SQUARE = torch.randn(400, 400) @ torch.randn(400, 400)
+print("imported with", torch.get_num_threads())
 
 def train(config, run):
+    given = argparse.ArgumentParser().parse_args()
     print("process", os.getpid())
+    print("threads", torch.get_num_threads(), (SQUARE @ SQUARE).shape[0])
     torch.manual_seed(0)
     x = torch.randn(64, 4)
     data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
@@ -105,8 +109,8 @@ class Drive:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
 
 
 @pytest.fixture
@@ -173,8 +177,9 @@ def test_real_training_grows_shrinks_rests_loses_a_worker_and_finishes(
     (failed,) = [event for event in drive.events if isinstance(event, JobFailed)]
     assert "no more of this" in failed.error
     assert [event.subject for event in drive.events if isinstance(event, JobFinished)] == ["a"]
-    assert "imported" in (drive.folder / "nursery.log").read_text()
+    assert "imported with 1" in (drive.folder / "nursery.log").read_text()
     assert "imported" not in drive.log(), "workers are forked from where the code was imported"
+    assert "threads 2 400" in drive.log(), "and have their threads after the fork"
 
 
 def test_a_process_that_ended_well_serves_the_next_job(drive: Drive) -> None:

@@ -157,6 +157,10 @@ class Engine:
         gang = self._gang_of[worker_id]
         self._do(gang, gang.born(worker_id, self._now()))
 
+    def noted(self, worker_id: str, text: str) -> None:
+        gang = self._gang_of[worker_id]
+        self._do(gang, gang.note(text, self._now()))
+
     def heard(self, worker_id: str, message: FromWorker) -> None:
         gang = self._gang_of[worker_id]
         self._do(gang, gang.hear(worker_id, message, self._now()))

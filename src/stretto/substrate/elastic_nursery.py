@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 _SCRIPT = Path(__file__).parents[1] / "torch" / "nursery.py"
+_IMPORTING_S = 1.0
+"""A nursery that is still importing has no workers: told to end, it leaves within this, or is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,13 @@ class Saying:
     """What a nursery tells about a worker."""
 
     kind: str
-    """born, gone, barren; or ready, of no worker."""
+    """born, gone, barren, note; or ready, of no worker."""
     worker: str
     pid: int = 0
     code: int | None = None
     error: str = ""
+    text: str = ""
+    """Of a note: what the user should know."""
 
 
 class Nursery:
@@ -76,6 +80,7 @@ class Nursery:
     ) -> None:
         self._grace_s = grace_s
         self._pids: dict[str, int] = {}
+        self._is_ready = False
         settings = {"entry": entry, **asdict(trainer), "grace_s": grace_s}
         self._line, theirs = socket.socketpair()
         arguments = [str(_SCRIPT), str(theirs.fileno()), json.dumps(settings)]
@@ -114,8 +119,8 @@ class Nursery:
             self._line.shutdown(socket.SHUT_WR)
 
     def wait(self, patience_s: float) -> None:
-        """Until nothing is left of it, once it was closed."""
-        self._listener.join(patience_s)
+        """Until nothing is left of it, once it was closed; code that is still imported is not waited for."""
+        self._listener.join(patience_s if self._is_ready else min(patience_s, _IMPORTING_S))
         if self._listener.is_alive():
             self._process.kill()  # the kernel then kills its workers
             self._listener.join()
@@ -129,10 +134,13 @@ class Nursery:
             for line in lines:
                 fields = json.loads(line)
                 saying = Saying(fields.pop("say"), **fields)
-                if saying.kind == "born":
-                    self._pids[saying.worker] = saying.pid
-                else:
-                    self._pids.pop(saying.worker, None)
+                match saying.kind:
+                    case "ready":
+                        self._is_ready = True
+                    case "born":
+                        self._pids[saying.worker] = saying.pid
+                    case "gone" | "barren":
+                        self._pids.pop(saying.worker, None)
                 on_saying(saying)
         self._process.wait()
         for (

@@ -29,6 +29,7 @@ class Overseer(Protocol):
 
     def seated(self, worker_id: str) -> None: ...
     def born(self, worker_id: str) -> None: ...
+    def noted(self, worker_id: str, text: str) -> None: ...
     def heard(self, worker_id: str, message: FromWorker) -> None: ...
     def confused(self, worker_id: str, why: str) -> None: ...
     def gone(self, worker_id: str, how: Exit) -> None: ...
@@ -97,6 +98,8 @@ class _Hand:
     place: Place | None = None
     nursery: Nursery | None = None
     channel: Channel | None = None
+    born: bool = False
+    """Its process is there."""
     unwanted: bool = False
     """It was told to end."""
     how: Exit | None = None
@@ -132,6 +135,8 @@ class Workers:
         """By the name of their place."""
         self._nurseries: dict[tuple[str, str], Nursery] = {}
         """By home and entry."""
+        self._noted: set[str] = set()
+        """What users were told of how workers are started."""
         self._secret = secrets.token_hex(32)
         self._listener = Listener(self._secret, self, ground.host)
 
@@ -148,7 +153,11 @@ class Workers:
             self._forget(worker_id, Exit(None, "it was never started"))
         elif hand.nursery is not None and hand.how is None:
             hand.unwanted = True
-            (hand.nursery.kill if at_once else hand.nursery.end)(hand.process)
+            if hand.born:
+                (hand.nursery.kill if at_once else hand.nursery.end)(hand.process)
+            else:  # its nursery still imports the training code: there is nothing to save, or to wait for
+                hand.nursery.kill(hand.process)
+                self._forget(worker_id, Exit(None, "it was never started"))
 
     def send(self, worker_id: str, message: ToWorker) -> None:
         """To a worker that is gone nothing can be said; its end is told anyway."""
@@ -200,6 +209,7 @@ class Workers:
 
     def _reuse(self, worker_id: str, hand: _Hand, idle: _Idle) -> None:
         hand.process, hand.nursery, hand.channel = idle.process, idle.nursery, idle.channel
+        hand.born = True
         self._player_of[idle.process] = worker_id
         self._overseer.born(worker_id)
         idle.channel.send(hand.task)
@@ -238,8 +248,14 @@ class Workers:
         if saying.kind == "ready":
             return
         worker_id = self._player_of.get(saying.worker)
+        if saying.kind == "note":
+            if worker_id is not None and saying.text not in self._noted:  # every node says it
+                self._noted.add(saying.text)
+                self._overseer.noted(worker_id, saying.text)
+            return
         if saying.kind == "born":
             if worker_id is not None:
+                self._hands[worker_id].born = True
                 self._overseer.born(worker_id)
             return
         if worker_id is None:

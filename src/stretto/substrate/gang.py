@@ -172,6 +172,11 @@ class Gang:
             member.heard_s = now.awake_s
         return []
 
+    def note(self, text: str, now: Moment) -> list[Effect]:
+        """Something that the user should know of its workers."""
+        self._note(text, now)
+        return self._settle(now)
+
     def hear(self, worker_id: str, message: FromWorker, now: Moment) -> list[Effect]:
         member = self._crew.members.get(worker_id)
         if member is not None:

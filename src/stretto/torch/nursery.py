@@ -14,6 +14,7 @@ and reads
 
     {"say": "ready", "worker": ""}   everything is imported
     {"say": "born", "worker": .., "pid": ..}
+    {"say": "note", "worker": .., "text": ..}      how workers are started here, once, with the first of them
     {"say": "gone", "worker": .., "code": ..}      nothing of its process group is left
     {"say": "gone", "worker": .., "error": ..}     it could not be started; another time it may
     {"say": "barren", "worker": .., "error": ..}   it cannot be started, now or later
@@ -21,6 +22,10 @@ and reads
 When the controller closes its end, on purpose or by dying, the workers, who notice that too, have the grace
 to save their state and leave; then they are killed. The nursery adopts and ends what they leave behind.
 If the nursery is killed, its workers go with it.
+
+A fork copies one thread only, and whoever waits for another in the copy waits forever. So libraries have one
+thread while the user's code is imported, and workers are given theirs after the fork. Code that starts
+threads of its own, or CUDA, is not imported here, but by every worker for itself.
 """
 
 from __future__ import annotations
@@ -53,6 +58,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _LOOK_S = 0.25
 """How often a nursery that is still importing looks whether anybody is waiting for it."""
+_LAST_MOMENTS_S = 1.0
+"""How long threads that the user's code has started may take to end by themselves."""
+_ONE = "01"
+"""One thread, written as nobody writes it: what the user's code sets meanwhile is told from it."""
+_THREADS_OF = {
+    "openmp": "OMP_NUM_THREADS",
+    "openblas": "OPENBLAS_NUM_THREADS",
+    "mkl": "MKL_NUM_THREADS",
+    "blis": "BLIS_NUM_THREADS",
+}
+"""Where each kind of library looks for its number of threads; without an own one, all look for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +84,8 @@ class Settings:
     grace_s: float
     imports_entry: bool = True
     """Whether the user's code is imported here, once, or by every worker for itself."""
+    note: str = ""
+    """Why not, for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +116,8 @@ class Nursery:
     grace_s: float
     barren: str = ""
     """Why no worker can be started here; empty if they can."""
+    note: str = ""
+    """What the user should know of workers here, until it is told."""
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _unread: bytes = b""
     _closed: bool = False
@@ -180,6 +200,9 @@ class Nursery:
         os.close(begun_fd)
         self._workers[birth.worker] = _Worker(birth.worker, pid)
         self._say(say="born", worker=birth.worker, pid=pid)
+        if self.note:
+            self._say(say="note", worker=birth.worker, text=self.note)
+            self.note = ""
         return None
 
     def _leave_the_nest(self, birth: Birth) -> None:
@@ -193,7 +216,6 @@ class Nursery:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.line.close()
-        os.environ.update(birth.env)
         log_fd = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
@@ -281,7 +303,65 @@ def named(where: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _prepare(settings: Settings) -> str:
+class Threads:
+    """The threads of libraries: one while code is imported, and for workers what the environment says."""
+
+    def __init__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in _THREADS_OF.values()}
+        self._chosen: int | None = None
+        """What the user's code has asked of torch while it was imported."""
+        self._libraries: list[Any] = []
+        os.environ.update(dict.fromkeys(_THREADS_OF.values(), _ONE))
+
+    @contextlib.contextmanager
+    def noting_choices(self) -> Iterator[None]:
+        """Take note of what the block asks of torch; and then of the libraries that are loaded."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            yield
+            return
+        set_number = torch.set_num_threads
+
+        def note(number: int) -> None:
+            set_number(number)
+            self._chosen = number
+
+        torch.set_num_threads = note  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_number  # type: ignore[attr-defined]
+            from threadpoolctl import ThreadpoolController  # noqa: PLC0415 - commands do without
+
+            self._libraries = [one for one in ThreadpoolController().lib_controllers if one.num_threads == 1]
+
+    def restore_environment(self) -> None:
+        """As it was, but for what the user's code has set."""
+        for name, value in self._before.items():
+            if os.environ.get(name) != _ONE:
+                continue
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+    def give(self) -> None:
+        """To a worker, whose libraries were loaded with one."""
+        for library in self._libraries:
+            library.set_num_threads(_number_of_threads(_THREADS_OF.get(library.internal_api, "")))
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(self._chosen or _number_of_threads(_THREADS_OF["mkl"]))
+
+
+def _number_of_threads(name: str) -> int:
+    """What a library takes that looks there first; of a list, for nested loops, the first number counts."""
+    for text in (os.environ.get(name, ""), os.environ.get(_THREADS_OF["openmp"], "")):
+        first = text.partition(",")[0].strip()
+        if first.isdecimal() and int(first) > 0:
+            return int(first)
+    return len(os.sched_getaffinity(0))
+
+
+def _prepare(settings: Settings, threads: Threads) -> str:
     """Import everything; what went wrong, in words or as the user's own traceback."""
     try:
         for module in settings.preload:
@@ -289,8 +369,9 @@ def _prepare(settings: Settings) -> str:
         for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # noqa: SLF001
             finalizer.atexit = False  # torch would take its operators apart in every worker that ends
         named(settings.worker)
-        if settings.imports_entry:
-            named(settings.load)(settings.entry)
+        with threads.noting_choices():
+            if settings.imports_entry:
+                named(settings.load)(settings.entry)
     except InputError as error:
         return str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code raises is theirs to read
@@ -317,8 +398,23 @@ def _unsafe_to_fork() -> str:
     """Why a fork of this process might not work; empty if it will."""
     if any(_points_to(link, "/dev/nvidia-uvm") for link in Path("/proc/self/fd").iterdir()):
         return "it uses CUDA when it is imported"
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    end_s = time.monotonic() + _LAST_MOMENTS_S
+    while (others := _other_threads()) and time.monotonic() < end_s:
+        time.sleep(0.01)
     return f"it starts threads when it is imported ({', '.join(others)})" if others else ""
+
+
+def _other_threads() -> list[str]:
+    """Names of all but this one, also of those that Python knows nothing of."""
+    own = threading.get_native_id()
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    names: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != own:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                comm = (task / "comm").read_text(encoding="utf-8", errors="replace").strip()
+                names.append(known.get(int(task.name), comm))
+    return sorted(set(names))
 
 
 @contextlib.contextmanager
@@ -342,11 +438,19 @@ def _leaving_if_abandoned(line: socket.socket) -> Iterator[None]:
 
 
 def _start_over(fd: int, settings: Settings, why: str) -> None:
-    """As a process that leaves the user's code to the workers, who then start more slowly."""
-    sys.stderr.write(f"stretto: {settings.entry} is imported anew by every worker, as {why}.\n")
+    """As a process that leaves the user's code to the workers, who then start more slowly.
+
+    Where that had threads all the same, everything is left to them.
+    """
+    note = f"{settings.entry} is imported anew by every worker, which takes longer, because {why}"
+    if settings.imports_entry:
+        less = replace(settings, imports_entry=False, note=note)
+    else:
+        less = replace(settings, preload=())
+    sys.stderr.write(f"stretto: {note}.\n")
     sys.stderr.flush()
     os.set_inheritable(fd, True)
-    arguments = json.dumps(asdict(replace(settings, imports_entry=False)))
+    arguments = json.dumps(asdict(less))
     os.execv(sys.executable, [sys.executable, "-P", __file__, str(fd), arguments])  # noqa: S606 - no shell is meant
 
 
@@ -366,18 +470,24 @@ def _play(worker: Callable[[str, str, str], int | None], birth: Birth) -> NoRetu
 
 def main() -> None:
     fd, settings = int(sys.argv[1]), Settings(**json.loads(sys.argv[2]))
+    sys.argv = [settings.entry.rpartition(":")[0] or settings.entry]  # as `python FILE` would have it
     os.set_inheritable(fd, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     line = socket.socket(fileno=fd)
+    threads = Threads()
     with _leaving_if_abandoned(line):
-        barren = _prepare(settings)
-    why = "" if barren or not settings.imports_entry else _unsafe_to_fork()
+        barren = _prepare(settings, threads)
+    why = _unsafe_to_fork() if not barren and (settings.imports_entry or settings.preload) else ""
     if why:
+        threads.restore_environment()
         _start_over(fd, settings, why)
     gc.freeze()  # workers share what is there now, and need not look through it
-    birth = Nursery(line, settings.grace_s, barren).serve()
+    birth = Nursery(line, settings.grace_s, barren, settings.note).serve()
     if birth is None:
         os._exit(0)  # what user code wants done at exit concerns its workers
+    threads.restore_environment()
+    os.environ.update(birth.env)
+    threads.give()
     _play(named(settings.worker), birth)
 
 
