@@ -26,3 +26,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
         file = item.path.stem
         item.add_marker(pytest.mark.xdist_group("ray" if file.startswith("test_ray_") else file))
+
+
+@pytest.fixture(autouse=True)
+def _alone_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of tests beside this one are not spoken of."""
+    monkeypatch.setattr("stretto.app.real_site.live_runs", lambda: ())

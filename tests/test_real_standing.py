@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -196,7 +198,9 @@ def test_a_run_in_use_is_refused_in_words(checked: Checked, stretto: StudyComman
     stopped(checked)
     with closing(SqliteJournal(checked.folder.journal, run="tiny")):
         told = stretto.refused("tune", "study.toml", "train.py:train", "--policy", "asha")
-    assert "runs/tiny: another process is working on this run." in told
+    assert f"runs/tiny: another process is working on this run: process {os.getpid()} on" in told
+    assert "for 0s, since" in told
+    assert "`stretto stop tiny`" in told
     assert "stretto report tiny" in told
 
 
@@ -206,10 +210,12 @@ def test_a_run_that_is_being_measured_is_in_use(here: Path) -> None:
     told: list[InputError] = []
 
     def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-        for touch in (lambda: check_free(checked.folder), lambda: prepare(checked, make=endless)):
-            with pytest.raises(InputError, match="another process is working on this run") as refused:
-                touch()
-            told.append(refused.value)
+        with ThreadPoolExecutor() as others:
+            for touch in (lambda: check_free(checked.folder), lambda: prepare(checked, make=endless)):
+                refused = others.submit(touch).exception()
+                assert isinstance(refused, InputError)
+                assert "another process is working on this run" in str(refused)
+                told.append(refused)
         return endless(hands, folder, clock)
 
     prepared = prepare(checked, make=make)

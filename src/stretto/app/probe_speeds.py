@@ -13,7 +13,7 @@ from stretto.app.profile_file import MeasuredProfile, read_profile, write_profil
 from stretto.app.real_belief import belief_of
 from stretto.app.real_request import Checked
 from stretto.app.real_site import OpenSite
-from stretto.app.real_standing import not_begun_by_others
+from stretto.app.real_standing import holding
 from stretto.app.real_substrate import MakeSubstrate
 from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
@@ -58,7 +58,7 @@ def speeds_of(
         return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
     known = None if folder.is_begun else known_profile(checked, site)
     if known is None and not folder.is_begun:
-        with not_begun_by_others(folder):
+        with holding(folder):
             found = _measured(checked, site, make, on_progress)
             if not found.tells_epochs:
                 raise no_epoch(found, MORE_TIME)
@@ -67,7 +67,8 @@ def speeds_of(
     elif known is None or known.folder == folder:
         source = f"Speeds: measured before for this run ({folder.profile})."
     else:
-        write_profile(folder.profile, known.taken_over())
+        with holding(folder):
+            write_profile(folder.profile, known.taken_over())
         source = (
             f"Speeds: measured before for the run {known.folder.name} ({known.folder.profile}), "
             "with the same study, training code and machine."

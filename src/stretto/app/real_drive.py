@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from stretto.app.real_standing import check_free
+from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop, listening
 from stretto.app.run_folder import RunFolder
 from stretto.app.threads import one_blas_thread
@@ -19,6 +19,7 @@ from stretto.control.controller import Controller, Limit, Settings
 from stretto.core.cluster import Node
 from stretto.core.errors import JournalError
 from stretto.core.events import Event, RunPaused, RunStarted
+from stretto.core.file_lock import FileLock
 from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
@@ -28,6 +29,8 @@ from stretto.policies.base import Policy
 
 BEAT_S = 0.2
 """How soon Ctrl-C is noticed and a display is redrawn."""
+LOOK_S = 1.0
+"""How often it is looked whether the run's folder is still there."""
 RESIZE_S = 5.0
 """What a start or resize is believed to take before any was seen; most take less here, as training code is
 loaded once for all workers, and nobody stops for a resize."""
@@ -120,16 +123,16 @@ def _boot_clock_s() -> float:
 
 def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
     """Run, or go on where the journal ends, until the run is over or somebody asks it to stop."""
-    check_free(score.folder)
-    # The journal first: it says at once that the run is going on, where the substrate waits for leftovers.
+    # The lock first: it says at once that the run is going on, where the substrate waits for leftovers.
     with (
         one_blas_thread(),
-        closing(SqliteJournal(score.folder.journal, run=score.folder.name)) as file,
+        holding(score.folder) as lock,
+        closing(SqliteJournal(score.folder.journal, run=score.folder.name, lock=lock)) as file,
         listening(stop),
     ):
         journal = _WatchedJournal(file, watcher, score.policy)
         with _running(score.make(), journal, stop) as substrate:
-            return _drive(score, substrate, journal, stop, watcher)
+            return _drive(score, substrate, journal, stop, _AtItsPlace(watcher, lock))
 
 
 def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop, watcher: Watcher) -> EndedBy:
@@ -197,6 +200,29 @@ def _running(substrate: RealSubstrate, journal: _WatchedJournal, stop: Stop) -> 
         substrate.stop_now()
         journal.record_break(substrate.now_s())
         raise
+
+
+class _AtItsPlace:
+    """A watcher that also sees to it that the run's folder is where it was."""
+
+    def __init__(self, inner: Watcher, lock: FileLock) -> None:
+        self._inner = inner
+        self._lock = lock
+        self._looked_s = -math.inf
+
+    def observe(self, event: Event) -> None:
+        self._inner.observe(event)
+
+    def tick(self, now_s: float) -> None:
+        if abs(now_s - self._looked_s) >= LOOK_S:
+            self._looked_s = now_s
+            if not self._lock.is_in_place:
+                raise JournalError(
+                    f"{self._lock.path.parent} was moved or removed while the run went on, so nothing of it "
+                    "can be kept there. It was stopped. Move the folder back and start the run again to "
+                    "resume it, or start it under another --name."
+                )
+        self._inner.tick(now_s)
 
 
 class _WatchedJournal:

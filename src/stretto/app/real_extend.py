@@ -12,7 +12,7 @@ from stretto.app.real_deadline import deadline_of, enough_after, given_duration_
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_request import Checked
 from stretto.app.real_result import forget_plan, read_ending
-from stretto.app.real_standing import check_free
+from stretto.app.real_standing import holding
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused
@@ -48,7 +48,8 @@ def extend(checked: Checked) -> str:
         _check_of_use(folder, spec, limits, now_s)
         _move(folder, dataclasses.replace(spec, asked=checked.asked), limits, now_s)
     else:  # the same in other words
-        folder.write("spec", dataclasses.asdict(dataclasses.replace(spec, asked=checked.asked)))
+        with holding(folder):
+            folder.write("spec", dataclasses.asdict(dataclasses.replace(spec, asked=checked.asked)))
     return told
 
 
@@ -72,8 +73,10 @@ def _move(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> Non
         budget_usd=limits.budget_usd,
         past_limits=(*spec.past_limits, past),
     )
-    check_free(folder)
-    with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
+    with (
+        holding(folder) as lock,
+        closing(SqliteJournal(folder.journal, run=folder.name, lock=lock)) as journal,
+    ):
         if ending is not None:
             journal.append(list(_rest(journal, spec, ending)))
             (folder.path / "result.json").unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from contextlib import closing
 
 from stretto.app.real_drive import wall_clock
 from stretto.app.real_site import Site
+from stretto.app.real_standing import holding
 from stretto.app.run_folder import RunFolder
 from stretto.app.study_file import Rented
 from stretto.core.errors import InputError, JournalError
@@ -26,7 +27,11 @@ def let_go_of_nodes(folder: RunFolder, site: Site, rented: Rented | None, starte
         return
     may_be_up = f"{', '.join(names)} may still be up, and cost: "
     try:
-        with closing(SqliteJournal(folder.journal, run=folder.name)) as journal, site.opened() as opened:
+        with (
+            holding(folder) as lock,
+            closing(SqliteJournal(folder.journal, run=folder.name, lock=lock)) as journal,
+            site.opened() as opened,
+        ):
             fleet = opened.fleet(folder)
             if fleet is not None:
                 _let_go(fleet, journal, wall_clock(started_at_s)())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from stretto.app.real_drive import RealSubstrate
+from stretto.app.real_neighbours import live_runs, neighbour_notes
 from stretto.app.real_scratch import scratch
 from stretto.app.real_store import store_of
 from stretto.app.real_substrate import Hands, count_slots, make_substrate
@@ -20,6 +22,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.substrate.local_nodes import whole_machine
+from stretto.substrate.local_slots import find_slots
 from stretto.substrate.provision import NodeFleet
 from stretto.wire.store_url import check_store
 
@@ -124,6 +127,11 @@ def find_site(request: SiteRequest) -> Site:
     raise InputError(f"{request.on!r} is no place to train.", remedy="Give local, ray or ray:ADDRESS.")
 
 
+def local_devices(site: Site) -> tuple[str, ...]:
+    """What a run there trains on that is this machine's; nothing on a cluster, which keeps its own books."""
+    return site.devices if isinstance(site, ThisMachine) else ()
+
+
 def node_of(name: str, slots: int) -> Node:
     """A node with so many slots, as the journal will have it: its numbers are floats."""
     return Node(name, Resources(gpu=float(slots)))
@@ -161,7 +169,15 @@ class ThisMachine:
 
     words: ClassVar[str] = "this machine"
     mark: ClassVar[str] = ""
-    notes: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return neighbour_notes(live_runs(), self.devices, cores=len(os.sched_getaffinity(0)))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One for every slot: a GPU's name, or nothing for a core."""
+        return find_slots(self.slots).devices
 
     @property
     def asked(self) -> Tables:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from stretto.app.real_board import Phase
 from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
 from stretto.core.events import Event, RunPaused
+from stretto.core.file_lock import FileLock, Holder, LockedError, holder_of, is_held, myself
+from stretto.core.private_files import close_to_others, make_private_folder
+from stretto.core.units import format_duration
+
+TRIES = 10
+"""To make a folder that others remove again and again."""
 
 
 class Standing(StrEnum):
@@ -40,18 +47,8 @@ def state_of(phase: Phase, standing: str) -> str:
 
 
 def is_going_on(folder: RunFolder) -> bool:
-    """Whether some process drives the run now: it holds the lock of the journal."""
-    try:
-        lock_fd = os.open(_lock_of(folder), os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock_fd)
-    return False
+    """Whether some process drives the run now, or measures for it: it holds its lock."""
+    return is_held(folder.lock)
 
 
 def check_free(folder: RunFolder) -> None:
@@ -60,43 +57,101 @@ def check_free(folder: RunFolder) -> None:
         raise _in_use(folder)
 
 
+@dataclass(slots=True)
+class _Hold:
+    lock: FileLock
+    made: list[Path]
+    """Folders that were not there before."""
+    times: int = 0
+
+
+class _Holds(threading.local):
+    """What the present thread holds."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[Path, _Hold] = {}
+
+
+_holds = _Holds()
+
+
 @contextmanager
-def not_begun_by_others(folder: RunFolder) -> Iterator[None]:
-    """While this process measures for a run that is not begun, no other may measure for it or begin it."""
-    lock = _lock_of(folder)
+def holding(folder: RunFolder, devices: tuple[str, ...] = ()) -> Iterator[FileLock]:
+    """While the block runs, the run is this thread's: whoever else begins, resumes or removes it is refused.
+
+    This comes before anything is written in the folder. The thread may hold it several times. A folder in
+    which nothing was written is removed at the end. `devices` are those it trains on, for others to know.
+    """
+    place = folder.lock.absolute()
+    hold = _holds.by_path.get(place)
+    if hold is None:
+        hold = _holds.by_path[place] = _taken(folder)
+    if devices:
+        hold.lock.say(myself(devices))
+    hold.times += 1
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InputError(
-            f"cannot be written ({error.strerror}).",
-            where=str(folder.path),
-            remedy="Run where files may be written.",
-        ) from error
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock_fd)
-        raise _in_use(folder) from None
-    try:
-        yield
+        yield hold.lock
     finally:
-        lock.unlink(missing_ok=True)
+        hold.times -= 1
+        if not hold.times:
+            del _holds.by_path[place]
+            _let_go(folder, hold)
+
+
+def _taken(folder: RunFolder) -> _Hold:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            made = make_private_folder(folder.path)
+            lock = FileLock(folder.lock)
+        except LockedError:
+            raise _in_use(folder) from None
+        except FileNotFoundError as error:  # whoever held it before has just removed the empty folder
+            if not tries_left:
+                raise _unwritable(folder, error) from error
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        else:
+            break
+    close_to_others(folder.path)
+    with suppress(OSError):
+        folder.stop_asked.unlink(missing_ok=True)
+    return _Hold(lock, made)
+
+
+def _unwritable(folder: RunFolder, error: OSError) -> InputError:
+    return InputError(
+        f"cannot be written ({error.strerror}).",
+        where=str(folder.path),
+        remedy="Run where files may be written.",
+    )
+
+
+def _let_go(folder: RunFolder, hold: _Hold) -> None:
+    """The lock goes first: the folder can only be removed once it is empty."""
+    in_place, begun = hold.lock.is_in_place, folder.is_begun
+    hold.lock.release(remove=not begun)
+    if in_place and not begun:
         with suppress(OSError):  # something is in it
-            folder.path.rmdir()
-        os.close(lock_fd)
+            for path in {folder.path: None, **dict.fromkeys(reversed(hold.made))}:
+                path.rmdir()
+
+
+def who(holder: Holder | None, now_s: float) -> str:
+    """The holder of a lock, in words."""
+    if holder is None:
+        return "another process"
+    since = time.strftime("%H:%M:%S", time.localtime(holder.since_s))
+    return (
+        f"process {holder.pid} on {holder.host} (`{holder.command}`, "
+        f"for {format_duration(max(now_s - holder.since_s, 0.0))}, since {since})"
+    )
 
 
 def _in_use(folder: RunFolder) -> InputError:
     how_far = f"; `stretto report {folder.name}` tells how far it is" if folder.is_begun else ""
     return InputError(
-        "another process is working on this run.",
+        f"another process is working on this run: {who(holder_of(folder.lock), time.time())}.",
         where=str(folder.path),
-        remedy=f"Wait until it has ended, or stop it with Ctrl-C{how_far}. "
+        remedy=f"Wait until it has ended, or stop it with `stretto stop {folder.name}`{how_far}. "
         "To begin another run, give it its own --name.",
     )
-
-
-def _lock_of(folder: RunFolder) -> Path:
-    """That of the journal, which tells that a run is going on."""
-    return folder.journal.with_name(folder.journal.name + ".lock")

@@ -4,6 +4,8 @@ spec.json        what was asked for, and when the run first started on the wall 
 profile.json     what a probe measured, where there was one
 plan.json        what was expected before anything started
 journal.sqlite   everything that happened
+journal.sqlite.lock  held by the process that works on the run, and says which it is
+stop.asked       `stretto stop` was called, and the run is stopping
 result.json      what it came to, once it is over
 failed.log       what training printed that failed before the run was begun, while it was tried
 id               what tells it from others of its name, where some of it lies elsewhere
@@ -114,6 +116,16 @@ class RunFolder:
     @property
     def journal(self) -> Path:
         return self.path / "journal.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that drives the run, or measures for it."""
+        return self.path / "journal.sqlite.lock"
+
+    @property
+    def stop_asked(self) -> Path:
+        """Says that the run's process was asked to stop; whoever drives the run next removes it."""
+        return self.path / "stop.asked"
 
     @property
     def profile(self) -> Path:

@@ -30,8 +30,8 @@ from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wa
 from stretto.app.real_lines import telling
 from stretto.app.real_result import checkpoint_at, command_files, cost_usd, read_ending
 from stretto.app.real_shown import Metrics, metrics_after, metrics_by_epoch
-from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
-from stretto.app.real_standing import standing_of, state_of
+from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site, local_devices
+from stretto.app.real_standing import holding, standing_of, state_of
 from stretto.app.real_stop import Stop, interrupting
 from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.real_work import Entry
@@ -215,12 +215,15 @@ def start_run(
     `on_begun` is called once nothing stands in its way any more and its folder is there. `make` takes the
     place of the site's own substrate.
     """
-    with checked.site.opened() as site:
+    with (
+        holding(checked.folder, local_devices(checked.site)),
+        checked.site.opened() as site,
+    ):
         score = _begin(checked, site, make or site.make, describe)
         on_begun()
         ended_by = drive(score, stop or Stop(), watcher or Unwatched())
-    if ended_by.for_good:
-        checked.folder.write("result", {"ended_by": str(ended_by)})
+        if ended_by.for_good:
+            checked.folder.write("result", {"ended_by": str(ended_by)})
     return run_result(checked.folder, ended_by)
 
 
@@ -308,6 +311,10 @@ def run(
     if over is not None:
         return over
     reported = partial(metrics_after, checked.folder)
+    if tell is not None:
+        with checked.site.opened() as site:
+            for note in site.notes:
+                tell(note)
     with interrupting() as stop, telling(tell, stop=stop, reported=reported) as watcher:
         return start_run(checked, stop=stop, watcher=watcher)
 

@@ -53,8 +53,8 @@ from stretto.app.real_result import (
     read_ending,
     tune_result,
 )
-from stretto.app.real_site import LOCAL, OpenSite
-from stretto.app.real_standing import check_free
+from stretto.app.real_site import LOCAL, OpenSite, local_devices
+from stretto.app.real_standing import check_free, holding
 from stretto.app.real_stop import Stop, interrupting
 from stretto.app.real_store import check_unclaimed
 from stretto.app.real_substrate import Hands, MakeSubstrate
@@ -176,7 +176,8 @@ def start(
     make: MakeSubstrate | None = None,
 ) -> TuneResult:
     """Begin the run, or go on with it, until it is over or `stop` is asked."""
-    with prepared.checked.site.opened() as site:
+    checked = prepared.checked
+    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
         return _start(prepared.now(), site, make or site.make, stop or Stop(), watcher or Unwatched())
 
 
@@ -272,7 +273,10 @@ def _tuned(checked: Checked, tell: Callable[[str], None] | None) -> TuneResult:
     over = finished(checked)
     if over is not None:
         return over
-    with checked.site.opened():
+    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
+        if tell is not None:
+            for note in site.notes:
+                tell(note)
         prepared = prepare(
             checked, on_progress=lambda one: None if tell is None else tell(measuring_line(one))
         )

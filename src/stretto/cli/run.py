@@ -14,8 +14,8 @@ import typer
 from stretto.app.real_board import Phase
 from stretto.app.real_drive import EndedBy
 from stretto.app.real_shown import metrics_after
-from stretto.app.real_site import LOCAL
-from stretto.app.real_standing import check_free
+from stretto.app.real_site import LOCAL, local_devices
+from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop, unsaved_jobs
 from stretto.app.real_work import Entry
 from stretto.app.run_folder import RunFolder
@@ -105,8 +105,7 @@ def run(
 
 
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
-    check_free(checked.folder)
-    with checked.site.opened() as site:
+    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
         for note in site.notes:
             print(note, file=sys.stderr)
         return _train(checked, site.offer.slots, yes=yes)

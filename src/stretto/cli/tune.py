@@ -15,8 +15,8 @@ from stretto.app.real_drive import AtDeadline, EndedBy
 from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import TuneResult, ending_of
-from stretto.app.real_site import LOCAL
-from stretto.app.real_standing import check_free
+from stretto.app.real_site import LOCAL, local_devices
+from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import elsewhere, finished, prepare, start
@@ -117,8 +117,7 @@ def tune(
 
 
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
-    check_free(checked.folder)
-    with checked.site.opened() as site:
+    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
         for note in checked.notes(site):
             print(note, file=sys.stderr)
         _agree_to_measure(node_to_launch(checked, site), yes=yes)

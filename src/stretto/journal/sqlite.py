@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.core.errors import JournalError
 from stretto.core.events import Event
+from stretto.core.file_lock import FileLock, LockedError
+from stretto.core.private_files import make_private_folder, open_private
 from stretto.journal.codec import SCHEMA, decode, encode
 
 _APPLICATION_ID = 0x53545254
@@ -31,8 +31,6 @@ CREATE TABLE event (
 );
 """
 
-_TRIES = 6
-_RETRY_S = 0.02
 _ANOTHER_FILE = "Name another file, or move this one away."
 
 
@@ -46,15 +44,16 @@ class SqliteJournal:
     last moments may be missing: the file is whole up to some event, and the run goes on from there.
     """
 
-    def __init__(self, path: Path, *, run: str) -> None:
+    def __init__(self, path: Path, *, run: str, lock: FileLock | None = None) -> None:
+        """`lock` is that of the file, where the caller has it already, and keeps it."""
         self._path = path
-        self._lock_fd = _lock(path)
+        self._lock = _lock(path) if lock is None else None
         try:
             if not path.exists():
                 _create(path, run)
             self._connection = _connect(path)
         except BaseException:
-            os.close(self._lock_fd)
+            self._release()
             raise
         try:
             self._check(run)
@@ -102,9 +101,11 @@ class SqliteJournal:
 
     def close(self) -> None:
         self._connection.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _check(self, run: str) -> None:
         """Refuse whatever is not the journal of this run, whole and in this version's form."""
@@ -147,38 +148,20 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path) -> FileLock:
     """Take the lock beside the file, or say who cannot have it."""
-    lock_path = path.with_name(path.name + ".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock_fd = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+        make_private_folder(path.parent)
+        return FileLock(path.with_name(path.name + ".lock"))
     except OSError as error:
         raise JournalError(
             f"{path} cannot be opened ({error}). A journal needs a folder it may write to. {_ANOTHER_FILE}"
         ) from error
-    try:
-        _flock(lock_fd)
-    except OSError as error:
-        os.close(lock_fd)
+    except LockedError as error:
         raise JournalError(
             f"{path} is in use by another process. One process at a time may append to a journal. "
             "Wait for that run to end, or stop it."
         ) from error
-    return lock_fd
-
-
-def _flock(lock_fd: int) -> None:
-    """Not at the first try only: who just looks whether a journal is in use holds its lock for an instant."""
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not tries_left:
-                raise
-            time.sleep(_RETRY_S)
-        else:
-            return
 
 
 def _create(path: Path, run: str) -> None:
@@ -191,6 +174,7 @@ def _create(path: Path, run: str) -> None:
         )
     unfinished = path.with_name(path.name + ".new")
     unfinished.unlink(missing_ok=True)
+    os.close(open_private(unfinished, os.O_RDWR | os.O_CREAT))  # its write-ahead log gets the same mode
     connection = sqlite3.connect(unfinished, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = OFF")
