@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from stretto.core.errors import InputError
 from stretto.torch import Run
@@ -120,6 +121,36 @@ def users_group(_: Path) -> list[Any]:
     return [run.workers, there, weight(model)]
 
 
+def wrapped(_: Path) -> list[Any]:
+    """As code for several workers has it without us: everything is shared out and averaged already."""
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    given = DistributedDataParallel(model)
+    examples = data()
+    sampler: DistributedSampler[Any] = DistributedSampler(examples, seed=5)
+    loader = DataLoader(examples, batch_size=12, sampler=sampler)  # the last batch has 4, the others 6 each
+    run = Run()
+    prepared, optimizer, elastic = run.prepare(given, optimizer, loader)
+    seen: list[float] = []
+    for epoch in run.epochs(1):
+        sampler.set_epoch(epoch)
+        for (x,) in elastic:
+            step(prepared, optimizer, x)
+            seen += x[:, 0].tolist()
+    refusals = [refused(lambda: given(x)), refused(lambda: forgotten(model))]
+    run.finish()
+    dist.destroy_process_group()
+    return [sorted(seen), weight(model), *refusals]
+
+
+def forgotten(model: torch.nn.Module) -> None:
+    """Only the optimizer is prepared, and the wrapper averages on."""
+    wrapper = DistributedDataParallel(model)
+    run = Run()
+    run.prepare(torch.optim.SGD(wrapper.parameters(), lr=0.1), DataLoader(data(), batch_size=BATCH))
+    next(iter(run.epochs(1)))
+
+
 def stopped_early(folder: Path) -> int:
     """Nobody leaves this group before the script ends."""
     run = Run(folder)
@@ -133,7 +164,7 @@ def stopped_early(folder: Path) -> int:
     return int(run.mean(run.workers))
 
 
-CASES = (ordinary_steps, batch_statistics, after_finish, users_group, stopped_early)
+CASES = (ordinary_steps, batch_statistics, after_finish, users_group, wrapped, stopped_early)
 
 
 def main(folder: Path) -> None:

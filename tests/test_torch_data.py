@@ -168,7 +168,7 @@ def test_an_ordinary_loader_keeps_its_options() -> None:
     loader = DataLoader(
         Numbers(10), batch_size=4, shuffle=True, num_workers=1, collate_fn=collate, persistent_workers=True
     )
-    source = source_of(loader)
+    source = source_of(loader, print)
     assert (source.batch_size, source.shuffle, source.sampler) == (4, True, None)
     assert source.options["num_workers"] == 1
     assert source.options["persistent_workers"] is True
@@ -178,7 +178,7 @@ def test_an_ordinary_loader_keeps_its_options() -> None:
 
 def test_a_sampler_of_the_users_draws_the_same_on_every_worker() -> None:
     sampler = WeightedRandomSampler([1.0, 5.0, 1.0, 1.0], num_samples=8)
-    source = source_of(DataLoader(Numbers(4), batch_size=4, sampler=sampler))
+    source = source_of(DataLoader(Numbers(4), batch_size=4, sampler=sampler), print)
     before = torch.get_rng_state()
     assert list(source.order(1, 5)) == list(source.order(1, 5))
     assert torch.equal(torch.get_rng_state(), before), "the user's own draws were disturbed"
@@ -191,6 +191,6 @@ def test_data_without_numbers_is_refused() -> None:
             return iter(range(3))
 
     with pytest.raises(InputError, match="iterable dataset"):
-        source_of(DataLoader(Stream(), batch_size=2))
+        source_of(DataLoader(Stream(), batch_size=2), print)
     with pytest.raises(InputError, match="batch sampler"):
-        source_of(DataLoader(TensorDataset(torch.zeros(4)), batch_sampler=[[0, 1], [2, 3]]))
+        source_of(DataLoader(TensorDataset(torch.zeros(4)), batch_sampler=[[0, 1], [2, 3]]), print)

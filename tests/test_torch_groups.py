@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import group_cases
 import ranks
@@ -63,6 +63,24 @@ def test_a_group_of_the_users_own_is_used_and_stays(launched: Launched) -> None:
     first, second = (seen["users_group"] for seen in launched.seen)
     assert first == second
     assert first[:2] == [RANKS, True]
+
+
+def test_wrappers_that_share_out_and_average_are_taken_off(launched: Launched) -> None:
+    (first, weight, *refusals), (second, other, *_) = (seen["wrapped"] for seen in launched.seen)
+    assert sorted(first + second) == sorted(group_cases.data().tensors[0][:, 0].tolist())
+    assert weight == other
+    assert weight == pytest.approx(trained_alone())
+    assert "is still called" in refusals[0]
+    assert "was not prepared" in refusals[1]
+
+
+def trained_alone() -> float:
+    """One worker over the same order."""
+    model, optimizer = group_cases.model_and_optimizer()
+    order: DistributedSampler[Any] = DistributedSampler(group_cases.data(), num_replicas=1, rank=0, seed=5)
+    for (x,) in DataLoader(group_cases.data(), batch_size=12, sampler=order):
+        group_cases.step(model, optimizer, x)
+    return group_cases.weight(model)
 
 
 def test_a_script_that_ends_leaves_its_group(launched: Launched) -> None:

@@ -70,7 +70,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def test_a_pass_without_a_whole_batch_ends_the_loop() -> None:
-    run, _, (loader,) = adaptive_run(DataLoader(numbers(10), batch_size=16, drop_last=True))
+    loaders = DataLoader(numbers(10), batch_size=16, drop_last=True), DataLoader(numbers(10), batch_size=5)
+    run, _, (loader, _) = adaptive_run(*loaders)
     with at_most(10.0):
         assert [len(x) for _ in run.epochs(2) for (x,) in loader] == []
 
@@ -100,9 +101,10 @@ def test_every_loop_of_an_adaptive_epoch_gets_its_data(order: str) -> None:
 
 def test_other_loops_keep_their_own_batch() -> None:
     loaders = DataLoader(numbers(64), batch_size=8), DataLoader(numbers(64), batch_size=32)
-    run, _, (a, b) = adaptive_run(*loaders, max_batch_size=16, per_worker_batch=(8, 32))
+    run, step, (a, b) = adaptive_run(*loaders, max_batch_size=16, per_worker_batch=(8, 32))
     run._engine.batching.order = BatchChoice(16)
     for _ in run.epochs(1):
+        step(torch.zeros(1, 1))
         assert [len(x) for (x,) in b] == [32, 32]
         assert max(len(x) for (x,) in a) == 16
         assert [len(x) for (x,) in a] == [8] * 8

@@ -14,9 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from stretto.core.errors import InputError
+from stretto.torch.foreign import whole_sampler
 from stretto.torch.turn import Layout, Share, Turn
 
 _PASSED_ON = (
@@ -67,6 +76,18 @@ class Source:
         """Of one pass."""
         return len(self.dataset if self.sampler is None else self.sampler)  # type: ignore[arg-type]
 
+    @property
+    def lack(self) -> str:
+        """Why a pass has no batch to give; empty if it has one."""
+        if self.examples == 0:
+            return "its dataset or sampler has no examples"
+        if self.drop_last and self.examples < self.batch_size:
+            return (
+                f"its {self.examples} examples are fewer than one batch of {self.batch_size}, and "
+                "drop_last=True leaves them out"
+            )
+        return ""
+
     def order(self, seed: int, pass_number: int) -> Sequence[int]:
         """The indices of a pass, the same on every worker."""
         chance = (seed * 1_000_003 + pass_number) % (1 << 63)
@@ -113,29 +134,32 @@ def _drawing_from(chance: int, sampler: Sampler[int]) -> Iterator[None]:
         np.random.set_state(numpy_state)  # noqa: NPY002
 
 
-def source_of(loader: DataLoader[Any]) -> Source:
+def source_of(loader: DataLoader[Any], note: Callable[[str], None]) -> Source:
     """What an ordinary DataLoader loads; InputError for the kinds that cannot be shared out."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
             "the loader has an iterable dataset, whose examples have no numbers to share out.",
             remedy="Use a dataset with __getitem__ and __len__.",
         )
-    if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
+    cut: Any = loader.batch_sampler
+    made_by_loader = loader.batch_size is not None and type(cut).__name__ == "BatchSampler"
+    if not made_by_loader and type(cut) is not BatchSampler:
         raise InputError(
             "the loader has a batch sampler of its own, and batches must be cut anew for each group.",
             remedy="Give batch_size and shuffle or sampler instead.",
         )
     options = {name: getattr(loader, name) for name in _PASSED_ON if hasattr(loader, name)}
-    plain = isinstance(loader.sampler, SequentialSampler)
-    shuffled = isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement
-    if shuffled and loader.sampler.num_samples != len(loader.dataset):  # type: ignore[attr-defined,arg-type]
+    sampler = whole_sampler(cut.sampler, note)
+    plain = isinstance(sampler, SequentialSampler)
+    shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if shuffled and sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
         shuffled = False
     return Source(
         dataset=loader.dataset,
-        batch_size=loader.batch_size,
+        batch_size=cut.batch_size,
         shuffle=shuffled,
-        drop_last=loader.drop_last,
-        sampler=None if plain or shuffled else loader.sampler,  # type: ignore[arg-type]
+        drop_last=cut.drop_last,
+        sampler=None if plain or shuffled else sampler,
         options=options,
     )
 

@@ -6,9 +6,12 @@ are in the user's loop; a newcomer runs the user's code from the top, skips what
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from typing import Any
+
+import torch.distributed as dist
 
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
@@ -16,6 +19,7 @@ from stretto.torch.batching import Batching
 from stretto.torch.course import Course
 from stretto.torch.data import ElasticLoader, Source
 from stretto.torch.device import backend_for, own_device
+from stretto.torch.foreign import refuse_wrappers_of
 from stretto.torch.group import Code, Group, Order
 from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
@@ -67,8 +71,15 @@ class Engine:
         self._loop_is_open = False
         """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
         self._is_finished = False
+        self._sources: list[Source] = []
+        self._batches = 0
+        """Taken by this process."""
+        self._stepped = False
+        """Whether a prepared optimizer was ever told to step, by whoever trained so far."""
         self._finish_epoch = False
         self._described = False
+        self._announcements: list[str] = []
+        """Notices about what was prepared, until there is a leader to give them."""
         self._reported_s = time.monotonic()
         self._report_after_s = _FIRST_REPORT_S
 
@@ -79,10 +90,13 @@ class Engine:
         if self.joined:
             return
         self.joined = True
+        self._refuse_no_data()
         if self.session.task is None:
+            self._refuse_wrappers()
             self.group.form_from_environment(backend_for(self.device))
             self._take_up(share_state=True)
             self._arrange()
+            self._give_announcements()
             return
         if self.session.task.describe_only:
             return
@@ -95,6 +109,31 @@ class Engine:
         assert isinstance(form, Form)
         self._take_up(share_state=form.share_state)
         self._formed(form)
+        self._give_announcements()
+
+    def _refuse_no_data(self) -> None:
+        lacks = [source.lack for source in self._sources]
+        if lacks and all(lacks):
+            raise InputError(
+                f"there is nothing to train on: the loader has no batch to give, as {lacks[0]}.",
+                remedy="Look at how the data is read and filtered, or lower batch_size or drop drop_last.",
+            )
+
+    def refuse_no_step(self) -> None:
+        """At the end of a run: one that took batches and never stepped has trained nothing."""
+        if not self._batches or self._stepped or self.turn.told or not self.steppers:
+            return
+        lacks = "".join(f" One loader has no batch to give: {one.lack}." for one in self._sources if one.lack)
+        raise InputError(
+            f"nothing was trained: {self._batches} batches were taken, and no optimizer that was given to "
+            f"run.prepare was told to step.{lacks}",
+            remedy="Call step() of the prepared optimizer; to evaluate only, prepare no optimizer.",
+        )
+
+    def _refuse_wrappers(self) -> None:
+        if dist.is_initialized():  # else no such wrapper can have been made
+            trained = [one for stepper in self.steppers for one in stepper.parameters()]
+            refuse_wrappers_of(trained, gc.get_objects)
 
     def _take_up(self, *, share_state: bool) -> None:
         """Rank 0 goes on from its checkpoint, if there is one, and the others from rank 0's state."""
@@ -161,6 +200,8 @@ class Engine:
     def expect(self, source: Source) -> None:
         """A loader that was prepared: until a loop begins, its batch size is the run's."""
         self.batching.expect(source)
+        if all(source is not one for one in self._sources):
+            self._sources.append(source)
         self.course.counted = self.batching.counted
         if not self.joined:
             self.turn.base = self.batching.layout(self.group)
@@ -240,6 +281,9 @@ class Engine:
 
     def after_step(self, loader: ElasticLoader) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
+        self._batches += 1
+        self._stepped = self._stepped or bool(self.turn.told)
+        self.turn.told.clear()
         self.turn.step += 1
         self.session.count_step()
         self.course.advance(loader)
@@ -354,6 +398,16 @@ class Engine:
         print(f"stretto: {text}", flush=True)  # noqa: T201 - the job's own log
         self.session.send(Note(text))
 
+    def announce(self, text: str) -> None:
+        """A notice about what is prepared: given once, by whoever leads when training begins."""
+        self._announcements.append(text)
+
+    def _give_announcements(self) -> None:
+        given, self._announcements = self._announcements, []
+        if self.group.is_leader and self.turn.step == 0:
+            for text in given:
+                self.note(text)
+
     @property
     def progress(self) -> float:
         """Epochs done, the present one in part."""
@@ -427,6 +481,7 @@ class Engine:
         return {
             "format": FORMAT,
             "step": self.turn.step,
+            "stepped": self._stepped,
             "values": dict(self._values),
             "best": self._keeper.best,
             "batching": self.batching.state_dict(),
@@ -445,6 +500,7 @@ class Engine:
         self.luggage.restore(state)
         self.course.restore(state)
         self.turn.step = state["step"]
+        self._stepped = bool(state.get("stepped", True))
         self._values, self._keeper.best = dict(state["values"]), state["best"]
         self.batching.load_state_dict(state["batching"])
         for stepper, noise in zip(self.steppers, state["noise"], strict=True):

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from stretto.core.errors import InputError
+from stretto.torch.foreign import refuse_own_groups
 
 
 def split_entry(entry: str) -> tuple[Path, str]:
@@ -27,6 +28,7 @@ def split_entry(entry: str) -> tuple[Path, str]:
 def load_entry(entry: str) -> Callable[..., Any]:
     """The function, its file imported once per process. What the file itself raises is passed on."""
     path, name = split_entry(entry)
+    refuse_own_groups()
     module = _load(path)
     function = getattr(module, name, None)
     if not callable(function):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from stretto.core.errors import InputError
+from stretto.torch.foreign import init_process_group, refuse_users_group
 from stretto.torch.pack import NOTHING, Packed, as_bytes, landing
 
 _MEET_S = 120.0
@@ -120,6 +121,7 @@ class Group:
     def form(self, *, generation: int, rank: int, world: int, nodes: int, store: str, backend: str) -> None:
         """Leave the group there was and meet the members of the new one."""
         self.leave()
+        refuse_users_group()
         self.rank, self.world, self.nodes = rank, world, nodes
         if world == 1:
             return
@@ -136,7 +138,7 @@ class Group:
         self.nodes = max(self.world // int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world))), 1)
         if not dist.is_initialized():
             self._made = True
-            dist.init_process_group(backend)
+            init_process_group(backend)
             atexit.register(self._leave_at_exit)
         self._make_control()
 
@@ -160,7 +162,7 @@ class Group:
         base.set_timeout(timeout)
         name = f"{corner}-{generation}"
         self._made = True
-        dist.init_process_group(
+        init_process_group(
             backend,
             store=PrefixStore(name, base),
             rank=self.rank,

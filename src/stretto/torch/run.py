@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stretto.core.errors import InputError
 from stretto.torch.data import ElasticLoader, Source, source_of
 from stretto.torch.engine import Engine
+from stretto.torch.foreign import bare_module, check_optimizer, refuse_users_group, whole_sampler
 from stretto.torch.keeper import Keeping
 from stretto.torch.luggage import Stateful
 from stretto.torch.metrics_log import OWN_NAMES
@@ -111,8 +112,9 @@ class Run:
     ) -> Any:
         """Make models, optimizers, loaders, schedulers and scalers elastic; returns them in the same order.
 
-        Everything but loaders comes back as the very object that was given. An optimizer may be given as a
-        function of the model before it. Anything with `state_dict` and `load_state_dict` is carried along.
+        Everything but loaders comes back as the very object that was given, a model without the wrapper that
+        would average gradients a second time. An optimizer may be given as a function of the model before it.
+        Anything with `state_dict` and `load_state_dict` is carried along.
 
         `adaptive` lets the batch size of the first loader follow the gradient noise, up to `max_batch_size`,
         and the learning rate follow it by `lr_rule`. `per_worker_batch` bounds what one worker takes at once;
@@ -128,6 +130,8 @@ class Run:
             self._engine.batching.bound(
                 adaptive=adaptive, most=max_batch_size, per_worker=per_worker_batch, accumulates=accumulate
             )
+        if self._session.task is not None:
+            refuse_users_group()
         prepared: list[Any] = []
         for thing in things:
             models = [one for one in prepared if isinstance(one, torch.nn.Module)]
@@ -140,7 +144,7 @@ class Run:
     def _prepare(self, thing: Any) -> Any:
         engine = self._engine
         if isinstance(thing, DataLoader):
-            return self._elastic(source_of(thing))
+            return self._elastic(source_of(thing, engine.announce))
         if isinstance(thing, ElasticLoader):  # by run.loader
             engine.expect(thing.source)
             return thing
@@ -151,6 +155,10 @@ class Run:
             )
         if isinstance(thing, torch.nn.Module):
             _refuse_lazy(thing)
+            alone = self._session.task is None and engine.group.world == 1
+            thing = bare_module(thing, engine.announce, alone=alone)
+        elif isinstance(thing, Optimizer):
+            check_optimizer(thing)
         engine.luggage.add(thing)
         if isinstance(thing, Optimizer):
             engine.steppers.append(Stepper(thing, engine.turn, engine.group))
@@ -188,6 +196,7 @@ class Run:
             )
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}.", remedy="It takes 1 or more.")
+        sampler = None if sampler is None else whole_sampler(sampler, self._engine.announce)
         return self._elastic(
             Source(
                 dataset=dataset,
@@ -232,7 +241,10 @@ class Run:
             except GeneratorExit:
                 engine.stop_early()
                 raise
-            engine.end_epoch(last=engine.course.epoch + 1 >= count)
+            last = engine.course.epoch + 1 >= count
+            if last:
+                engine.refuse_no_step()
+            engine.end_epoch(last=last)
         if task is None:
             engine.save_result()
 

@@ -39,7 +39,7 @@ class Stepper:
         self._split_cost = SplitCost()
         self._split_steps: float | None = None
         """What a split adds, in plain steps: kept, as every step asks."""
-        self.reducer = Reducer(self._parameters, turn, group)
+        self.reducer = Reducer(self.parameters, turn, group)
         self._step = optimizer.step
         self._is_released = False
 
@@ -50,7 +50,7 @@ class Stepper:
         # A method, as schedulers made later look behind it for the function.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
+    def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for settings in self.optimizer.param_groups for parameter in settings["params"]]
 
     def adapt(self, initial_batch: int, rule: Rule, scaler: Any) -> None:
@@ -81,6 +81,7 @@ class Stepper:
                 "the optimizer was given a closure, which it would call at moments of its own choosing.",
                 remedy="Call backward() and then step() without arguments.",
             )
+        self._turn.told.add(id(self.optimizer))
         if self._turn.share.last:
             self.reducer.catch_up()
         self.reducer.stepped()
@@ -185,11 +186,12 @@ def quiet_inside_steps(thing: Any, methods: Sequence[str], turn: Turn) -> None:
 
         @functools.wraps(method)
         def patched(*args: Any, **options: Any) -> Any:
+            optimizers = [one for one in args[1:] if isinstance(one, Optimizer)] if name == "step" else []
+            turn.told.update(map(id, optimizers))  # also where a scaler finds no number and does not step
             if turn.share.last:
                 return method(*args, **options)
-            if name == "step":  # of a scaler, which steps an optimizer: that takes note, and does nothing
-                for optimizer in (one for one in args[1:] if isinstance(one, Optimizer)):
-                    optimizer.step()
+            for optimizer in optimizers:  # it takes note, and does nothing
+                optimizer.step()
             return None
 
         return patched

@@ -86,3 +86,5 @@ class Turn:
     step: int = 0
     """Optimisation steps done before this one."""
     backward: Backward = field(default_factory=Backward)
+    told: set[int] = field(default_factory=set)
+    """Ids of the optimizers that were told to step since the last batch."""

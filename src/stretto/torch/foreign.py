@@ -1,0 +1,169 @@
+"""Other tools for training with several workers, where code still has them.
+
+What they share out or average would be shared out or averaged twice. Wrappers are taken off with a notice;
+what cannot be taken off is refused in words, before training begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DistributedSampler
+
+from stretto.core.errors import InputError
+
+Note = Callable[[str], None]
+
+init_process_group = dist.init_process_group
+"""Torch's own, whatever training code gets to see under that name."""
+
+_AS_COMMAND = "run it as a command (`stretto run -- torchrun ...`), which Stretto starts and stops as a whole"
+
+
+def refuse_own_groups() -> None:
+    """From now on training code of this process cannot make a process group: Stretto makes and remakes it."""
+
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise InputError(
+            "the training code calls torch.distributed.init_process_group, and under Stretto the group of "
+            "workers is Stretto's, which forms it anew whenever their number changes.",
+            remedy="Leave the call and DistributedDataParallel out: run.prepare averages gradients, and "
+            f"run.rank and run.workers say who trains; or {_AS_COMMAND}.",
+        )
+
+    for name in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        if name in sys.modules:
+            sys.modules[name].init_process_group = refused  # type: ignore[attr-defined]
+
+
+def refuse_users_group() -> None:
+    """The same for a group that is there all the same."""
+    if dist.is_initialized():
+        raise InputError(
+            "the training code has made a process group of its own, and under Stretto the group of workers "
+            "is Stretto's, which forms it anew whenever their number changes.",
+            remedy=f"Leave init_process_group out; or {_AS_COMMAND}.",
+        )
+
+
+def bare_module(module: torch.nn.Module, note: Note, *, alone: bool) -> torch.nn.Module:
+    """The module to be trained, without what averages its gradients; InputError for what is sharded."""
+    _refuse_sharded(module)
+    if isinstance(module, DistributedDataParallel):
+        wrapper, module = module, module.module
+        note(
+            f"the model was wrapped in DistributedDataParallel, which would average gradients a second time: "
+            f"prepare() returns the {type(module).__name__} inside. Call that one."
+        )
+        wrapper.register_forward_pre_hook(_refuse_call)
+    elif isinstance(module, DataParallel) and not alone:
+        module = module.module
+        note(
+            f"the model was wrapped in DataParallel, and a worker computes on one device: prepare() returns "
+            f"the {type(module).__name__} inside."
+        )
+    _refuse_wrapped_inside(module)
+    _refuse_odd(module.named_parameters(), f"the {type(module).__name__}")
+    _refuse_odd(module.named_buffers(), f"the {type(module).__name__}")
+    return module
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """InputError if it trains what cannot be averaged or handed on."""
+    parameters = [one for settings in optimizer.param_groups for one in settings["params"]]
+    _refuse_odd(((str(place), one) for place, one in enumerate(parameters)), "the optimizer's parameter")
+
+
+def refuse_wrappers_of(parameters: Iterable[Tensor], objects: Callable[[], list[Any]]) -> None:
+    """InputError if a DistributedDataParallel that was not prepared averages any of these, too."""
+    trained = {id(one) for one in parameters}
+    for wrapper in objects():
+        if not issubclass(type(wrapper), DistributedDataParallel) or _refuse_call in _pre_hooks(wrapper):
+            continue
+        if any(id(one) in trained for one in wrapper.parameters()):
+            raise InputError(
+                "a prepared optimizer trains a model in DistributedDataParallel that was not prepared, so "
+                "gradients would be averaged twice.",
+                remedy="Give the model to run.prepare and call what it returns, or leave the wrapper out.",
+            )
+
+
+def _pre_hooks(module: torch.nn.Module) -> list[Any]:
+    return list(module._forward_pre_hooks.values())  # noqa: SLF001
+
+
+def _refuse_call(module: torch.nn.Module, _: object) -> NoReturn:
+    raise InputError(
+        f"the {type(module).__name__} that was given to run.prepare is still called, and would average "
+        "gradients a second time.",
+        remedy="Call the model that run.prepare returns: model, ... = run.prepare(model, ...).",
+    )
+
+
+def _refuse_wrapped_inside(module: torch.nn.Module) -> None:
+    for name, one in module.named_modules():
+        if isinstance(one, DistributedDataParallel):
+            raise InputError(
+                f"{name or 'the model'} of the {type(module).__name__} is wrapped in "
+                "DistributedDataParallel, which would average its gradients a second time.",
+                remedy="Leave the wrapper out: run.prepare averages gradients.",
+            )
+
+
+def _refuse_sharded(module: torch.nn.Module) -> None:
+    for one in module.modules():
+        kinds = {kind.__name__ for kind in type(one).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            raise InputError(
+                f"the {type(module).__name__} is sharded by FSDP, and shards cannot be handed to a group of "
+                "another size while it trains.",
+                remedy=f"Leave FSDP out if the model fits one device; else {_AS_COMMAND}.",
+            )
+
+
+def _refuse_odd(named: Iterable[tuple[str, Tensor]], owner: str) -> None:
+    """Whatever could not be handed to a newcomer or saved: better now than at the first resize."""
+    for name, one in named:
+        if torch.nn.parameter.is_lazy(one):
+            continue
+        kind = type(one.detach())
+        if kind.__name__ == "DTensor":
+            raise InputError(
+                f"{owner} {name} is a DTensor, a shard of a parameter, and shards cannot be handed to a "
+                "group of another size while it trains.",
+                remedy=f"Leave FSDP and tensor parallelism out if the model fits one device; else "
+                f"{_AS_COMMAND}.",
+            )
+        if kind not in {Tensor, torch.nn.Parameter} or one.layout is not torch.strided or one.is_meta:
+            what = "meta tensor without data" if one.is_meta else f"{kind.__name__} of layout {one.layout}"
+            raise InputError(
+                f"{owner} {name} is a {what}, which cannot be handed to other workers.",
+                remedy=f"Use ordinary dense parameters; or {_AS_COMMAND}.",
+            )
+
+
+def whole_sampler(sampler: Any, note: Note) -> Any:
+    """A sampler over all examples: one that gives each worker its part would have data shared out twice."""
+    replicas = getattr(sampler, "num_replicas", 1)
+    if not isinstance(replicas, int) or replicas <= 1:
+        return sampler
+    if type(sampler) is not DistributedSampler:
+        raise InputError(
+            f"the {type(sampler).__name__} gives each of {replicas} workers a part of the data, and the "
+            "elastic loader shares data out itself.",
+            remedy="Give a sampler over all examples: the one inside, or shuffle=True.",
+        )
+    note(
+        f"the DistributedSampler's {replicas} parts are put together again: the loader shares out every "
+        "example once, and its batch_size is the total over all workers."
+    )
+    return DistributedSampler(
+        sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed
+    )
