@@ -6,11 +6,17 @@ import math
 
 import pytest
 
-from stretto.app.workloads import check_policies
 from stretto.core.errors import InputError
 from stretto.policies.optimus_oracle import OptimusOracle
 from stretto.policies.pollux import Pollux
-from stretto.policies.registry import BUILT_IN, check_targets, make_policy, parse_options, policy_names
+from stretto.policies.registry import (
+    BUILT_IN,
+    check_policies,
+    check_targets,
+    make_policy,
+    parse_options,
+    policy_names,
+)
 from stretto.testing.policies import FormulaOracle
 from tuning_world import TUNING_POLICIES, tuning
 

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stretto.app.given_arguments import given, given_options, given_text
+from stretto.app.given_arguments import given, given_options
 from stretto.app.history import History, history_of
 from stretto.app.metrics import Metrics, measure
 from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node, gpu_nodes
+from stretto.core.errors import InputError
 from stretto.core.source import Arrivals
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.models.resize import DEFAULT_RESIZE_S
-from stretto.policies.registry import make_policy
+from stretto.policies.base import Policy
+from stretto.policies.registry import checked_policy, make_policy
 from stretto.substrate.sim import Physics, SimSubstrate
 from stretto.worlds.alone import Clock
 from stretto.worlds.oracle import WorldOracle
@@ -92,27 +94,23 @@ class Tick:
 
 def simulate(
     workload: Workload,
-    policy: str,
+    policy: str | Policy,
     setup: Setup | None = None,
     *,
     options: Mapping[str, str] | None = None,
     journal: Journal | None = None,
     on_tick: Callable[[Tick], None] | None = None,
 ) -> Run:
-    """Run `workload` to its end under the named policy.
+    """Run `workload` to its end under a policy: a name, `mine.py:LargestFirst`, or an object.
 
+    An object is asked every `policy.interval_s`, a policy by name every `setup.interval_s`.
     With a journal that already holds part of the run, the rest of it is simulated.
     """
     given(workload, Workload, "workload", "Give demo_workload() of stretto.worlds.synthetic, or a like one.")
     setup = Setup() if setup is None else setup
     given(setup, Setup, "setup", "Give Setup(nodes=gpu_nodes(4, 4)), or None.")
     journal = journal if journal is not None else MemoryJournal()
-    chosen = make_policy(
-        given_text(policy, "policy", "pollux"),
-        interval_s=setup.interval_s,
-        options=given_options(options),
-        oracle=WorldOracle(workload.truths),
-    )
+    chosen = _chosen(policy, workload, setup, options)
     substrate = SimSubstrate(workload.truth_of, physics=setup.physics(), seed=setup.seed)
     started = time.perf_counter()
 
@@ -143,10 +141,29 @@ def simulate(
         history,
         setup.nodes,
         workload.truths,
-        policy=policy,
+        policy=chosen.name,
         workload=workload.name,
         clock=setup.clock(),
         decision_s=controller.decision_s,
         wall_s=time.perf_counter() - started,
     )
     return Run(metrics, history, workload, setup, options or {})
+
+
+def _chosen(
+    policy: str | Policy, workload: Workload, setup: Setup, options: Mapping[str, str] | None
+) -> Policy:
+    if isinstance(policy, str):
+        return make_policy(
+            policy,
+            interval_s=setup.interval_s,
+            options=given_options(options),
+            oracle=WorldOracle(workload.truths),
+        )
+    if options:
+        raise InputError(
+            f"options are given beside the object {policy!r}.",
+            where="options",
+            remedy="Set them where the object is made.",
+        )
+    return checked_policy(policy, where="policy")

@@ -9,7 +9,6 @@ from pathlib import Path
 from stretto.core.cluster import Node, gpu_nodes
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
-from stretto.policies.registry import policy_names, unknown_policy
 from stretto.worlds.applications import Applications
 from stretto.worlds.catalogue import builtin_catalogue
 from stretto.worlds.load import load_workload
@@ -56,19 +55,6 @@ def load_workloads(request: Request) -> list[Loaded]:
         if names.count(name) > 1:
             raise InputError(f"workload {name} is given twice.", remedy="Name every workload once.")
     return loaded
-
-
-def check_policies(text: str) -> list[str]:
-    """The policies of a comma-separated list, each there and named once."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise InputError("--policy names no policy.", remedy=f"There are {', '.join(policy_names())}.")
-    for name in names:
-        if name not in policy_names():
-            raise unknown_policy(name)
-        if names.count(name) > 1:
-            raise InputError(f"policy {name} is named twice.", remedy="Name every policy once.")
-    return names
 
 
 def _check(request: Request) -> None:

@@ -14,10 +14,9 @@ from rich.table import Table
 from stretto.app.decide import Answer
 from stretto.app.decide import decide as ask
 from stretto.app.snapshot import read_snapshot
-from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson
 from stretto.core.errors import InputError
-from stretto.policies.registry import check_targets, parse_options
+from stretto.policies.registry import check_policies, check_targets, parse_options
 
 
 def decide(

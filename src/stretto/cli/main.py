@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from stretto import __version__
+from stretto.cli.check_policy import check_policy
 from stretto.cli.decide import decide
 from stretto.cli.explain import explain
 from stretto.cli.init import init
@@ -37,7 +38,7 @@ def _flowing(docstring: str) -> str:
     return "\n\n".join(one if one.startswith("Example") else one.replace("\n", " ") for one in paragraphs)
 
 
-for _command in (simulate, decide, plan, profile, tune, run, explain, report, init):
+for _command in (simulate, decide, plan, profile, tune, run, explain, report, init, check_policy):
     app.command(help=_flowing(_command.__doc__ or ""))(_command)
 
 

@@ -29,13 +29,12 @@ from stretto.app.run_jobs import (
     start_run,
 )
 from stretto.app.study_cluster import slots_offer
-from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.live import watching
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.units import counted, parse_duration_s
-from stretto.policies.registry import check_targets, parse_options
+from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_jobs_text import jobs_text
 

@@ -15,7 +15,7 @@ from stretto.app.replay import is_study
 from stretto.app.run_folder import find_run
 from stretto.app.simulate import Run, Setup
 from stretto.app.simulate import simulate as run_simulation
-from stretto.app.workloads import Request, check_policies, load_workloads
+from stretto.app.workloads import Request, load_workloads
 from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.output import check_report
 from stretto.cli.progress import progress_bar
@@ -23,7 +23,7 @@ from stretto.cli.replay import compare_replay
 from stretto.cli.study import StudyRequest, compare
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
-from stretto.policies.registry import check_targets, parse_options
+from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.report.html import write_report
 from stretto.report.table import metrics_table, metrics_text
 

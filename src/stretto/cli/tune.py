@@ -20,7 +20,6 @@ from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import elsewhere, finished, prepare, start
-from stretto.app.workloads import check_policies
 from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
@@ -29,7 +28,7 @@ from stretto.cli.run import agree, how_it_stopped, how_to_resume
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration, format_usd
-from stretto.policies.registry import check_targets, parse_options
+from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
 

@@ -1,13 +1,18 @@
-"""Policies by name, and their options as people write them."""
+"""Policies by name or file, and their options as people write them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import importlib.util
 import math
+import sys
 import typing
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stretto.core.errors import InputError, did_you_mean
@@ -50,7 +55,7 @@ def parse_options(texts: Iterable[str]) -> Options:
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         target, equals, value = text.partition("=")
-        policy, dot, option = target.partition(".")
+        policy, dot, option = target.rpartition(".")
         if not (equals and dot and policy and option):
             raise InputError(
                 f"--set {text!r} is not an option.", remedy="Write POLICY.OPTION=VALUE, such as pollux.p=-1."
@@ -73,10 +78,9 @@ def make_policy(
     """
     kind = _load(name)
     hints = typing.get_type_hints(kind)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     allowed = {
-        field.name: hints[field.name]
-        for field in dataclasses.fields(kind)
-        if field.compare and field.name not in _NOT_OPTIONS
+        field.name: hints[field.name] for field in fields if field.compare and field.name not in _NOT_OPTIONS
     }
     values: dict[str, Any] = {
         option: _value(name, option, text, allowed) for option, text in (options or {}).items()
@@ -100,10 +104,36 @@ def make_policy(
                 "`stretto tune STUDY.toml` and `stretto simulate --study STUDY.toml`.",
             )
         values["tuning"] = tuning
-    if interval_s is not None:
+    if interval_s is not None and any(field.name == "interval_s" for field in fields):
         values["interval_s"] = interval_s
-    policy: Policy = kind(**values)
-    return policy
+    return checked_policy(kind(**values), where=name)
+
+
+def checked_policy(policy: object, *, where: str) -> Policy:
+    """The object, if it is a policy; an error that names what it lacks if it is not."""
+    needed = ("name", "interval_s", "wakes_on", "decide")
+    missing = [name for name in needed if not hasattr(policy, name)]
+    if missing or isinstance(policy, type):
+        lacks = f"lacks {', '.join(missing)}" if missing else "is a class"
+        raise InputError(
+            f"{type(policy).__name__ if missing else repr(policy)} {lacks}.",
+            where=where,
+            remedy="Give an object of a subclass of stretto.policies.ordered.OrderedPolicy, or one with "
+            f"{', '.join(needed)} as in stretto.policies.base.Policy.",
+        )
+    return typing.cast("Policy", policy)
+
+
+def check_policies(text: str) -> list[str]:
+    """The policies of a comma-separated list, each there and named once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError("--policy names no policy.", remedy=f"There are {', '.join(policy_names())}.")
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"policy {name} is named twice.", remedy="Name every policy once.")
+        _load(name)
+    return names
 
 
 def rents_nodes(policy: Policy) -> bool:
@@ -126,7 +156,9 @@ def unknown_policy(name: str) -> InputError:
     """What is said of a name that no policy has."""
     names = policy_names()
     return InputError(
-        f"there is no policy {name!r}.", remedy=f"{did_you_mean(name, names)}There are {', '.join(names)}."
+        f"there is no policy {name!r}.",
+        remedy=f"{did_you_mean(name, names)}There are {', '.join(names)}; for one of your own give "
+        "FILE.py:CLASS.",
     )
 
 
@@ -137,7 +169,48 @@ def _load(name: str) -> Any:
     for point in entry_points(group=GROUP):
         if point.name == name:
             return point.load()
+    file, colon, class_name = name.rpartition(":")
+    if colon and file.endswith(".py"):
+        return _class_in(Path(file), class_name)
     raise unknown_policy(name)
+
+
+def _class_in(file: Path, class_name: str) -> Any:
+    """The class that `FILE.py:CLASS` names."""
+    module = _import_file(file.absolute())
+    found = getattr(module, class_name, None)
+    if isinstance(found, type):
+        return found
+    there = [name for name, value in vars(module).items() if isinstance(value, type)]
+    there = [name for name in there if getattr(module, name).__module__ == module.__name__]
+    raise InputError(
+        f"{file} has no class {class_name!r}.",
+        remedy=f"{did_you_mean(class_name, there)}Its classes: {', '.join(there) or 'none'}.",
+    )
+
+
+@functools.cache
+def _import_file(file: Path) -> ModuleType:
+    """Imports a file once, with its folder on the path, as `python FILE` would."""
+    if not file.is_file():
+        raise InputError(f"{file} is not a file.", remedy="Give FILE.py:CLASS, such as mine.py:LargestFirst.")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[file.stem]
+        raise InputError(
+            f"importing it raised {type(error).__name__}: {error}.",
+            where=str(file),
+            remedy=f"`python {file.name}` shows where.",
+        ) from error
+    return module
 
 
 def _for_jobs() -> list[str]:
