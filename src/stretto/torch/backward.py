@@ -34,6 +34,8 @@ class Backward:
     def __init__(self) -> None:
         self._participants: list[Participant] = []
         self._task = _NONE
+        self.when_over: Callable[[], None] = _nothing
+        """Called when all participants have collected their gradients."""
 
     def add(self, participant: Participant) -> None:
         self._participants.append(participant)
@@ -57,6 +59,11 @@ class Backward:
             one.launch()
         for one in there:
             one.collect()
+        self.when_over()
+
+
+def _nothing() -> None:
+    """Nobody waits for the end."""
 
 
 def _at_end_of_backward(callback: Callable[[], None]) -> None:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
-from stretto.torch.data import ElasticLoader, Position, Source
+from stretto.torch.data import Position, Source
 
 _APART = 1_000_003
 """Shuffles of an epoch's loops are so far apart that they are never the same."""
+
+
+class Loop(Protocol):
+    """A pass over the data, by a loader or by counting."""
+
+    position: Position
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def left(self) -> int:
+        """Examples of it that are still to be trained on."""
 
 
 class Course:
@@ -58,14 +71,14 @@ class Course:
         self._epoch_began_s = None if self._mid_epoch else time.monotonic()
         self._mid_epoch = False
 
-    def enter_loop(self, loader: ElasticLoader) -> None:
+    def enter_loop(self, loader: Loop) -> None:
         self._loop += 1
         if self._loop == 0:
             self._first = loader.source
         self.counts = loader.source is self.counted and not self._has_counted
         self._has_counted = self._has_counted or self.counts
 
-    def find_place(self, loader: ElasticLoader) -> bool:
+    def find_place(self, loader: Loop) -> bool:
         """Put the loader where this loop is; False if nothing is left of it."""
         if self._loop <= self._done_loops:
             return False
@@ -79,14 +92,14 @@ class Course:
         self.advance(loader)
         return True
 
-    def advance(self, loader: ElasticLoader) -> None:
+    def advance(self, loader: Loop) -> None:
         """A step is done."""
         if self.counts:
             self._counted_at = loader.position
         else:
             self._loops[self._loop] = loader.position
 
-    def is_over(self, loader: ElasticLoader) -> bool:
+    def is_over(self, loader: Loop) -> bool:
         if not self.counts:
             return loader.left == 0
         return self.units >= (self.epoch + 1) * _units_per_epoch(loader.source) - 1e-9
@@ -98,6 +111,17 @@ class Course:
         if self.counted is not None:
             # An epoch that the user ended early is over all the same: the next one does not catch up.
             self.units = max(self.units, self.epoch * _units_per_epoch(self.counted))
+
+    @property
+    def examples(self) -> int:
+        """Done by the first loop of the present epoch."""
+        begun = self._loops.get(0)
+        return 0 if begun is None else begun.examples
+
+    @property
+    def has_looped(self) -> bool:
+        """Whether the present epoch has had a loop over a loader."""
+        return self._loop >= 0
 
     @property
     def progress(self) -> float:

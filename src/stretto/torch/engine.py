@@ -16,17 +16,20 @@ import torch.distributed as dist
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
-from stretto.torch.course import Course
-from stretto.torch.data import ElasticLoader, Source
+from stretto.torch.course import Course, Loop
+from stretto.torch.data import Source
 from stretto.torch.device import backend_for, own_device
+from stretto.torch.fingerprint import Watch
 from stretto.torch.foreign import refuse_wrappers_of
 from stretto.torch.group import Code, Group, Order
 from stretto.torch.keeper import Keeper, Keeping
+from stretto.torch.kept import KeptValues
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
 from stretto.torch.meter import SpeedMeter
 from stretto.torch.pack import pack, unpack
 from stretto.torch.session import Departure, Session
 from stretto.torch.stepper import Stepper
+from stretto.torch.steps import Counting, StepLoop
 from stretto.torch.turn import WHOLE, Layout, Turn
 from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
 
@@ -59,17 +62,25 @@ class Engine:
         self.seed = seed
         self.device = own_device()
         self.course = Course()
+        self.kept = KeptValues()
+        self.counting: Counting | None = None
+        """How the run counts steps, if it does."""
+        self.step_loop: StepLoop | None = None
+        """The loop that counts, while it goes on."""
         self.joined = False
         self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
         self._meter = SpeedMeter()
         self._tuning_meter = SpeedMeter()
         """The same times for our own tuning, which wants them sooner than a report is due."""
         self._values: dict[str, float] = {}
-        self._saved_step = 0
-        """The step after which a checkpoint was surely written."""
+        self._watch = Watch(self.group, self.turn, self.steppers, self.luggage.names)
+        self.turn.backward.when_over = self._backward_over
+        self._saved_at = self._place
+        """The place of which a checkpoint was surely written."""
         self._in_loop = False
         self._loop_is_open = False
         """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
+        self._says_whole = False
         self._is_finished = False
         self._sources: list[Source] = []
         self._batches = 0
@@ -95,6 +106,7 @@ class Engine:
             self._refuse_wrappers()
             self.group.form_from_environment(backend_for(self.device))
             self._take_up(share_state=True)
+            self._watch.regrouped()
             self._arrange()
             self._give_announcements()
             return
@@ -161,6 +173,7 @@ class Engine:
         )
 
     def _formed(self, form: Form) -> None:
+        self._watch.regrouped()
         self._arrange()
         if self.group.is_leader:
             self.session.send(Formed(form.generation))
@@ -186,6 +199,22 @@ class Engine:
         header, tensors = self.group.share(None, self.device, pack(self.luggage.modules()))
         self._restore(unpack(header, tensors))
         seed_chance(self.seed * 7919 + self.turn.step * 31 + self.group.rank)
+
+    def _backward_over(self) -> None:
+        if self.turn.share.last and self.turn.layout.workers > 1:
+            self._watch.exchanged()
+            if self.turn.share is WHOLE and not self._says_whole and not self.course.has_looped:
+                self._say_whole()
+
+    def _say_whole(self) -> None:
+        """An epoch without an elastic loop: nobody shares the data out."""
+        self._says_whole = True
+        if self.group.is_leader and self.course.in_epoch:
+            self.note(
+                f"The {self.group.world} workers take steps outside any elastic loader, each with a batch of "
+                f"its own, so a step has {self.group.world} batches. To share one out, loop over a loader "
+                "from run.prepare() or over run.steps(n, batch_size=..)."
+            )
 
     def _arrange(self) -> None:
         """Share steps out over the group as it is now. Outside elastic loops a step is one pass."""
@@ -224,6 +253,39 @@ class Engine:
 
     # Epochs and loops
 
+    def count_steps(self, counting: Counting) -> None:
+        """The run counts its steps, in this way; InputError if it was begun in another."""
+        if self.joined and self.counting != counting:
+            raise InputError(
+                "run.steps() comes after another loop of this run.",
+                remedy="Train in one loop, over run.steps() or over run.epochs().",
+            )
+        if self.batching.adaptive:
+            raise InputError(
+                "run.steps() has a batch of fixed size, and prepare() was given adaptive=True.",
+                remedy="Leave out adaptive=True, or loop over run.epochs() and a loader.",
+            )
+        self.counting = counting
+        self.expect(counting.source)
+
+    @property
+    def steps_before_epoch(self) -> int:
+        """Steps that were counted before the present epoch began."""
+        assert self.counting is not None
+        return self.turn.updates - self.course.examples // self.counting.batch_size
+
+    def _go_on_counting(self, saved: list[int] | None) -> None:
+        own = self.counting
+        if saved != (None if own is None else [own.batch_size, own.report_every]):
+            before, now = (
+                "run.epochs()" if one is None else f"run.steps(batch_size={one[0]}, report_every={one[1]})"
+                for one in (saved, None if own is None else [own.batch_size, own.report_every])
+            )
+            raise InputError(
+                f"the saved state is of a loop over {before}, and this code loops over {now}.",
+                remedy="Loop as before, or start a run of another name.",
+            )
+
     def begin_epoch(self) -> None:
         if self._is_finished:
             raise InputError(
@@ -235,12 +297,17 @@ class Engine:
             stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
         self.course.begin_epoch()
 
-    def begin_loop(self, loader: ElasticLoader) -> bool:
+    def begin_loop(self, loader: Loop) -> bool:
         """Whether there is anything left of this loop."""
         if not self.course.in_epoch:
             raise InputError(
                 "an elastic loader is used outside `for epoch in run.epochs(n)`.",
                 remedy="Loop over run.epochs(n); to evaluate, use an ordinary DataLoader.",
+            )
+        if self.step_loop is not None and loader is not self.step_loop:
+            raise InputError(
+                "an elastic loader is used inside `for step in run.steps(n)`, which shares out steps itself.",
+                remedy="Loop over run.epochs(n) and the loader, or draw run.share examples in each step.",
             )
         self.course.enter_loop(loader)
         if not self._described:
@@ -276,15 +343,18 @@ class Engine:
             self.turn.share = WHOLE
             self.lay_out(self.turn.base.in_passes(1))
 
-    def is_over(self, loader: ElasticLoader) -> bool:
+    def is_over(self, loader: Loop) -> bool:
         return self.course.is_over(loader)
 
-    def after_step(self, loader: ElasticLoader) -> bool:
+    def after_step(self, loader: Loop) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
         self._batches += 1
         self._stepped = self._stepped or bool(self.turn.told)
         self.turn.told.clear()
         self.turn.step += 1
+        if self.turn.is_updated or loader is self.step_loop or not self.steppers:
+            self.turn.updates += 1
+        self.turn.is_updated = False
         self.session.count_step()
         self.course.advance(loader)
         usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
@@ -344,6 +414,7 @@ class Engine:
         if not self._finish_epoch:
             if self.group.is_leader and task is not None and task.waits_for_ack:
                 self.session.wait_for_ack(self.course.epoch)
+            self._save_if_due()
             self._obey(self.group.agree(self._wish, at_once=True))
         if self._finish_epoch:
             self._park()
@@ -445,14 +516,17 @@ class Engine:
         now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_after_s:
             self._report()
-        if self._keeper.is_due:
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self.group.is_leader and self._keeper.is_due:
             self._save()
             self._meter.skip()
             self._tuning_meter.skip()
 
     def _save(self, *, best: bool = False, wait: bool = False) -> bool:
         if wait:
-            self._saved_step = self.turn.step
+            self._saved_at = self._place
         return self._keeper.save(self.state, self.progress, best=best, wait=wait)
 
     def finish(self) -> None:
@@ -468,8 +542,13 @@ class Engine:
 
     def save_result(self) -> None:
         """Keep what was trained, unless that was done already."""
-        if self.joined and self.group.is_leader and self.turn.step > self._saved_step:
+        if self.joined and self.group.is_leader and self._place != self._saved_at:
             self._save(wait=True)
+
+    @property
+    def _place(self) -> tuple[int, int, int]:
+        """Other numbers whenever something was trained."""
+        return self.course.epoch, self.turn.step, self.turn.updates
 
     def finish_saving(self) -> None:
         self._keeper.finish()
@@ -478,10 +557,14 @@ class Engine:
 
     def state(self) -> dict[str, Any]:
         """Everything somebody needs to go on from here."""
+        counting = self.counting
         return {
             "format": FORMAT,
             "step": self.turn.step,
             "stepped": self._stepped,
+            "updates": self.turn.updates,
+            "counting": None if counting is None else [counting.batch_size, counting.report_every],
+            "kept": self.kept.state_dict(),
             "values": dict(self._values),
             "best": self._keeper.best,
             "batching": self.batching.state_dict(),
@@ -501,6 +584,10 @@ class Engine:
         self.course.restore(state)
         self.turn.step = state["step"]
         self._stepped = bool(state.get("stepped", True))
+        self.turn.updates = state.get("updates", state["step"])
+        self._go_on_counting(state.get("counting"))
+        for text in self.kept.load_state_dict(state.get("kept", {})):
+            self.note(text)
         self._values, self._keeper.best = dict(state["values"]), state["best"]
         self.batching.load_state_dict(state["batching"])
         for stepper, noise in zip(self.steppers, state["noise"], strict=True):

@@ -233,6 +233,27 @@ class Group:
             raise PeerLostError(str(error)) from error
         return [float(number) for number in told]
 
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of every worker, by rank; all give as many."""
+        own = torch.tensor(numbers, dtype=torch.int64)
+        return [[int(number) for number in one] for one in self._gathered(own)]
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """What every worker gives, by rank."""
+        sizes = [size for (size,) in self.gather([len(content)])]
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        own[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        everyones = zip(self._gathered(own), sizes, strict=True)
+        return [bytes(one[:size].numpy().tobytes()) for one, size in everyones]
+
+    def _gathered(self, own: Tensor) -> list[Tensor]:
+        everyones = [torch.empty_like(own) for _ in range(self.world)]
+        try:
+            dist.all_gather(everyones, own, group=self._control)
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
+        return everyones
+
     def spread(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         """Give everybody rank 0's values of tensors that all workers have, in one exchange."""
         if self.world == 1 or not tensors:

@@ -43,6 +43,16 @@ class Luggage:
         things = [thing for _, thing in self._things]
         return {"things": [one.state_dict() if isinstance(one, torch.nn.Module) else None for one in things]}
 
+    def names(self) -> dict[int, str]:
+        """Of the modules' parameters, by id; with the module's place where there are several."""
+        modules = [thing for _, thing in self._things if isinstance(thing, torch.nn.Module)]
+        names: dict[int, str] = {}
+        for place, module in enumerate(modules):
+            whose = f"{type(module).__name__} {place}: " if len(modules) > 1 else ""
+            for name, parameter in module.named_parameters():
+                names.setdefault(id(parameter), f"{whose}{name}")
+        return names
+
     def buffers(self) -> list[torch.Tensor]:
         """What modules keep beside their parameters, such as running averages; each once."""
         buffers: dict[int, torch.Tensor] = {}

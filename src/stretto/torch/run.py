@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from stretto.torch.data import ElasticLoader, Source, source_of
 from stretto.torch.engine import Engine
 from stretto.torch.foreign import bare_module, check_optimizer, refuse_users_group, whole_sampler
 from stretto.torch.keeper import Keeping
+from stretto.torch.kept import Kept
 from stretto.torch.luggage import Stateful
 from stretto.torch.metrics_log import OWN_NAMES
 from stretto.torch.rules import RULES, Rule
 from stretto.torch.session import Alone, Session
 from stretto.torch.stepper import Stepper, quiet_inside_steps
+from stretto.torch.steps import Counting, StepLoop
+from stretto.torch.turn import WHOLE
 
 
 class Run:
@@ -71,6 +75,8 @@ class Run:
                 store=task.store,
             )
         self._engine = Engine(session, keeping, seed=task.seed if task else seed)
+        self._whole = 0
+        """Epochs, or steps, of the whole training."""
 
     @property
     def device(self) -> torch.device:
@@ -100,6 +106,61 @@ class Run:
     def step_is_complete(self) -> bool:
         """Whether this pass is the last of its step: `backward()` shows gradients, and `step()` steps."""
         return self._engine.turn.share.last
+
+    @property
+    def step(self) -> int:
+        """Optimisation steps made so far: the same on all workers, across resizes and restarts."""
+        return self._engine.turn.updates
+
+    @property
+    def progress(self) -> float:
+        """How much of the training is done, from 0 to 1: the same on all workers."""
+        return min(self._done / self._whole, 1.0) if self._whole else 0.0
+
+    @property
+    def share(self) -> int:
+        """Examples that this worker takes at once now: its part of `batch_size`, at least 1."""
+        return len(self.examples)
+
+    @property
+    def examples(self) -> range:
+        """The numbers of those examples, counted from the beginning of the training.
+
+        Every number is given to one worker once. Where there are more workers than examples in a step, a
+        worker without a part of its own is lent an example, which does not count.
+        """
+        share = self._engine.turn.share
+        if self._engine.step_loop is None or share is WHOLE:
+            raise InputError(
+                "run.share is known only inside `for step in run.steps(n)`.",
+                remedy="Ask for it in the loop, each time: it changes when workers come and go.",
+            )
+        first = self.step * share.step_examples + min(share.start, share.step_examples - 1)
+        return range(first, first + max(share.stop - share.start, 1))
+
+    @property
+    def report_is_due(self) -> bool:
+        """In `run.steps`: whether this step ends an epoch, so that what is reported now counts for it."""
+        loop = self._engine.step_loop
+        return loop is not None and loop.is_at_last_step and self.step_is_complete
+
+    def keep(self, **values: Any) -> Kept:
+        """Values of your own that newcomers and checkpoints get; set and read them as attributes.
+
+            state = run.keep(best=0.0, patience=3)
+            for epoch in run.epochs(30):
+                ...
+                state.best = max(state.best, accuracy)
+
+        From the first epoch on they are what the other workers have, or the checkpoint; rank 0's count.
+        """
+        if self._engine.joined:
+            raise InputError(
+                "keep() comes after training has begun.",
+                remedy="Call it before run.epochs() or run.steps().",
+            )
+        self._engine.kept.add(values)
+        return Kept(self._engine.kept)
 
     def prepare(
         self,
@@ -161,7 +222,8 @@ class Run:
             check_optimizer(thing)
         engine.luggage.add(thing)
         if isinstance(thing, Optimizer):
-            engine.steppers.append(Stepper(thing, engine.turn, engine.group))
+            first = not engine.steppers
+            engine.steppers.append(Stepper(thing, engine.turn, engine.group, is_first=first))
         elif isinstance(thing, LRScheduler):
             quiet_inside_steps(thing, ("step",), engine.turn)
         elif isinstance(thing, torch.amp.GradScaler):
@@ -231,9 +293,15 @@ class Run:
         the model, unless it is left in the midst of the data. All workers must decide so alike.
         """
         engine, task = self._engine, self._session.task
+        if engine.counting is not None:
+            raise InputError(
+                "run.epochs() comes after run.steps().",
+                remedy="Train in one loop, over run.steps() or over run.epochs().",
+            )
         engine.join()
         if task is not None and task.epochs is not None:
             count = min(count, task.epochs)
+        self._whole = count
         while engine.course.epoch < count:
             engine.begin_epoch()
             try:
@@ -247,6 +315,68 @@ class Run:
             engine.end_epoch(last=last)
         if task is None:
             engine.save_result()
+
+    def steps(self, count: int, *, batch_size: int, report_every: int | None = None) -> Iterator[int]:
+        """The steps still to be trained, from 0 or where the run was left, to `count`.
+
+        For code that draws its own data. `batch_size` is the total over all workers: in each step this one
+        draws `run.share` examples, and the loss is their mean.
+
+            for step in run.steps(5000, batch_size=64, report_every=250):
+                x, y = get_batch(run.share)
+                ...
+                optimizer.step()
+                if run.report_is_due:
+                    run.report(loss=evaluate(model))
+
+        `report_every` steps are an epoch: what was reported counts when it is over, and `max_epochs` of a
+        study counts such. Without it an epoch is a tenth of the steps.
+        """
+        for name, value in (("count", count), ("batch_size", batch_size), ("report_every", report_every)):
+            if value is not None and not (type(value) is int and value >= 1):
+                raise InputError(
+                    f"run.steps() is given {name}={value!r}.", remedy="Give a whole number from 1 up."
+                )
+        if report_every is None:
+            report_every = ceil(count / 10)
+        counting = Counting(batch_size=batch_size, report_every=report_every)
+        self._engine.count_steps(counting)
+        return self._steps(count, counting)
+
+    def _steps(self, count: int, counting: Counting) -> Iterator[int]:
+        engine, task = self._engine, self._session.task
+        engine.join()
+        epochs = task.epochs if task is not None else None
+        if epochs is not None:
+            begun = engine.steps_before_epoch
+            count = min(count, begun + max(epochs - engine.course.epoch, 0) * counting.report_every)
+        self._whole = count
+        while engine.turn.updates < count:
+            engine.begin_epoch()
+            loop = engine.step_loop = StepLoop(
+                counting,
+                count,
+                engine.turn,
+                before=engine.begin_loop,
+                after_step=engine.after_step,
+                after=engine.end_loop,
+            )
+            try:
+                yield from loop.epoch()
+            except GeneratorExit:
+                engine.stop_early()
+                raise
+            finally:
+                engine.step_loop = None
+            engine.end_epoch(last=engine.turn.updates >= count)
+        if task is None:
+            engine.save_result()
+
+    @property
+    def _done(self) -> float:
+        """Of `_whole`."""
+        engine = self._engine
+        return engine.turn.updates if engine.counting is not None else engine.progress
 
     def report(self, **values: float) -> None:
         """Metrics of the present epoch; several calls add up. Rank 0's values count."""

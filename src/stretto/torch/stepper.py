@@ -28,8 +28,9 @@ class Stepper:
     rates are multiplied by the rule's factor for as long as a step takes.
     """
 
-    def __init__(self, optimizer: Optimizer, turn: Turn, group: Group) -> None:
+    def __init__(self, optimizer: Optimizer, turn: Turn, group: Group, *, is_first: bool = True) -> None:
         self.optimizer = optimizer
+        self._is_first = is_first
         self._turn = turn
         self._group = group
         self.noise: NoiseEstimator | None = None
@@ -75,6 +76,8 @@ class Stepper:
     def _patched(self, *args: Any, **options: Any) -> Any:
         if self._is_released:
             return self._step(*args, **options)
+        if self._turn.refusal is not None:  # although the code went on after it
+            raise self._turn.refusal
         closure, *_ = (*args, options.pop("closure", None))
         if closure is not None:
             raise InputError(
@@ -87,12 +90,20 @@ class Stepper:
         self.reducer.stepped()
         if not self._turn.share.last:
             return None
+        self._count()
         if self.noise is None:
             return self._step(**options)
         try:
             return self._scaled_step(self._factor(), options)
         finally:
             self._end_step(self.noise)
+
+    def _count(self) -> None:
+        """Of several optimizers, the first one's steps count where no loop tells steps apart."""
+        if self._turn.share is not WHOLE:
+            self._turn.is_updated = True
+        elif self._is_first:
+            self._turn.updates += 1
 
     def _scaled_step(self, factor: float, options: dict[str, Any]) -> Any:
         if factor == 1.0:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from stretto.core.errors import InputError
 from stretto.torch.backward import Backward
 
 
@@ -84,7 +85,13 @@ class Turn:
     """Of the present step."""
     share: Share = WHOLE
     step: int = 0
-    """Optimisation steps done before this one."""
+    """Steps of elastic loops done before this one."""
+    updates: int = 0
+    """Steps in which an optimizer stepped, or that `run.steps` counted, before this one."""
+    is_updated: bool = False
+    """Whether an optimizer has stepped since the last step was over."""
+    refusal: InputError | None = None
+    """Why no optimizer may step any more."""
     backward: Backward = field(default_factory=Backward)
     told: set[int] = field(default_factory=set)
     """Ids of the optimizers that were told to step since the last batch."""

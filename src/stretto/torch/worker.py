@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stretto.core.errors import StrettoError
 from stretto.torch.entry import load_entry
+from stretto.torch.fingerprint import DivergedError
 from stretto.torch.group import PeerLostError
 from stretto.torch.luggage import seed_chance
 from stretto.torch.run import Run
@@ -72,7 +73,7 @@ def _train(session: Controlled, task: Task) -> Finished | Failed | Left:
         return Left("peer lost", leaves=True)
     except StrettoError as error:
         print(error, file=sys.stderr)  # noqa: T201 - likewise
-        return Failed(str(error))
+        return Failed(str(error), final=isinstance(error, DivergedError))
     except BaseException:  # noqa: BLE001 - whatever user code raises is reported
         text = traceback.format_exc()
         sys.stderr.write(text)

@@ -1,0 +1,289 @@
+"""Whether all workers still hold the same training: the same parameters, and the same optimizer settings.
+
+Workers apply the same averaged gradient, so that their parameters stay equal to the last bit, unless code
+treats them differently: a learning rate from a counter of the script's own, which begins anew in a worker
+that joins. A fingerprint is a hash of the settings of every parameter group and of a sample of every
+parameter that an optimizer has. Buffers and random states differ by right, and are no part of it.
+
+Fingerprints are compared when a group forms, with its first exchanges of gradients, where a difference in
+the rate shows before it is used, and then so seldom that it costs a share of COST of the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.core.errors import InputError
+from stretto.torch.group import Group
+from stretto.torch.pack import as_bytes
+from stretto.torch.stepper import Stepper
+from stretto.torch.turn import Turn
+
+COST = 0.0008
+FIRST_EXCHANGES = (1, 2, 3, 5, 9)
+"""Exchanges of a new group with which its fingerprints are compared."""
+_SAMPLE = 64
+"""Elements of each parameter; other ones each time."""
+_SETTING_TOLERANCE = 1e-5
+_PARAMETER_TOLERANCE = 1e-4
+"""Relative. Unlike processors may round differently, and the sum of two threads is not that of one."""
+_ROUNDINGS = 8
+"""So many roundings to a type of few digits are no difference either."""
+_SHOWN_RANKS = 4
+_RECENT = 5
+
+_OWN_COUNTER = (
+    "A worker that joins runs the script from the top, so a counter of the script's own begins at 0 there: "
+    "compute rates from run.step or run.progress, keep other values with run.keep(), and give schedulers to "
+    "run.prepare()."
+)
+_OWN_CHANGE = (
+    "Give the model and its optimizer to run.prepare(), and change parameters only by the optimizer's steps, "
+    "in the same way on every worker; keep counters with run.step and run.keep()."
+)
+
+Value = float | str | None | tuple[Any, ...]
+Names = Callable[[], dict[int, str]]
+"""Of parameters, by id."""
+
+
+class DivergedError(InputError):
+    """Workers of one run hold different models, or are about to: trying again would repeat it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Something of an optimizer's parameter group that all workers must have alike."""
+
+    label: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    settings: list[Setting]
+    shapes: list[str]
+    """Of the parameters."""
+    samples: list[Tensor]
+
+    def digests(self) -> tuple[int, int]:
+        """Of the settings, and of the parameters."""
+        sampled = hashlib.blake2b(repr(self.shapes).encode(), digest_size=7)
+        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for sample in self.samples:
+            by_kind.setdefault((sample.device, sample.dtype), []).append(sample)
+        for samples in by_kind.values():
+            sampled.update(as_bytes(torch.cat(samples)).cpu().numpy().tobytes())
+        settings = hashlib.blake2b(repr(self.settings).encode(), digest_size=7)
+        return int.from_bytes(settings.digest()), int.from_bytes(sampled.digest())
+
+
+def fingerprint(optimizers: Sequence[torch.optim.Optimizer], turn: int) -> Fingerprint:
+    """Of everything that these optimizers train; `turn` says which elements are looked at."""
+    settings, shapes, samples = [], [], []
+    for number, optimizer in enumerate(optimizers):
+        owner = f" of optimizer {number} ({type(optimizer).__name__})" if len(optimizers) > 1 else ""
+        for place, group in enumerate(optimizer.param_groups):
+            for name, given in group.items():
+                if name != "params" and (value := _plain(given)) is not _UNKNOWN:
+                    settings.append(Setting(f"{_TITLES.get(name, name)} of group {place}{owner}", value))
+            for parameter in group["params"]:
+                shapes.append(str(tuple(parameter.shape)))
+                samples.append(_sample(parameter, turn))
+    return Fingerprint(settings, shapes, samples)
+
+
+class Watch:
+    """Compares the workers' fingerprints, and says when they differ: on all workers at once."""
+
+    def __init__(self, group: Group, turn: Turn, steppers: Sequence[Stepper], names: Names) -> None:
+        self._group = group
+        self._turn = turn
+        self._steppers = steppers
+        self._names = names
+        self._exchanges = 0
+        self._next = FIRST_EXCHANGES[0]
+        self._compared_at = 0
+        self._compared_s = 0.0
+        self._costs_s: deque[float] = deque(maxlen=_RECENT)
+        self._steps_s: deque[float] = deque(maxlen=_RECENT)
+
+    def regrouped(self) -> None:
+        """The group is a new one, and all its members have the state."""
+        self._exchanges, self._next = 0, FIRST_EXCHANGES[0]
+        self._steps_s.clear()
+        self._compare()
+
+    def exchanged(self) -> None:
+        """All workers have the gradient of a step, and wait for nothing."""
+        self._exchanges += 1
+        if self._exchanges >= self._next:
+            self._compare()
+
+    def _compare(self) -> None:
+        if self._group.world == 1 or not self._steppers:
+            return
+        began_s = time.perf_counter()
+        if done := self._exchanges - self._compared_at if self._exchanges else 0:
+            self._steps_s.append((began_s - self._compared_s) / done)
+        own = fingerprint(self._optimizers, self._turn.updates)
+        everyones = self._group.gather([*own.digests(), self._following()])
+        self._next = everyones[0][2]
+        if len({(settings, parameters) for settings, parameters, _ in everyones}) > 1:
+            self._look_closer(own)
+        self._compared_at, self._compared_s = self._exchanges, time.perf_counter()
+        self._costs_s.append(self._compared_s - began_s)
+
+    @property
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [stepper.optimizer for stepper in self._steppers]
+
+    def _following(self) -> int:
+        """The exchange of the next comparison, if this worker leads."""
+        for number in FIRST_EXCHANGES:
+            if number > self._exchanges:
+                return number
+        return self._exchanges + interval(statistics.median(self._costs_s), min(self._steps_s))
+
+    def _look_closer(self, own: Fingerprint) -> None:
+        """DivergedError, on every worker, if they differ by more than rounding."""
+        file = io.BytesIO()
+        settings = [[one.label, one.value] for one in own.settings]
+        samples = [sample.cpu() for sample in own.samples]
+        torch.save({"settings": settings, "shapes": own.shapes, "samples": samples}, file)
+        everyones = [_read(one) for one in self._group.gather_bytes(file.getvalue())]
+        if problem := difference(everyones, self._parameter_names()):
+            self._turn.refusal = DivergedError(
+                f"the workers do not train the same model any more, after step {self._turn.updates}: "
+                f"{problem.text}.",
+                remedy=_OWN_COUNTER if problem.is_setting else _OWN_CHANGE,
+            )
+            raise self._turn.refusal
+
+    def _parameter_names(self) -> list[str]:
+        known = self._names()
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return [known.get(id(parameter), str(place)) for place, parameter in enumerate(parameters)]
+
+
+def interval(cost_s: float, step_s: float) -> int:
+    """Steps between two comparisons, so that they take a share of COST of the time."""
+    return max(math.ceil(cost_s / (COST * max(step_s, 1e-9))), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    text: str
+    is_setting: bool
+
+
+def difference(everyones: Sequence[Fingerprint], names: Sequence[str]) -> Problem | None:
+    """What differs between the workers, by rank; None if no more than rounding does."""
+    if len({tuple(setting.label for setting in one.settings) for one in everyones}) > 1:
+        counts = [str(len(one.settings)) for one in everyones]
+        return Problem(f"the number of optimizer settings: {_by_rank(counts)}", is_setting=True)
+    for values in zip(*(one.settings for one in everyones), strict=True):
+        if any(_differ(values[0].value, one.value) for one in values):
+            shown = _by_rank(_text(one.value) for one in values)
+            return Problem(f"{values[0].label}: {shown}", is_setting=True)
+    if len({tuple(one.shapes) for one in everyones}) > 1:
+        shown = _by_rank(f"{len(one.shapes)} parameters" for one in everyones)
+        return Problem(f"what the optimizers train: {shown}", is_setting=False)
+    for name, *samples in zip(names, *(one.samples for one in everyones), strict=True):
+        if (place := _differing(samples)) is not None:
+            shown = _by_rank(f"{float(_real(sample)[place]):.6g}" for sample in samples)
+            return Problem(f"a value of parameter {name}: {shown}", is_setting=False)
+    return None
+
+
+_UNKNOWN = object()
+_TITLES = {"lr": "learning rate"}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as something to compare; _UNKNOWN if it is of another kind."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return float(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, tuple | list):
+        parts = tuple(_plain(one) for one in value)
+        return _UNKNOWN if _UNKNOWN in parts else parts
+    return _UNKNOWN
+
+
+@torch.no_grad()
+def _sample(parameter: Tensor, turn: int) -> Tensor:
+    bare = parameter.detach()
+    if not bare.is_contiguous() and bare.dim() == 4:
+        bare = bare.permute(0, 2, 3, 1)  # so that images' kernels, channels last, are not copied
+    flat = bare.reshape(-1)
+    stride = max(flat.numel() // _SAMPLE, 1)
+    return flat[turn % stride :: stride][:_SAMPLE]
+
+
+def _read(content: bytes) -> Fingerprint:
+    read = torch.load(io.BytesIO(content), weights_only=True)
+    return Fingerprint([Setting(*one) for one in read["settings"]], read["shapes"], read["samples"])
+
+
+def _differ(one: Value, other: Value) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        if math.isnan(one) or math.isnan(other):
+            return math.isnan(one) != math.isnan(other)
+        return not math.isclose(one, other, rel_tol=_SETTING_TOLERANCE)
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return any(_differ(*pair) for pair in zip(one, other, strict=True))
+    return one != other
+
+
+def _differing(samples: Sequence[Tensor]) -> int | None:
+    """Where in a parameter's samples two workers differ most, if by more than rounding."""
+    if samples[0].numel() == 0:
+        return None
+    together = torch.stack([_real(sample) for sample in samples])
+    broken = together.isnan() | together.isinf()
+    if bool((broken != broken[0]).any()):
+        return int((broken != broken[0]).any(0).nonzero()[0])
+    together = together.masked_fill(broken, 0.0)
+    spread = together.amax(0) - together.amin(0)
+    kind = samples[0].dtype
+    eps = torch.finfo(kind).eps if kind.is_floating_point or kind.is_complex else 0.0
+    tolerance = max(_PARAMETER_TOLERANCE, _ROUNDINGS * eps)
+    return int(spread.argmax()) if bool(spread.max() > tolerance * together.abs().max()) else None
+
+
+def _real(sample: Tensor) -> Tensor:
+    return (sample.abs() if sample.is_complex() else sample).to(torch.float64)
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_text(one) for one in value)})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _by_rank(values: Iterable[str]) -> str:
+    """`0.1 on rank 0, 0.2 on ranks 1 and 2`."""
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    texts = []
+    for value, those in list(ranks.items())[:_SHOWN_RANKS]:
+        *first, last = those[:_SHOWN_RANKS]
+        texts.append(f"{value} on rank{'s' if first else ''} {', '.join(first)}{' and ' * bool(first)}{last}")
+    return ", ".join(texts)
