@@ -1,4 +1,4 @@
-"""What a nursery does to the threads of libraries, in this process and without torch."""
+"""What a nursery does to the threads of libraries, in this process and with a torch that only takes note."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
 from stretto.torch.nursery import Threads
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from stretto.app.jobs_file import BatchSpec, JobSpec
 from stretto.app.probe import ProbeSpec, measure, probe
-from stretto.app.probe_seen import Copy, Progress, Seen
+from stretto.app.probe_seen import Copy, Imported, Progress, Seen
+from stretto.app.probe_time import LOADING_S, probe_time
 from stretto.app.profile_file import FailedConfig, MeasuredProfile, believe
 from stretto.app.real_describe import describe_entries
 from stretto.app.real_scratch import scratch
@@ -226,6 +227,46 @@ def test_how_long_a_first_epoch_was_waited_for_is_told() -> None:
             time_s=20.0,
             first_epoch_s=450.0,
         )
+
+
+@pytest.mark.parametrize(
+    ("spec", "imported", "why"),
+    [
+        (command_spec(), None, "the command has printed none"),
+        (ProbeSpec(what="it", epochs=9), lambda _: False, "the training code is being imported"),
+        (
+            ProbeSpec(what="it", epochs=9),
+            lambda _: True,
+            "the training function has taken no batch of its loader",
+        ),
+    ],
+)
+def test_training_that_shows_nothing_is_waited_for_no_longer_than_a_deadline_allows(
+    spec: ProbeSpec, imported: Imported | None, why: str
+) -> None:
+    said: list[Progress] = []
+    within = probe_time(100.0)
+    with pytest.raises(InputError, match=f"first epoch did not end within 1m 15s: {why}"):
+        measure(
+            spec,
+            command(1e4, 1),
+            slots=1,
+            time_s=within.usual_s,
+            first_epoch_s=within.first_epoch_s,
+            loading_s=within.loading_s,
+            imported=imported,
+            on_progress=said.append,
+        )
+    assert [one.now_s for one in said[1:]] == [10.0, 20.0, 40.0]
+    assert all(why in one.doing for one in said[1:]), "and that is said while it is waited for"
+
+
+def test_a_deadline_bounds_all_of_a_probe() -> None:
+    for deadline_s in (1.0, 20.0, 400.0, 1e6):
+        within = probe_time(deadline_s)
+        assert within.loading_s + within.usual_s < deadline_s
+        assert within.first_epoch_s < deadline_s
+        assert within.loading_s <= LOADING_S
 
 
 def test_a_probe_that_came_to_its_own_end_was_not_cut_short() -> None:

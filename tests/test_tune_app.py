@@ -23,7 +23,7 @@ from stretto.app.real_site import ThisMachine
 from stretto.app.real_stop import Stop, listening
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
-from stretto.app.tune import elsewhere, finished, prepare, start
+from stretto.app.tune import Prepared, elsewhere, finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
@@ -222,13 +222,20 @@ def test_the_deadline_is_that_of_the_first_start(here: Path) -> None:
     assert prepare(later, make=simulated).tuning.limits.deadline_s == spec["deadline_s"]
 
 
+def earlier(prepared: Prepared, by_s: float) -> Prepared:
+    """As if it had been asked for then."""
+    request = dataclasses.replace(prepared.checked.request, asked_s=prepared.checked.request.asked_s - by_s)
+    checked = dataclasses.replace(prepared.checked, request=request)
+    return dataclasses.replace(prepared, checked=checked)
+
+
 class TestDeliberation:
     """Time between the plan and the start."""
 
     def test_it_does_not_move_the_deadline(self, here: Path) -> None:
         checked = asked(here)
         prepared = prepare(checked, make=simulated)
-        start(dataclasses.replace(prepared, at_s=prepared.at_s - 100.0), make=simulated)
+        start(earlier(prepared, 100.0), make=simulated)
         spec = checked.folder.read("spec")
         assert spec is not None
         assert prepared.tuning.limits.deadline_s is not None
@@ -238,7 +245,7 @@ class TestDeliberation:
         checked = asked(here)
         prepared = prepare(checked, make=simulated)
         with pytest.raises(InputError, match="passed before a trial was started"):
-            start(dataclasses.replace(prepared, at_s=prepared.at_s - 400.0), make=simulated)
+            start(earlier(prepared, 400.0), make=simulated)
         assert checked.folder.read("spec") is None
 
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stretto.app.probe_drive import PROBE, Probe
+from stretto.app.probe_drive import NO_BATCH, PROBE, Probe
 from stretto.app.probe_layout import Layout
-from stretto.app.probe_seen import Describe, OnProgress, ProbeSpec, Progress
-from stretto.app.probe_time import ProbeTime
+from stretto.app.probe_seen import Describe, Imported, OnProgress, ProbeSpec, Progress
+from stretto.app.probe_time import LOADING_S, ProbeTime
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import Unwatched, Watcher, wall_clock
 from stretto.app.real_guard import MetricGuard
@@ -27,6 +27,7 @@ from stretto.search.space import Config
 from stretto.search.study import Direction, Study
 from stretto.substrate.elastic import ElasticSubstrate
 from stretto.substrate.local_nodes import whole_machine
+from stretto.wire.messages import Described
 
 __all__ = ["OnProgress", "ProbeSpec", "Progress", "measure", "probe", "probed_as", "slots_of"]
 
@@ -52,6 +53,7 @@ def probe(
     on_progress: OnProgress = lambda _: None,
     more_time: str = MORE_TIME,
     first_epoch_s: float | None = None,
+    loading_s: float = LOADING_S,
     max_workers: int | None = None,
     log: Path | None = None,
 ) -> MeasuredProfile:
@@ -59,9 +61,10 @@ def probe(
 
     `nodes` are those of the site that have these slots, if not all that are there have them. `max_workers` is
     how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
-    waited for, where `time_s` is too short for it. The folder it is done in is thrown away; the log of the
-    first training that failed is kept as `log`, if that is given. `more_time` says how to give a probe more
-    of it, where it was too short; `make` takes the place of the site's own substrate.
+    waited for, where `time_s` is too short for it, and `loading_s` how long a first sign of training is. The
+    folder it is done in is thrown away; the log of the first training that failed is kept as `log`, if that
+    is given. `more_time` says how to give a probe more of it, where it was too short; `make` takes the place
+    of the site's own substrate.
     """
     site = ThisMachine(slots=slots) if site is None else site
     nodes = nodes or site.nodes
@@ -93,22 +96,30 @@ def probe(
     with site.scratch("probe", log) as folder:
         substrate = (make or site.make)(hands, folder, wall_clock(time.time()))
         try:
-            describe = substrate.described if isinstance(substrate, ElasticSubstrate) else lambda _: None
+            elastic = substrate if isinstance(substrate, ElasticSubstrate) else None
             measured = measure(
                 spec,
                 substrate,
                 slots=slots,
                 nodes=nodes,
                 time_s=time_s,
-                describe=describe,
+                describe=_nothing_said if elastic is None else elastic.described,
+                imported=None if elastic is None else elastic.is_born,
                 on_progress=on_progress,
                 watcher=Unwatched() if study is ANY_STUDY else MetricGuard(folder, study, Unwatched()),
                 more_time=more_time,
                 first_epoch_s=first_epoch_s,
+                loading_s=loading_s,
             )
             return _with_a_log_kept(measured, log)
         finally:  # a command may have something to clear away
             (substrate.close if hands.runs_commands else substrate.stop_now)()
+
+
+def _nothing_said(job_id: str) -> Described | None:
+    """By a command."""
+    del job_id
+    return None
 
 
 def _with_a_log_kept(measured: MeasuredProfile, place: Path | None) -> MeasuredProfile:
@@ -138,15 +149,18 @@ def measure(
     time_s: float,
     nodes: Sequence[Node] = (),
     describe: Describe = lambda _: None,
+    imported: Imported | None = None,
     on_progress: OnProgress = lambda _: None,
     watcher: Watcher | None = None,
     more_time: str = MORE_TIME,
     first_epoch_s: float | None = None,
+    loading_s: float = LOADING_S,
 ) -> MeasuredProfile:
     """Probe on nodes that have so many slots together, else on one node "local"; all that it starts it stops.
 
     `time_s` is counted from the first sign of training: loading its code is not measuring. `describe` says
-    what the training code of a job turned out to want, once it is known.
+    what the training code of a job turned out to want, once it is known; `imported`, whether its function
+    runs, where that can be seen.
     """
     if slots < 1:
         raise InputError(f"{slots} slots hold no worker.", remedy="Give at least one.")
@@ -157,26 +171,38 @@ def measure(
         substrate,
         slots=slots,
         layout=Layout(nodes or (whole_machine(slots),)),
-        time=ProbeTime(usual_s=time_s, first_epoch_s=time_s if first_epoch_s is None else first_epoch_s),
+        time=ProbeTime(
+            usual_s=time_s,
+            first_epoch_s=time_s if first_epoch_s is None else first_epoch_s,
+            loading_s=loading_s,
+        ),
         describe=describe,
+        imported=imported,
         on_progress=on_progress,
         watcher=watcher or Unwatched(),
     )
+    silence = ""
     try:
         probe.run()
+        silence = probe.silence()
     finally:
         probe.stop()
     measured = probe.result()
     if not measured.epochs and not measured.speeds:
-        raise no_epoch(measured, more_time, probe.noted)
+        raise no_epoch(measured, more_time, probe.noted, silence)
     return measured
 
 
-def no_epoch(measured: MeasuredProfile, more_time: str, noted: str = "") -> InputError:
-    """What to say of a probe that did not see how long an epoch takes; `noted` may be why."""
+def no_epoch(measured: MeasuredProfile, more_time: str, noted: str = "", silence: str = "") -> InputError:
+    """What to say of a probe that did not see how long an epoch takes.
+
+    `noted` may be why; `silence` is what a training may have been at that it has heard nothing of.
+    """
     usual = f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.'
+    loops = "Give the loader to run.prepare, and go through it inside run.epochs."
     return InputError(
-        f"the first epoch did not end within {format_duration(measured.measured_s)}.",
+        f"the first epoch did not end within {format_duration(measured.measured_s)}"
+        f"{f': {silence}' if silence else ''}.",
         where=measured.what,
-        remedy=" ".join(filter(None, (noted, usual))),
+        remedy=" ".join(filter(None, (noted, loops if silence == NO_BATCH else "", usual))),
     )

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
 from stretto.app.probe_layout import Layout
-from stretto.app.probe_seen import Copy, Describe, OnProgress, ProbeSpec, Progress, Seen, worker_counts
+from stretto.app.probe_seen import (
+    Copy,
+    Describe,
+    Imported,
+    OnProgress,
+    ProbeSpec,
+    Progress,
+    Seen,
+    worker_counts,
+)
 from stretto.app.probe_time import ProbeTime
 from stretto.app.profile_file import MeasuredProfile
 from stretto.app.real_drive import Watcher
@@ -23,12 +33,13 @@ from stretto.models.batch import split_batch
 from stretto.search.source import ANY_BATCH
 
 PROBE = "probe"
+NO_BATCH = "the training function has taken no batch of its loader"
 EPOCHS_EACH = 3
 """Timed epochs that are enough of a configuration and number of workers, the first ones included .."""
 SECONDS_EACH = 1.5
 """.. unless they are so short that chance shows: then more, until so much time was measured."""
-LOADING_S = 300.0
-"""Training code that shows nothing for so long is not waited for; its time is not the probe's."""
+SILENCE_S = 10.0
+"""After so much of it, and whenever that has doubled, it is said what is waited for."""
 SINGLE_SHARE = 0.5
 """Of the time, at most so much goes to single workers; gangs share the rest."""
 AGAIN_SHARE = 0.2
@@ -62,10 +73,12 @@ class Probe:
         layout: Layout,
         time: ProbeTime,
         describe: Describe,
+        imported: Imported | None,
         on_progress: OnProgress,
         watcher: Watcher,
     ) -> None:
         self._spec = spec
+        self._imported = imported
         self._substrate = substrate
         self._slots = slots
         self._layout = layout
@@ -75,6 +88,8 @@ class Probe:
         self._end_s = self._begun_s + time.usual_s
         self._cut_short = False
         self._saw_an_end = False
+        self._has_shown = False
+        """Something was heard of some copy."""
         self.noted = ""
         """What was said of what a training shows, each thing once."""
         self._on_progress = on_progress
@@ -88,7 +103,10 @@ class Probe:
         self._watcher.tick(self._now_s())
         self._say("starting one worker")
         self._start(0, 1, "warm-up")
-        self._until(lambda: all(copy.heard for copy in self._copies.values()), self._begun_s + LOADING_S)
+        if not self._shows_itself():
+            self._end_s = self._now_s()
+            self._first_epoch()
+            return
         self._end_s = self._now_s() + self._time.usual_s
         limits = self._spec.batch or self._seen.batch_limits()
         epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
@@ -115,6 +133,31 @@ class Probe:
     def stop(self) -> None:
         self._drop(list(self._copies.values()))
 
+    def silence(self) -> str:
+        """What a training that has shown nothing may be at; empty if it has shown something."""
+        if self._has_shown or not self._copies:
+            return ""
+        if self._spec.shows_epochs_only:
+            return "the command has printed none"
+        if self._imported is None:
+            return ""
+        return NO_BATCH if any(map(self._imported, self._copies)) else "the training code is being imported"
+
+    def _shows_itself(self) -> bool:
+        """Whether there is a sign of training within the time that loading may take."""
+
+        def heard() -> bool:
+            return all(copy.heard for copy in self._copies.values())
+
+        end_s, said_s = self._begun_s + self._time.loading_s, SILENCE_S
+        while not heard() and self._now_s() < end_s:
+            self._wait(heard, min(end_s, self._begun_s + said_s))
+            if not heard() and self._now_s() < end_s:
+                doing = self.silence() or "nothing was heard yet"
+                self._say(doing, self._time.loading_s, "in all, until it trains")
+                said_s *= 2.0
+        return heard()
+
     def _single_workers(self, end_s: float) -> None:
         """All slots busy with one worker each, until every configuration was timed often enough."""
         self._say("timing epochs of single workers")
@@ -139,7 +182,7 @@ class Probe:
             return False
 
         end_s = max(self._end_s, self._begun_s + self._time.first_epoch_s)
-        if not enough():
+        if not enough() and self._has_time(end_s):
             self._say("waiting for the first epoch's end", end_s - self._begun_s, "in all")
             self._until(enough, end_s)
 
@@ -304,10 +347,13 @@ class Probe:
         self._substrate.apply([Instruction(number, action, copy.job.id, allocation, choice)])
 
     def _until(self, enough: Callable[[], bool], end_s: float) -> None:
-        """Wait, and look only once all that happened at a time is known."""
-        while not enough():
-            if not self._has_time(end_s):
-                return
+        """Wait; what is not done by then remains undone."""
+        self._wait(enough, end_s)
+        self._has_time(math.inf if enough() else end_s)
+
+    def _wait(self, enough: Callable[[], bool], end_s: float) -> None:
+        """Look only once all that happened at a time is known."""
+        while not enough() and self._now_s() < end_s:
             event = self._substrate.next_event(end_s)
             while event is not None:
                 self._take(event)
@@ -327,6 +373,7 @@ class Probe:
             return
         match event:
             case JobReported():
+                self._has_shown = True
                 self._seen.take(event, copy)
             case JobNoted():
                 self._note(event.text)

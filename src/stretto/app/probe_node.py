@@ -31,7 +31,7 @@ ELSEWHERE = (
 )
 
 Measure = Callable[[OpenSite, tuple[Node, ...], float], MeasuredProfile]
-"""Measures on nodes of a site, when so many seconds of the deadline are gone."""
+"""Measures on nodes of a site; so many seconds before the deadline are kept free for a start of nodes."""
 
 
 def instance_to_probe(offer: Offer) -> Instance:
@@ -46,9 +46,8 @@ def on_launched_node(
 
     The study's own nodes will take as long to start, and that is kept free of the deadline, too.
     """
-    rented, deadline_s = checked.outline.rented, checked.limits.deadline_s
+    rented, left_s = checked.outline.rented, checked.left_s(time.monotonic())
     assert rented is not None
-    begun_s = time.monotonic()
     with ExitStack() as last:
         # What a probe that was killed has left is ended here, so nobody else may be at it.
         last.callback(RunLock(checked.folder.path / "lock", patience_s=0.0).release)
@@ -58,13 +57,13 @@ def on_launched_node(
             lent_node(
                 fleet,
                 rented.offer,
-                within_s=min(rented.nodes.start_s, deadline_s or rented.nodes.start_s),
+                within_s=rented.nodes.start_s if left_s is None else min(rented.nodes.start_s, left_s),
                 on_progress=on_progress,
             )
         )
         there = last.enter_context(checked.site.opened())
-        gone_s = time.monotonic() - begun_s + node.start_s
-        if deadline_s is not None and gone_s >= deadline_s:
+        left_s, deadline_s = checked.left_s(time.monotonic()), checked.limits.deadline_s
+        if left_s is not None and deadline_s is not None and left_s <= node.start_s:
             raise InputError(
                 f"the deadline of {format_duration(deadline_s)} leaves no time to measure: "
                 f"a {node.instance.name} takes {format_duration(node.start_s)} to start.",
@@ -72,7 +71,7 @@ def on_launched_node(
             )
         # Other runs may have nodes there, too; the autoscaler's, of other names, are one run's at a time.
         lent = tuple(one for one in there.nodes if one.id == node.added.node.id) or there.nodes
-        measured = measure(there, lent, gone_s)
+        measured = measure(there, lent, node.start_s)
     return dataclasses.replace(measured, node=node.told(measured.loading_s))
 
 

@@ -53,6 +53,8 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 Describe = Callable[[str], Described | None]
+Imported = Callable[[str], bool]
+"""Whether the training code of a job was imported, and its function runs."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 
 from stretto.app.probe import OnProgress, no_epoch, probe, slots_of
@@ -23,9 +24,10 @@ from stretto.planning.profile import Profile
 MOST_PROBED = 4
 """Configurations of a probe: some show how much trials differ."""
 MORE_TIME = (
-    "An eighth of the time until the deadline is waited for it, without a deadline 10 minutes: give a later "
-    "deadline; or write [profile] epoch_s in the study; or measure longer, `stretto profile --study FILE "
-    '--time 30m`, and write [profile] file = "profile.json" in the study.'
+    "Of the time until the deadline, three quarters are waited for a first sign of training, an eighth for "
+    "the end of an epoch, without a deadline 5 and 10 minutes: give a later deadline; or write [profile] "
+    "epoch_s in the study; or measure longer, `stretto profile --study FILE --time 30m`, and write [profile] "
+    'file = "profile.json" in the study.'
 )
 ONLY_LONE = (
     " Epochs were timed only while the other slots were idle; they may take longer beside others, so what is "
@@ -85,11 +87,12 @@ def _measured(
     checked: Checked, site: OpenSite, make: MakeSubstrate | None, on_progress: OnProgress
 ) -> MeasuredProfile:
     """By a probe, on a node that is launched for it if none is there."""
-    deadline_s, origin = checked.limits.deadline_s, origin_of(checked, site)
+    origin = origin_of(checked, site)
 
-    def measure(on: OpenSite, nodes: tuple[Node, ...], gone_s: float) -> MeasuredProfile:
-        time = probe_time(None if deadline_s is None else deadline_s - gone_s)
-        return _probe(checked, on, nodes, time=time, make=make, on_progress=on_progress)
+    def measure(on: OpenSite, nodes: tuple[Node, ...], start_s: float) -> MeasuredProfile:
+        left_s = checked.left_s(time.monotonic())
+        within = probe_time(None if left_s is None else left_s - start_s)
+        return _probe(checked, on, nodes, within=within, make=make, on_progress=on_progress)
 
     if site.to_measure_on:
         found = measure(site, site.to_measure_on, 0.0)
@@ -103,7 +106,7 @@ def _probe(
     site: OpenSite,
     nodes: tuple[Node, ...],
     *,
-    time: ProbeTime,
+    within: ProbeTime,
     make: MakeSubstrate | None,
     on_progress: OnProgress,
 ) -> MeasuredProfile:
@@ -117,8 +120,9 @@ def _probe(
         slots=slots,
         site=site,
         nodes=nodes,
-        time_s=time.usual_s,
-        first_epoch_s=time.first_epoch_s,
+        time_s=within.usual_s,
+        first_epoch_s=within.first_epoch_s,
+        loading_s=within.loading_s,
         max_workers=None if checked.elastic else 1,
         study=checked.outline.study,
         seed=seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from stretto.app.run_folder import RUNS, RunFolder, Tables, run_folder
 from stretto.app.study_cluster import Offer, slots_offer
 from stretto.app.study_file import StudyOutline, read_outline
 from stretto.core.errors import InputError
-from stretto.core.units import counted, format_usd
+from stretto.core.units import counted, format_duration, format_usd
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.registry import make_policy, rents_nodes
@@ -54,6 +55,8 @@ class TuneRequest:
     tensorboard: bool = False
     checkpoints: bool = False
     """The command keeps them, whatever the file says."""
+    asked_s: float = field(default_factory=time.monotonic, compare=False)
+    """When it was asked for, by the monotonic clock: the deadline counts from then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,21 @@ class Checked:
     def measuring_usd(self) -> float:
         """What it has cost to measure its speed."""
         return measuring_usd(self.folder, self.outline.tables)
+
+    def left_s(self, now_s: float, spent: str = "") -> float | None:
+        """Until the deadline of a run that is not begun; None without one.
+
+        InputError if it has passed; `spent` says on what.
+        """
+        deadline_s, gone_s = self.limits.deadline_s, now_s - self.request.asked_s
+        if deadline_s is None:
+            return None
+        if gone_s >= deadline_s:
+            raise InputError(
+                f"the deadline of {format_duration(deadline_s)} passed before a trial was started{spent}.",
+                remedy="Give a later one; with a [profile] nothing need be measured.",
+            )
+        return deadline_s - gone_s
 
     def tuning(self, profile: Profile, offer: Offer, deadline_s: float | None) -> Tuning:
         """The study on what there is, with what measuring its speed has left of the budget."""

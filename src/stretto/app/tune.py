@@ -94,7 +94,8 @@ class Prepared:
         limits, now_s = self.tuning.limits, time.monotonic()
         if self.resumes or limits.deadline_s is None:
             return self
-        left_s = _left_s(limits.deadline_s, now_s - self.at_s)
+        waited = f": {format_duration(now_s - self.at_s)} passed between the plan and its start"
+        left_s = self.checked.left_s(now_s, waited)
         tuning = dataclasses.replace(self.tuning, limits=dataclasses.replace(limits, deadline_s=left_s))
         return dataclasses.replace(self, tuning=tuning, at_s=now_s)
 
@@ -129,19 +130,25 @@ def prepare(
     The time this takes counts against the deadline, which is from when the command was given. `make` takes
     the place of the site's own substrate.
     """
-    asked_s = time.monotonic()
+    asked_s = checked.request.asked_s
     if checked.request.store:
         check_unclaimed(checked.request.store, checked.folder.path)
     with checked.site.opened() as site:
         spec = checked.folder.spec()
         offer = site.offer if spec is None or spec.offer is None else spec.offer
         speeds = speeds_of(checked, site, offer, make=make, on_progress=on_progress)
+    measured_s = time.monotonic()
     begun = first_nodes(checked.folder)
     held = site.held if begun is None else begun
 
     def tuning_now() -> Tuning:
         """Expecting takes time, too."""
-        tuning = checked.tuning(speeds.profile, offer, _deadline_s(checked, asked_s))
+        spent = (
+            f": {format_duration(measured_s - asked_s)} went to finding out how fast it trains, "
+            f"{format_duration(time.monotonic() - measured_s)} to planning"
+        )
+        left_s = checked.left_s(time.monotonic(), spent) if spec is None else spec.deadline_s
+        tuning = checked.tuning(speeds.profile, offer, left_s)
         return with_own(tuning, held, checked.outline.machine) if checked.rents else tuning
 
     tuning = tuning_now()
@@ -290,23 +297,6 @@ def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
         return None
     other = COMPARED[1] if checked.request.policy == COMPARED[0] else COMPARED[0]
     return next(iter(replay(checked.folder, [other]).replayed), None)
-
-
-def _deadline_s(checked: Checked, asked_s: float) -> float | None:
-    """The first start's deadline if there was one; else what is left of the one that was asked for."""
-    spec, deadline_s = checked.folder.spec(), checked.limits.deadline_s
-    if spec is not None:
-        return spec.deadline_s
-    return None if deadline_s is None else _left_s(deadline_s, time.monotonic() - asked_s)
-
-
-def _left_s(deadline_s: float, gone_s: float) -> float:
-    if gone_s >= deadline_s:
-        raise InputError(
-            f"the deadline of {format_duration(deadline_s)} passed before a trial was started.",
-            remedy="Give a later one; with a [profile] nothing need be measured.",
-        )
-    return deadline_s - gone_s
 
 
 def _loading_s(checked: Checked) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from stretto.app.probe import ANY_STUDY, probe, slots_of
-from stretto.app.probe_time import ProbeTime, probe_time
+from stretto.app.probe_time import LOADING_S, ProbeTime, probe_time
 from stretto.app.profile_file import MeasuredProfile, believe, profile_json, write_profile
 from stretto.app.profile_fit import FitError, fit_errors
 from stretto.app.real_request import chosen_work
@@ -34,6 +34,8 @@ from stretto.search.space import Config
 
 MOST_CONFIGS = 8
 """Configurations of a study that are tried: enough to see how much they differ."""
+BEGINS_S = 60.0
+"""At least so long a first sign of training is waited for, however short the time to measure is."""
 FAILED = ".failed.log"
 """Beside the profile: what training printed that failed."""
 
@@ -54,7 +56,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="At most so long, once it trains.",
+            help="At most so long, once it trains; and as long, or a minute, until it does.",
             show_default="90s, but up to 10m until a first epoch has ended",
         ),
     ] = None,
@@ -94,6 +96,7 @@ def profile(
             site=site,
             time_s=limit.usual_s,
             first_epoch_s=limit.first_epoch_s,
+            loading_s=limit.loading_s,
             max_workers=_max_workers(trained, outline),
             study=ANY_STUDY if outline is None else outline.study,
             seed=seed,
@@ -206,7 +209,7 @@ def _limit(time: str | None) -> ProbeTime:
     if time is None:
         return probe_time(None)
     time_s = parse_duration_s(time, where="--time")
-    return ProbeTime(usual_s=time_s, first_epoch_s=time_s)
+    return ProbeTime(usual_s=time_s, first_epoch_s=time_s, loading_s=min(max(time_s, BEGINS_S), LOADING_S))
 
 
 def _max_workers(work: RealWork, outline: StudyOutline | None) -> int | None:

@@ -167,6 +167,10 @@ class ElasticSubstrate:
         """What a job's training code turned out to want, once it has said so."""
         return self._gangs[job_id].described
 
+    def is_born(self, job_id: str) -> bool:
+        """Whether a process of the job is there: its training code was imported."""
+        return self._gangs[job_id].is_born
+
     def finish_epochs(self) -> None:
         """Let every running job end its present epoch, save and leave; events tell of it as ever."""
         self._engine.tell_all(lambda gang, now: gang.finish_epoch(now))

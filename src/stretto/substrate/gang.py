@@ -100,6 +100,11 @@ class Gang:
     def busy(self) -> bool:
         return bool(self._crew.members) or self.goal is Goal.RUN
 
+    @property
+    def is_born(self) -> bool:
+        """Whether a process of it is there. May be asked in any thread."""
+        return any(member.heard_s is not None for member in tuple(self._crew.members.values()))
+
     # What is asked
 
     def instruct(self, instruction: Instruction, now: Moment) -> list[Effect]:
