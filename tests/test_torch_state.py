@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from stretto.core.errors import InputError
 from stretto.torch import Run
 from stretto.torch.fingerprint import COST, Fingerprint, difference, fingerprint, interval
+from stretto.torch.unprepared import StepGuard
 
 
 @pytest.mark.parametrize(
@@ -258,3 +259,27 @@ def test_comparing_takes_a_thousandth_of_the_time_at_most() -> None:
     for cost_s, step_s in ((1e-3, 1e-4), (5e-4, 0.2), (0.03, 0.1)):
         assert cost_s / (interval(cost_s, step_s) * step_s) <= COST <= 0.001
     assert interval(1e-6, 10.0) == 1
+
+
+def test_an_optimizer_whose_model_is_not_prepared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    run = Run()
+    run.prepare(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+    with pytest.raises(InputError, match="2 of the 2 parameters of the SGD belong to no model"):
+        next(iter(run.epochs(1)))
+
+
+@pytest.mark.parametrize("prepares_model", [True, False])
+def test_an_optimizer_that_is_not_prepared_may_not_train(prepares_model: bool) -> None:
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    guard = StepGuard(lambda: [model] if prepares_model else [], lambda: True)
+    guard.begin()
+    try:
+        with pytest.raises(InputError, match=r"was not given to run\.prepare\(\), so every worker"):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        if prepares_model:
+            torch.optim.SGD(other.parameters(), lr=0.1).step()
+    finally:
+        guard.end()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()

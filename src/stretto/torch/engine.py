@@ -31,6 +31,7 @@ from stretto.torch.session import Departure, Session
 from stretto.torch.stepper import Stepper
 from stretto.torch.steps import Counting, StepLoop
 from stretto.torch.turn import WHOLE, Layout, Turn
+from stretto.torch.unprepared import StepGuard, refuse_loose_parameters
 from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
 
 FORMAT = 3
@@ -75,6 +76,7 @@ class Engine:
         self._values: dict[str, float] = {}
         self._watch = Watch(self.group, self.turn, self.steppers, self.luggage.names)
         self.turn.backward.when_over = self._backward_over
+        self._guard = StepGuard(lambda: self.luggage.things, lambda: self.turn.share is not WHOLE)
         self._saved_at = self._place
         """The place of which a checkpoint was surely written."""
         self._in_loop = False
@@ -104,6 +106,10 @@ class Engine:
         self._refuse_no_data()
         if self.session.task is None:
             self._refuse_wrappers()
+        if self.session.task is not None or self.group.world > 1:
+            refuse_loose_parameters([one.optimizer for one in self.steppers], self.luggage.things)
+            self._guard.begin()
+        if self.session.task is None:
             self.group.form_from_environment(backend_for(self.device))
             self._take_up(share_state=True)
             self._watch.regrouped()
@@ -551,6 +557,7 @@ class Engine:
         return self.course.epoch, self.turn.step, self.turn.updates
 
     def finish_saving(self) -> None:
+        self._guard.end()
         self._keeper.finish()
 
     # State

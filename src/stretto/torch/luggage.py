@@ -29,6 +29,10 @@ class Luggage:
     def __bool__(self) -> bool:
         return bool(self._things)
 
+    @property
+    def things(self) -> list[Stateful]:
+        return [thing for _, thing in self._things]
+
     def add(self, thing: Stateful) -> None:
         self._things.append((type(thing).__name__, thing))
 
@@ -40,8 +44,8 @@ class Luggage:
 
     def modules(self) -> dict[str, Any]:
         """The part of the state that is copied, never kept, by whoever loads it: that of modules."""
-        things = [thing for _, thing in self._things]
-        return {"things": [one.state_dict() if isinstance(one, torch.nn.Module) else None for one in things]}
+        states = [one.state_dict() if isinstance(one, torch.nn.Module) else None for one in self.things]
+        return {"things": states}
 
     def names(self) -> dict[int, str]:
         """Of the modules' parameters, by id; with the module's place where there are several."""
