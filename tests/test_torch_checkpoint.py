@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -23,7 +24,7 @@ import torch
 
 from stretto.core.errors import InputError
 from stretto.torch.checkpoint import CheckpointStore
-from stretto.wire.checkpoint_meta import Best
+from stretto.wire.checkpoint_meta import Best, CorruptError, meta_text, parse_meta, read_meta
 
 
 class Opened:
@@ -185,9 +186,32 @@ def spoil_meta(folder: Path) -> None:
     (folder / "meta.json").write_text('{"format": 1')
 
 
+def nest_meta(folder: Path) -> None:
+    (folder / "meta.json").write_text("[" * 100_000)
+
+
+def enlarge_meta(folder: Path) -> None:
+    (folder / "meta.json").write_text('{"format": 2, "progress": ' + "9" * 10_000 + "}")
+
+
+def change_meta(folder: Path) -> None:
+    file = folder / "meta.json"
+    file.write_text(file.read_text().replace('"progress": 2', '"progress": 3'))
+
+
+def replace_meta(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+    (folder / "meta.json").mkdir()
+
+
+def renumber_meta(folder: Path) -> None:
+    file = folder / "meta.json"
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
+
+
 def age_meta(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps(meta | {"format": 99}))
+    meta = read_meta(folder)
+    (folder / "meta.json").write_text(meta_text(dataclasses.replace(meta, format=99)))
 
 
 @pytest.mark.parametrize(
@@ -198,6 +222,11 @@ def age_meta(folder: Path) -> None:
         (lose_state, "state.pt is missing"),
         (lose_meta, "meta.json is missing"),
         (spoil_meta, "meta.json cannot be read"),
+        (nest_meta, "nested too deeply"),
+        (enlarge_meta, "a number has 10000 digits"),
+        (change_meta, "meta.json does not match its checksum"),
+        (renumber_meta, "meta.json does not match its checksum"),
+        (replace_meta, "meta.json cannot be read, Is a directory"),
     ],
 )
 def test_a_corrupt_one_is_reported_and_the_one_before_it_used(tmp_path: Path, spoil: Any, said: str) -> None:
@@ -252,6 +281,27 @@ def test_one_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> N
         again.store.load()
     assert names(tmp_path) == ["00000001", "00000002"]
     assert again.notes == []
+
+
+def test_one_of_version_0_1_is_read(tmp_path: Path) -> None:
+    Opened(tmp_path).save(1)
+    meta = dataclasses.asdict(read_meta(tmp_path / "00000001"))
+    (tmp_path / "00000001" / "meta.json").write_text(json.dumps({**meta, "format": 1}))
+    again = Opened(tmp_path)
+    assert again.number() == 1
+    assert again.notes == []
+
+
+def test_a_changed_byte_of_meta_is_seen_or_means_nothing(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.save(1, best=True)
+    file = tmp_path / "00000001" / "meta.json"
+    written, whole = read_meta(file.parent), file.read_bytes()
+    for place in range(len(whole)):
+        for byte in (whole[place] ^ 1, whole[place] ^ 0x80, ord(" "), ord("9")):
+            changed = whole[:place] + bytes([byte]) + whole[place + 1 :]
+            with contextlib.suppress(CorruptError):
+                assert parse_meta(changed, "here") == written
 
 
 def test_none_is_removed_while_it_cannot_be_told_which_is_the_best(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import sys
 import time
@@ -29,7 +28,7 @@ from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobRepor
 from stretto.core.observations import Result
 from stretto.planning.forecast import Estimate
 from stretto.search.study import Direction, Study
-from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta
+from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text
 from tune_world import STUDY, SimulatedHands, simulated, write_study
 
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")
@@ -350,8 +349,9 @@ def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(
     for number, is_best in ((4, True), (7, True), (8, False)):
         folder = checked.folder.checkpoints(best) / f"{number:08d}"
         folder.mkdir(parents=True)
-        meta = Meta(format=FORMAT, progress=float(number), best=is_best, size_bytes=0, sha256="")
-        (folder / META_FILE).write_text(json.dumps(dataclasses.asdict(meta)))
+        meta = Meta(format=FORMAT, progress=float(number), best=is_best, size_bytes=0, sha256=64 * "0")
+        (folder / META_FILE).write_text(meta_text(meta))
+        (folder / STATE_FILE).touch()
     result = finished(checked)
     assert result is not None
     assert result.checkpoint == (checked.folder.checkpoints(best) / "00000007" / STATE_FILE).absolute()

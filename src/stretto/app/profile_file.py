@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -17,6 +15,8 @@ from stretto.app.machine_profile import MachineProfile, at_another_time, beyond_
 from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.observations import SpeedSample
+from stretto.core.plain_json import UnreadableError, read_json
+from stretto.core.private_files import make_private_folder, write_private
 from stretto.core.seeds import child_rng
 from stretto.core.units import counted
 from stretto.models.resize import DEFAULT_RESIZE_S
@@ -331,28 +331,18 @@ def profile_json(measured: MeasuredProfile) -> dict[str, Any]:
 def write_profile(path: Path, measured: MeasuredProfile) -> None:
     """Write the file whole or not at all."""
     text = json.dumps(profile_json(measured), indent=1, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(unfinished).chmod(0o644)
-        Path(unfinished).replace(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    make_private_folder(path.parent)
+    write_private(path, text.encode())
 
 
 def read_profile(path: Path) -> MeasuredProfile:
     """The profile of a file; InputError for anything that is none."""
     where = str(path)
     try:
-        fields = json.loads(path.read_bytes())
+        fields = read_json(path)
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror}).", where=where, remedy=_REMEDY) from error
-    except (ValueError, RecursionError) as error:
+    except UnreadableError as error:
         raise InputError(f"is not JSON: {error}.", where=where, remedy=_REMEDY) from error
     if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
         raise InputError("is not a profile.", where=where, remedy=_REMEDY)

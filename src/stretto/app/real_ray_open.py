@@ -19,6 +19,7 @@ from stretto.app.run_folder import RunFolder
 from stretto.app.study_cluster import Offer, nodes_offer, slots_offer
 from stretto.app.study_file import Rented
 from stretto.core.cluster import Node
+from stretto.core.private_files import make_private_folder
 from stretto.core.units import counted
 from stretto.substrate.elastic import Files
 from stretto.substrate.fleet_commands import Commands
@@ -116,7 +117,7 @@ class OpenRay:
     def scratch(self, purpose: str, log: Path | None) -> Iterator[RunFolder]:
         """Beside the runs, as that is where all nodes see it."""
         runs, store = self.request.runs.absolute(), self.request.store
-        runs.mkdir(parents=True, exist_ok=True)
+        make_private_folder(runs)
         with scratch(purpose, log=log, parent=runs) as folder:
             try:
                 yield folder

@@ -7,11 +7,13 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stretto.app.history import Gap, history_of
 from stretto.app.profile_file import read_profile
@@ -34,7 +36,7 @@ from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.meter import CostMeter
 from stretto.substrate.process_command import own_folder
-from stretto.wire.checkpoint_meta import STATE_FILE, newest_best, whole_checkpoints
+from stretto.wire.checkpoint_meta import usable_checkpoints
 
 NOTABLE_S = 2.0
 """From a deadline until everything has ended; less is not worth a word."""
@@ -96,6 +98,8 @@ class TuneResult:
     """Limits that were raised on the way; what was predicted with them is not compared."""
     problem: str = ""
     """Why there is no best trial, where that can be said."""
+    damaged: tuple[str, ...] = ()
+    """Checkpoints that are not as they were written, in words."""
 
     @property
     def succeeded(self) -> bool:
@@ -203,7 +207,7 @@ def kept_expectation(folder: RunFolder) -> Expectation | None:
             cost_usd=_estimate(plan["cost_usd"]),
             epochs=_estimate(plan["epochs"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, msgspec.ValidationError) as error:
         raise _damaged(folder, "plan") from error
 
 
@@ -237,7 +241,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_trial=None if best is None else best.job.id,
         best_config=None if best is None else dict(best.job.config),
         best_metric=None if best is None else board.best_value(best),
-        checkpoint=None if best is None else _checkpoint(folder, best),
+        checkpoint=None if best is None else kept_checkpoint(folder, best),
         files=None if best is None else command_files(folder, best.job.id),
         cost_usd=cost_usd(
             RunMeter(tuning, outline.machine.usd_per_slot_hour), events, max(board.now_s, finished_s)
@@ -258,6 +262,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
             )
         ),
         past_limits=spec.past_limits,
+        damaged=tuple(text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)),
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
 
@@ -285,24 +290,31 @@ def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> Tri
         retries=line.retries,
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),
-        checkpoint=_checkpoint(folder, line),
+        checkpoint=kept_checkpoint(folder, line),
     )
 
 
-def _checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
+def kept_checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
     """The best one in the run's folder, or the newest if the best was found damaged.
 
     Whoever saved it may have been killed before it could tell.
     """
     if "://" not in (line.best_checkpoint or line.checkpoint):
-        with contextlib.suppress(OSError, InputError):
-            there = folder.checkpoints(line.job.id)
-            best, newest = newest_best(there), whole_checkpoints(there)[:1]
-            if best is not None:
-                return best.path.absolute()
-            if newest:
-                return (newest[0] / STATE_FILE).absolute()
+        usable = usable_checkpoints(folder.checkpoints(line.job.id))
+        if place := usable.best or usable.newest:
+            return place.absolute()
+        if usable.damaged:
+            return None
     return checkpoint_at(line.best_checkpoint, line.checkpoint)
+
+
+def damaged_checkpoints(folder: RunFolder, line: JobLine) -> Iterator[str]:
+    """What is said of a job whose checkpoints are not all as they were written."""
+    usable = usable_checkpoints(folder.checkpoints(line.job.id))
+    used = usable.best or usable.newest
+    instead = f"{used.parent.name} is used instead" if used is not None else "there is no other"
+    for text in usable.damaged:
+        yield f"checkpoint {text}; {instead}."
 
 
 def checkpoint_at(*places: str) -> Path | str | None:
@@ -323,8 +335,8 @@ def command_files(folder: RunFolder, job_id: str) -> Path | None:
     return None
 
 
-def _estimate(table: dict[str, float] | None) -> Estimate | None:
-    return None if table is None else Estimate(**table)
+def _estimate(table: object) -> Estimate | None:
+    return None if table is None else msgspec.convert(table, Estimate)
 
 
 def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:

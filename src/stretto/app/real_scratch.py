@@ -12,6 +12,7 @@ from pathlib import Path
 from stretto.app.real_stop import Stop, listening
 from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
+from stretto.core.private_files import make_private_folder
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def kept_log(log: Path, place: Path | None) -> str:
     if place is None:
         return ""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(place.parent)
         shutil.move(log, place)
     except OSError:  # what is wrong with the training is the news, not this
         return ""

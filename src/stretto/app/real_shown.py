@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from stretto.app.run_folder import RunFolder, Tables
+from stretto.core.plain_json import UnreadableError, parse_json
 
 NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
 """What `metrics.jsonl` has beside what the training code reports."""
@@ -113,8 +113,8 @@ def _lines(path: Path) -> Iterator[Tables]:
 def _parsed(texts: Iterable[str]) -> Iterator[Tables]:
     for text in texts:
         try:
-            line = json.loads(text) if text.startswith("{") else None
-        except ValueError:
+            line = parse_json(text, finite=False) if text.startswith("{") else None
+        except UnreadableError:
             continue
         if isinstance(line, dict):
             yield line

@@ -16,8 +16,8 @@ jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,10 +31,17 @@ from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import Event, RunStarted
+from stretto.core.plain_json import UnreadableError, read_json
+from stretto.core.private_files import make_private_folder, write_private
 from stretto.journal.codec import decode
 
 RUNS = Path("runs")
 """Where runs are kept unless another folder is named."""
+
+FORMAT = 2
+"""Of the folder's JSON files; those of version 0.1 have neither this nor a checksum."""
+_FORMAT_KEY, _CHECK_KEY = "/format", "/check"
+"""No job has such a name."""
 
 Tables = dict[str, Any]
 """Plain JSON data."""
@@ -181,31 +188,26 @@ class RunFolder:
         """A JSON file of the folder; None if it is not there."""
         path = self.path / f"{name}.json"
         try:
-            found = json.loads(path.read_bytes())
+            found = read_json(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot be read as JSON ({error}).",
-                where=str(path),
-                remedy="Start the run anew under another name.",
-            ) from error
+        except OSError as error:
+            raise _unreadable(path, f"cannot be read ({error.strerror}).") from error
+        except UnreadableError as error:
+            raise _unreadable(path, f"cannot be read as JSON ({error}).") from error
         if not isinstance(found, dict):
-            raise InputError(
-                "is not a JSON object.", where=str(path), remedy="Start the run anew under another name."
-            )
+            raise _unreadable(path, "is not a JSON object.")
+        if _FORMAT_KEY in found or _CHECK_KEY in found:
+            check = found.pop(_CHECK_KEY, None)
+            if check != _checksum(found) or found.pop(_FORMAT_KEY, None) != FORMAT:
+                raise _unreadable(path, "is not as it was written: its checksum does not match.")
         return found
 
     def write(self, name: str, tables: Tables) -> None:
         """A JSON file of the folder, whole or not at all."""
-        path = self.path / f"{name}.json"
-        unfinished = path.with_suffix(".new")
-        with unfinished.open("w", encoding="utf-8") as file:
-            json.dump(tables, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        checked = {_FORMAT_KEY: FORMAT, **tables}
+        text = json.dumps({**checked, _CHECK_KEY: _checksum(checked)}, indent=1, allow_nan=False) + "\n"
+        write_private(self.path / f"{name}.json", text.encode())
 
     def events(self) -> Iterator[Event]:
         """Everything journaled so far, also while the run goes on."""
@@ -224,6 +226,17 @@ class RunFolder:
             raise JournalError(f"{self.journal} cannot be read as a journal ({error}).") from error
         for kind, payload in rows:
             yield decode(kind, payload)
+
+
+def _checksum(tables: Tables) -> str:
+    written = json.dumps(tables, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(written.encode()).hexdigest()[:16]
+
+
+def _unreadable(path: Path, problem: str) -> InputError:
+    return InputError(
+        problem, where=str(path), remedy="Put it back, or start the run anew under another name."
+    )
 
 
 def first_nodes(folder: RunFolder) -> tuple[Node, ...] | None:
@@ -262,7 +275,7 @@ def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
     if begun is not None:
         check_same(folder, begun, spec.kind, spec.asked)
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder.path)
         if store := spec.asked.get("store"):
             claim(store, folder.path)
         if begun is None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from stretto.app.given_arguments import (
     given_flag,
     given_interval_s,
@@ -28,7 +30,7 @@ from stretto.app.real_cost import own_meter
 from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
 from stretto.app.real_lines import telling
-from stretto.app.real_result import checkpoint_at, command_files, cost_usd, read_ending
+from stretto.app.real_result import command_files, cost_usd, damaged_checkpoints, kept_checkpoint, read_ending
 from stretto.app.real_shown import Metrics, metrics_after, metrics_by_epoch
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site, local_devices
 from stretto.app.real_standing import holding, standing_of, state_of
@@ -148,6 +150,8 @@ class RunResult:
     gpu_hours: float
     cost_usd: float
     jobs: tuple[JobResult, ...]
+    damaged: tuple[str, ...] = ()
+    """Checkpoints that are not as they were written, in words."""
 
     @property
     def succeeded(self) -> bool:
@@ -339,6 +343,7 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
         gpu_hours=sum(job.gpu_hours for job in jobs),
         cost_usd=cost_usd(own_meter(spec.usd_per_slot_hour), events, board.now_s),
         jobs=jobs,
+        damaged=tuple(text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)),
     )
 
 
@@ -356,7 +361,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
         gpu_hours=past.gpu_s / HOUR_S,
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),
-        checkpoint=checkpoint_at(line.checkpoint),
+        checkpoint=kept_checkpoint(folder, line),
         files=command_files(folder, line.job.id),
     )
 
@@ -365,6 +370,13 @@ def _described(checked: CheckedRun, site: OpenSite, describe: Describe) -> dict[
     """What the training code of the jobs says of itself: as it did when the run was begun."""
     folder, specs = checked.folder, checked.file.jobs
     kept = folder.read("described") if folder.is_begun else None
-    described = {name: Described(**one) for name, one in (kept or {}).items()}
+    try:
+        described = msgspec.convert(kept or {}, dict[str, Described])
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"is not as it was written: {error}.",
+            where=str(folder.path / "described.json"),
+            remedy="Remove it, and the training code is asked again.",
+        ) from error
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
     return described | describe(unknown, site, folder.failed_log) if unknown else described

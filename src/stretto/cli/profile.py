@@ -27,6 +27,7 @@ from stretto.cli.progress import measuring
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.job import Value
+from stretto.core.plain_json import UnreadableError, parse_json
 from stretto.core.seeds import child_rng
 from stretto.core.units import counted, format_duration, parse_duration_s
 from stretto.report.text_table import markdown_table
@@ -233,8 +234,8 @@ def _assigned(text: str) -> tuple[str, Value]:
     if not equals or not name.strip():
         raise InputError(f"--config {text!r} assigns nothing.", remedy="Write NAME=VALUE, such as lr=0.1.")
     try:
-        parsed = json.loads(value)
-    except ValueError:
+        parsed = parse_json(value, finite=False)
+    except UnreadableError:
         return name.strip(), value
     if isinstance(parsed, float) and not math.isfinite(parsed):
         raise InputError(f"--config {text!r} is not finite.", remedy="Give a number such as 0.1.")

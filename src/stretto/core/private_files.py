@@ -8,6 +8,7 @@ Locks stay closed to the group, as whoever can open a file can lock it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -56,9 +57,9 @@ def make_private_folder(path: Path) -> list[Path]:
     for folder in reversed(missing):
         try:
             folder.mkdir(mode=folder_mode())
-        except FileExistsError:
+        except FileExistsError as error:
             if not folder.is_dir():
-                raise
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
         else:
             folder.chmod(folder_mode())
             made.append(folder)

@@ -51,6 +51,7 @@ def _summary(result: RunResult) -> Iterator[str]:
     mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
     cost = f", {format_usd(result.cost_usd)}" if result.cost_usd else ""
     yield f"{result.gpu_hours:.3f} slot hours{mean}{cost}"
+    yield from map(one_line, result.damaged)
     yield ""
     yield markdown_table(*job_table(result.jobs))
     yield from failure_lines((job.id, job.error) for job in result.jobs if job.error)

@@ -118,6 +118,7 @@ def _facts(result: TuneResult, study: str, spec: RunSpec) -> list[tuple[str, str
         (f"best {result.metric}", best),
         ("configuration", config_text(result.best_config or {})),
         ("checkpoint", checkpoint_text(result)),
+        *([("damaged", " ".join(result.damaged))] if result.damaged else []),
         ("ended by", "trials" if result.ended_by == EndedBy.JOBS else result.ended_by),
         *came_to(result),
         ("slots", f"{spec.slots} at most"),
@@ -131,6 +132,7 @@ def _job_facts(result: RunResult, history: History) -> list[tuple[str, str]]:
         ("slot hours", f"{result.gpu_hours:.3f}"),
         *([("cost", format_usd(result.cost_usd))] if result.cost_usd else []),
         *([("not driven", gaps_text(history.gaps))] if history.gaps else []),
+        *([("damaged", " ".join(result.damaged))] if result.damaged else []),
     ]
 
 

@@ -123,6 +123,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         yield f"best {study.metric}   {result.best_metric:.6g} ({which})"
         yield f"configuration   {config_text(result.best_config or {})}"
         yield f"checkpoint      {checkpoint_text(result)}"
+    yield from map(one_line, result.damaged)
     facts = came_to(result)
     if other is not None:
         facts.append(("elsewhere", _elsewhere(other)))

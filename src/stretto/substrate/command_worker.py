@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Self, TypeVar
 
 from stretto.core.errors import InputError
+from stretto.core.private_files import make_private_folder
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
 from stretto.substrate.process_command import METRICS, gang_environment, own_folder, rank_environment
 from stretto.wire.channel import Channel, connect
@@ -153,7 +154,7 @@ class Attendant:
         order = task.command
         assert order is not None
         leads = form.rank == 0
-        own_folder(log.parent).mkdir(parents=True, exist_ok=True)
+        make_private_folder(own_folder(log.parent))
         return GuardedCommand(
             order.argv,
             env={**os.environ, **order.env, **_group_environment(task.job_id, order, form)},

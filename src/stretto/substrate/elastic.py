@@ -20,6 +20,7 @@ from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import Event, JobReported, NodeLost, NodeReleased
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
+from stretto.core.private_files import make_private_folder
 from stretto.substrate.elastic_engine import Engine
 from stretto.substrate.elastic_lock import RunLock
 from stretto.substrate.elastic_workers import Ground, Workers
@@ -272,7 +273,7 @@ class ElasticSubstrate:
 
     def _spawn(self, gang: Gang, spawn: Spawn) -> None:
         folder = self._folder_of(gang.job)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         spec, files = gang.spec, self._files
         task = Task(
             job_id=gang.job.id,

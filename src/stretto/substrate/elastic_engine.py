@@ -9,9 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from stretto.core.events import Event
+from stretto.core.private_files import private_opener
 from stretto.substrate.elastic_workers import Workers
 from stretto.substrate.gang import Gang
 from stretto.substrate.gang_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn, Write
@@ -239,7 +239,10 @@ class Engine:
             case Send():
                 self._workers.send(effect.worker_id, effect.message)
             case Write():
-                with contextlib.suppress(OSError), Path(effect.log).open("a", encoding="utf-8") as log:
+                with (
+                    contextlib.suppress(OSError),
+                    open(effect.log, "a", encoding="utf-8", opener=private_opener) as log,
+                ):
                     log.write(effect.text)
             case Emit():
                 self.emit(effect.event)

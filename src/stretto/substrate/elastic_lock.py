@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from stretto.core.errors import InputError
+from stretto.core.private_files import LOCK_MODE, make_private_folder, open_private
 
 _LOOK_S = 0.05
 
@@ -16,8 +17,8 @@ class RunLock:
     """Held by whoever has the descriptor, so also by the processes that inherit it."""
 
     def __init__(self, path: Path, patience_s: float) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        make_private_folder(path.parent)
+        self.fd = open_private(path, os.O_RDWR | os.O_CREAT, mode=LOCK_MODE)
         end_s = time.monotonic() + patience_s
         while not self._taken():
             if time.monotonic() > end_s:

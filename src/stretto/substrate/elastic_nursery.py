@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.core.private_files import private_opener
+
 _SCRIPT = Path(__file__).parents[1] / "torch" / "nursery.py"
 _IMPORTING_S = 1.0
 """A nursery that is still importing has no workers: told to end, it leaves within this, or is killed."""
@@ -84,7 +86,7 @@ class Nursery:
         settings = {"entry": entry, **asdict(trainer), "grace_s": grace_s}
         self._line, theirs = socket.socketpair()
         arguments = [str(_SCRIPT), str(theirs.fileno()), json.dumps(settings)]
-        with theirs, log.open("ab") as output:
+        with theirs, open(log, "ab", opener=private_opener) as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own script
                 [sys.executable, "-P", *arguments],
                 env=dict(env),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Protocol
 from stretto.core.events import CheckpointSaved, JobNoted, JobReported
 from stretto.core.job import Job
 from stretto.core.observations import LossPoint, Result
+from stretto.core.plain_json import parse_json
 from stretto.substrate.process_reports import Progress
 from stretto.wire.messages import EpochEnd, Report, Saved
 
@@ -155,10 +155,10 @@ def untold(metrics: Path, epoch: int, nodes: int) -> list[Held]:
 def _read(line: str, nodes: int) -> Held | None:
     """None for a line that was not written to its end."""
     try:
-        fields = json.loads(line)
+        fields = parse_json(line, finite=False)
         values = {key: math.nan if value is None else float(value) for key, value in fields.items()}
         epoch, workers = int(values["epoch"]), int(values["workers"])
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError):
         return None
     reported = {key: value for key, value in values.items() if key not in _NOT_VALUES}
     end = EpochEnd(epoch=epoch, values=reported, epoch_s=None)

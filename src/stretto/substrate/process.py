@@ -37,6 +37,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
+from stretto.core.private_files import make_private_folder
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
 from stretto.substrate.process_command import (
     METRICS,
@@ -220,7 +221,7 @@ class ProcessSubstrate:
         run.mark = Mark(0 if run.job.tier is Tier.RIGID else run.progress.result_epoch)
         try:
             self._check_nodes(order.allocation)
-            own_folder(run.files.log.parent).mkdir(parents=True, exist_ok=True)
+            make_private_folder(own_folder(run.files.log.parent))
             run.process = self._guarded(run, setup)
         except (OSError, ValueError, InputError) as error:
             self._on_exit(run, cannot_start(error))

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.core.private_files import file_mode, private_opener
+
 _GUARD = Path(__file__).with_name("process_guard.py")
 _PATIENCE_S = 5.0
 """How much longer than the grace a guard may take to end everything before it is killed itself."""
@@ -114,10 +116,11 @@ class GuardedCommand:
             "ranks": [dict(one) for one in ranks],
             "keys": sorted(keys),
             "tells_missed": tells_missed,
+            "mode": file_mode(),
         }
         guard = [sys.executable, "-I", "-S", str(_GUARD), str(guard_end.fileno()), json.dumps(options)]
         try:
-            with guard_end, files.log.open("ab") as stderr:
+            with guard_end, open(files.log, "ab", opener=private_opener) as stderr:
                 self._guard = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
                     [*guard, *argv],
                     env=env,

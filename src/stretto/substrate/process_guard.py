@@ -64,12 +64,13 @@ class Lines:
 class MetricsFile:
     """The job's file of reports, to which the guard adds and of which it reads what others add."""
 
-    def __init__(self, path: str, keys: list[str]) -> None:
+    def __init__(self, path: str, keys: list[str], mode: int = 0o600) -> None:
         self._path = path
+        self._mode = mode
         self._keys = frozenset(keys)
         self._lines = Lines()
         with contextlib.suppress(OSError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+            os.close(_opened(path, os.O_WRONLY | os.O_CREAT, mode))
         self._inode, self._at = self._end()
 
     def before(self) -> Iterator[bytes]:
@@ -83,7 +84,7 @@ class MetricsFile:
             return
         yield from self.added()
         try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
         except OSError:  # a full disk or a lost folder is no reason to end a training run
             return
         try:
@@ -326,12 +327,20 @@ def _children() -> list[int]:
     return found
 
 
+def _opened(path: str, flags: int, mode: int) -> int:
+    """Of this mode whatever the umask is, which belongs to the user's command."""
+    fd = os.open(path, flags, mode)
+    with contextlib.suppress(OSError):  # another user's
+        os.fchmod(fd, mode)
+    return fd
+
+
 def main() -> None:
     socket_fd = int(sys.argv[1])
     options = json.loads(sys.argv[2])
     os.set_inheritable(socket_fd, False)
-    log_fd = os.open(options["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    lock_fd = os.open(options["lock"], os.O_RDWR | os.O_CREAT, 0o644)  # held until this process ends
+    log_fd = _opened(options["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, options["mode"])
+    lock_fd = _opened(options["lock"], os.O_RDWR | os.O_CREAT, 0o600)  # held until this process ends
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -340,7 +349,7 @@ def main() -> None:
         if select.select([socket_fd], [], [], 0)[0]:
             return  # the controller has gone or changed its mind meanwhile
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    metrics = MetricsFile(options["metrics"], options["keys"])
+    metrics = MetricsFile(options["metrics"], options["keys"], options["mode"])
     guard = Guard(socket_fd, log_fd, options["grace_s"], metrics)
     if options["tells_missed"]:
         guard.tell_missed()

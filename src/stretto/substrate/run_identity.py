@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from stretto.core.private_files import write_private
+
 ID_FILE = "id"
 
 
@@ -13,15 +15,13 @@ def identity(run_dir: Path) -> str:
     found = known_identity(run_dir)
     if found is None:
         found = secrets.token_hex(16)
-        unfinished = run_dir / f"{ID_FILE}.new"
-        unfinished.write_text(found, encoding="ascii")
-        unfinished.replace(run_dir / ID_FILE)
+        write_private(run_dir / ID_FILE, found.encode("ascii"))
     return found
 
 
 def known_identity(run_dir: Path) -> str | None:
     """Of the run in this folder; None if it has none yet."""
     try:
-        return (run_dir / ID_FILE).read_text(encoding="ascii") or None
+        return (run_dir / ID_FILE).read_text(encoding="ascii", errors="replace") or None
     except FileNotFoundError:
         return None

@@ -1,7 +1,8 @@
 """Checkpoints that survive whatever happens while they are written.
 
     folder/00000012/state.pt     torch.save of the state; torch.load(.., weights_only=True) reads it
-    folder/00000012/meta.json    its size and SHA-256, the progress it stands for, whether it is a best one
+    folder/00000012/meta.json    its size and SHA-256, the progress it stands for, whether it is a best one,
+                                 and a checksum of all this
     folder/00000011.corrupt/     did not pass its check, and was left aside
     folder/.new-00000013/        being written; renamed when everything of it is on the disk
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from stretto.core.errors import InputError
+from stretto.core.private_files import make_private_folder
 from stretto.torch.checkpoint_files import Loaded, read_state, sync_files, sync_folder, write_files
 from stretto.torch.pack import put_together, take_apart
 from stretto.wire.checkpoint_meta import (
@@ -181,7 +183,8 @@ class CheckpointStore:
         final = self._folder / f"{self._serial:08d}"
         new = self._folder / f".new-{final.name}"
         try:
-            new.mkdir(parents=True)
+            make_private_folder(self._folder)
+            make_private_folder(new)
             yield new, final
             new.rename(final)
             sync_folder(self._folder)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from dataclasses import asdict, dataclass
+import pickle
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, CorruptError, Meta, read_meta
+from stretto.core.private_files import open_private
+from stretto.wire.checkpoint_meta import (
+    FORMAT,
+    META_FILE,
+    STATE_FILE,
+    CorruptError,
+    Meta,
+    meta_text,
+    read_meta,
+)
 
 _CHUNK = 1 << 20
 
@@ -35,7 +44,7 @@ class Content:
 
 def write_files(folder: Path, state: Any, *, progress: float, best: bool) -> None:
     """Both files, on the disk when this returns."""
-    with (folder / STATE_FILE).open("wb") as file:
+    with _new(folder / STATE_FILE) as file:
         out = _HashingFile(file)
         try:
             torch.save(state, out)  # type: ignore[arg-type]  # it writes and flushes, nothing else
@@ -45,8 +54,8 @@ def write_files(folder: Path, state: Any, *, progress: float, best: bool) -> Non
             raise
         _sync(file)
     meta = Meta(format=FORMAT, progress=progress, best=best, size_bytes=out.size_bytes, sha256=out.sha256)
-    with (folder / META_FILE).open("w", encoding="utf-8") as file:
-        json.dump(asdict(meta), file)
+    with _new(folder / META_FILE) as file:
+        file.write(meta_text(meta).encode())
         _sync(file)
     sync_folder(folder)
 
@@ -60,9 +69,18 @@ def read_state(folder: Path) -> Loaded:
             found = measured(file)
     except FileNotFoundError as error:
         raise CorruptError(f"{STATE_FILE} is missing") from error
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise CorruptError(f"{STATE_FILE} cannot be read, {error.strerror}") from error
     if problem := difference(found, Content(meta.size_bytes, meta.sha256)):
         raise CorruptError(f"{STATE_FILE} {problem}")
-    return Loaded(torch.load(path, weights_only=True, map_location="cpu"), meta.progress, path)
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, RecursionError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise CorruptError(f"{STATE_FILE} cannot be read, {first_line}") from error
+    if not isinstance(state, dict):
+        raise CorruptError(f"{STATE_FILE} cannot be read, it holds no state")
+    return Loaded(state, meta.progress, path)
 
 
 def difference(found: Content, wanted: Content) -> str:
@@ -97,6 +115,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _new(path: Path) -> IO[bytes]:
+    return os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
 
 def _sync(file: IO[Any]) -> None:

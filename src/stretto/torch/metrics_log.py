@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stretto.core.private_files import make_private_folder, private_opener
+
 OWN_NAMES = frozenset({"epoch", "workers", "batch"})
 """What every line has besides the user's metrics."""
 
@@ -25,8 +27,8 @@ class MetricsLog:
         line: dict[str, float] = {"epoch": epoch, "workers": workers, "batch": batch, **values}
         finite = {key: value if math.isfinite(value) else None for key, value in line.items()}
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
+            make_private_folder(self._path.parent)
+            with open(self._path, "a", encoding="utf-8", opener=private_opener) as file:
                 file.write(json.dumps(finite) + "\n")
         except OSError as error:
             if not self._failed:
@@ -44,4 +46,5 @@ def _board(folder: Path, note: Callable[[str], None]) -> Any:
     except ImportError as error:
         note(f"TensorBoard files are not written: {error}. Install the package tensorboard.")
         return None
+    make_private_folder(folder)
     return SummaryWriter(str(folder))

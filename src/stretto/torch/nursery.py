@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stretto.core.errors import InputError
+from stretto.core.private_files import open_private
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -216,7 +217,7 @@ class Nursery:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.line.close()
-        log_fd = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        log_fd = open_private(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)

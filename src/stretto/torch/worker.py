@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from stretto.core.errors import StrettoError
+from stretto.core.private_files import make_private_folder, open_private
 from stretto.torch.entry import load_entry
 from stretto.torch.fingerprint import DivergedError
 from stretto.torch.group import PeerLostError
@@ -51,8 +52,8 @@ def _dismiss(number: int, frame: object) -> None:
 
 def _write_to(log: Path) -> None:
     """From now on what is printed belongs to another job."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    make_private_folder(log.parent)
+    fd = open_private(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

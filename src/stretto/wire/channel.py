@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from stretto.core.plain_json import parse_json
 from stretto.wire.codec import WireError, decode, encode
 from stretto.wire.messages import Message
 
@@ -111,7 +112,7 @@ def write_greeting(connection: socket.socket, **fields: str) -> None:
 
 def parse_greeting(line: bytes) -> dict[str, str]:
     """What a line of the handshake says; WireError or ValueError if it makes no sense."""
-    fields = json.loads(line)
+    fields = parse_json(line)
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise WireError("the handshake makes no sense")
     return fields

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import os
-from dataclasses import dataclass, replace
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from stretto.core.errors import InputError
+from stretto.core.plain_json import UnreadableError, parse_json
 
-FORMAT = 1
+FORMAT = 2
+UNCHECKED_FORMAT = 1
+"""Of version 0.1: without a checksum of its own."""
 STATE_FILE = "state.pt"
 META_FILE = "meta.json"
+CHECK = "check"
+"""The checksum of everything else in the file, whatever its format."""
 _DIGITS = 8
+_MOST_BYTES = 1 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CorruptError(Exception):
@@ -59,27 +70,116 @@ def newest_best(folder: Path) -> Best | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usable:
+    """Which checkpoints of a job can be used, as far as can be told without reading their states."""
+
+    best: Path | None
+    """The state that was saved as the best."""
+    newest: Path | None
+    damaged: tuple[str, ...]
+    """In words: those that cannot, the newest first."""
+
+
+def usable_checkpoints(folder: Path) -> Usable:
+    """For people; nothing is changed or raised."""
+    best: Path | None = None
+    newest: Path | None = None
+    damaged = [f"{path}: it was found damaged and set aside" for path in _set_aside(folder)]
+    for path in whole_checkpoints(folder):
+        try:
+            meta = read_meta(path)
+            _check_size(path / STATE_FILE, meta)
+        except (CorruptError, OSError) as error:
+            damaged.append(f"{path}: {error}")
+            continue
+        except InputError as error:
+            damaged.append(f"{path}: {error.problem}")
+            continue
+        newest = newest or path / STATE_FILE
+        best = best or (path / STATE_FILE if meta.best else None)
+    return Usable(best=best, newest=newest, damaged=tuple(damaged))
+
+
+def _set_aside(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob(f"{'[0-9]' * _DIGITS}.corrupt"), reverse=True)
+    except OSError:
+        return []
+
+
+def _check_size(state: Path, meta: Meta) -> None:
+    try:
+        found_bytes = state.stat().st_size
+    except FileNotFoundError as error:
+        raise CorruptError(f"{STATE_FILE} is missing") from error
+    if found_bytes != meta.size_bytes:
+        raise CorruptError(f"{STATE_FILE} has {found_bytes} bytes instead of {meta.size_bytes}")
+
+
+def meta_text(meta: Meta) -> str:
+    """The content of the small file."""
+    values = asdict(meta)
+    return json.dumps({**values, CHECK: _checksum(values)})
+
+
 def read_meta(folder: Path) -> Meta:
+    """CorruptError if nobody wrote it so; OSError for what may be over tomorrow, such as too many files."""
     path = folder / META_FILE
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CorruptError(f"{META_FILE} has more than {_MOST_BYTES} bytes")
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise CorruptError(f"{META_FILE} is missing") from error
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise CorruptError(f"{META_FILE} cannot be read, {error.strerror}") from error
     return parse_meta(content, str(path))
 
 
 def parse_meta(content: bytes, where: str) -> Meta:
     """InputError if another version of Stretto wrote it, CorruptError if nobody did."""
     try:
-        values = json.loads(content)
-        found = values["format"]
-        if found == FORMAT:
-            meta = Meta(**values)
-            return replace(meta, progress=float(meta.progress))
-    except (ValueError, TypeError, KeyError) as error:
+        values = parse_json(content)
+    except UnreadableError as error:
         raise CorruptError(f"{META_FILE} cannot be read, {error}") from error
-    raise InputError(
-        f"this checkpoint has format {found}, and only {FORMAT} is known here.",
-        where=where,
-        remedy="Go on with the version of Stretto that wrote it, or give this run another name.",
-    )
+    if not isinstance(values, dict):
+        raise CorruptError(f"{META_FILE} cannot be read, it is not an object")
+    found = values.get("format")
+    if found != UNCHECKED_FORMAT or CHECK in values:
+        check = values.pop(CHECK, None)
+        if check != _checksum(values):
+            raise CorruptError(f"{META_FILE} does not match its checksum")
+        if found != FORMAT:
+            raise InputError(
+                f"this checkpoint has format {found}, and {UNCHECKED_FORMAT} and {FORMAT} are known here.",
+                where=where,
+                remedy="Go on with the version of Stretto that wrote it, or give this run another name.",
+            )
+    return _meta(values)
+
+
+def _meta(values: dict[str, Any]) -> Meta:
+    match values:
+        case {
+            "format": int(number),
+            "progress": int(progress) | float(progress),
+            "best": bool(best),
+            "size_bytes": int(size_bytes),
+            "sha256": str(sha256),
+            **others,
+        } if not others and size_bytes >= 0 and _SHA256.fullmatch(sha256) and 0 <= progress < math.inf:
+            return Meta(
+                format=number,
+                progress=float(progress),
+                best=best,
+                size_bytes=size_bytes,
+                sha256=sha256,
+            )
+        case _:
+            raise CorruptError(f"{META_FILE} cannot be read, it does not say what a checkpoint must")
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    written = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(written.encode()).hexdigest()[:16]

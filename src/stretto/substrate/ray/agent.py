@@ -20,6 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from stretto.core.errors import InputError
+from stretto.core.private_files import make_private_folder
 from stretto.substrate.elastic_lock import RunLock
 from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
 from stretto.substrate.ray.keepers import Sitter
@@ -216,7 +217,7 @@ class Agent(Sitter):
     def _spawn(self, order: Order) -> None:
         birth = order.birth
         assert birth is not None
-        birth.log.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(birth.log.parent)
         self._nursery(order.entry).spawn(
             order.worker, address=birth.address, secret=birth.secret, log=birth.log, env=birth.env
         )

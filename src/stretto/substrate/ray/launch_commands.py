@@ -22,6 +22,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from stretto.core.errors import InputError
+from stretto.core.plain_json import UnreadableError, read_json
+from stretto.core.private_files import make_private_folder, private_opener, write_private
 from stretto.substrate.fleet_commands import Commands
 from stretto.substrate.fleet_nodes import NodeKind
 from stretto.substrate.fleet_refusals import end_of
@@ -81,7 +84,7 @@ class CommandLauncher:
         self._slots = {kind.instance: kind.slots for kind in self.kinds}
         self._address = address
         self._folder = folder.absolute()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         self._grace_s = grace_s
         self._mailbox = Mailbox()
         self._launched = _read_all(self._folder, _RECORD)
@@ -235,7 +238,7 @@ class CommandLauncher:
         return [part.format_map(values) for part in shlex.split(template)]
 
     def _start(self, argv: list[str], name: str) -> subprocess.Popen[bytes]:
-        with self._log(name).open("ab") as log:
+        with open(self._log(name), "ab", opener=private_opener) as log:
             return subprocess.Popen(  # noqa: S603 - the user's own command
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -333,12 +336,21 @@ def _read_all(folder: Path, suffix: str) -> dict[str, _Launched]:
 
 
 def _read(path: Path) -> _Launched:
-    fields: Mapping[str, int | str] = json.loads(path.read_text(encoding="utf-8"))
-    return _Launched(int(fields["number"]), str(fields["instance"]), int(fields["pid"]), str(fields["begun"]))
+    try:
+        fields: Mapping[str, int | str] = read_json(path)
+        return _Launched(
+            int(fields["number"]), str(fields["instance"]), int(fields["pid"]), str(fields["begun"])
+        )
+    except (UnreadableError, TypeError, KeyError, ValueError) as error:
+        raise InputError(
+            f"is not as it was written ({error}); it says which node is up.",
+            where=str(path),
+            remedy=f"See that the node {path.name.partition('.')[0]} is gone, then remove the file.",
+        ) from error
 
 
 def _write(path: Path, launched: _Launched) -> None:
     """Whole or not at all."""
     half = path.with_suffix(".part")
-    half.write_text(json.dumps(asdict(launched)), encoding="utf-8")
+    write_private(half, json.dumps(asdict(launched)).encode())
     half.replace(path)

@@ -10,6 +10,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stretto.core.private_files import make_private_folder, private_opener, write_private
+
 _NAMES = ("stdout.log", "metrics.jsonl")
 _MOST = 1 << 20
 """Bytes of one file that are carried at once."""
@@ -59,9 +61,7 @@ class Tail:
         """What was given has come."""
         for path, end in self._given.items():
             self._carried[path] = end
-            unfinished = _beside(path, ".carried.new")
-            unfinished.write_text(str(end), encoding="ascii")
-            unfinished.replace(_beside(path, ".carried"))
+            write_private(_beside(path, ".carried"), str(end).encode(), on_written=lambda _: None)
         self._given.clear()
 
     def _begin(self, path: Path) -> int:
@@ -78,8 +78,8 @@ def lay_down(pieces: tuple[Piece, ...], folder: Path) -> None:
     """Add what came to the files of the run."""
     for piece in pieces:
         path = folder / piece.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        make_private_folder(path.parent)
+        with open(path, "ab", opener=private_opener) as file:
             file.write(piece.content)
 
 
