@@ -47,6 +47,10 @@ class Contender:
     def stays(self) -> bool:
         return self.pinned and bool(self.held)
 
+    def takes(self, gpus: int) -> bool:
+        """Whether it may be given so many GPUs; what it holds it may keep, whatever that is."""
+        return max(self.min_gpus, 1) <= gpus <= self.max_gpus
+
 
 class Menus:
     """The value of every size on offer to every job, were it placed on the fewest nodes."""

@@ -51,13 +51,16 @@ class State:
         return sorted(others - {job})
 
     def find(self, job: int, gpus: int) -> Placement | None:
-        """Room for the job at this size: where it was if that is the size it held, else the fewest nodes."""
+        """Room for the job at this size: where it was if that is the size it held, else the fewest nodes.
+
+        None if there is no room, or if the job takes no such size and cannot stay as it is.
+        """
         if gpus == 0:
             return EMPTY
-        held = self.contenders[job].held
-        if held and gpus == sum(count for _, count in held) and self.board.fits(held):
-            return held
-        return self.board.find(gpus)
+        one = self.contenders[job]
+        if one.held and gpus == sum(count for _, count in one.held) and self.board.fits(one.held):
+            return one.held
+        return self.board.find(gpus) if one.takes(gpus) else None
 
     def best(self, job: int) -> Placement:
         """The best placement of a job that holds nothing, in what is free now."""
@@ -143,8 +146,11 @@ def _shift(state: State) -> bool:
     """Pairs of jobs shift GPUs: the most promising by value alone are tried on the board."""
     improved = False
     for count in range(1, MAX_SHIFT + 1):
-        donors, takers = _donors(state, count), _takers(state, count)
-        for loss, donor in donors[:SHIFT_TRIES]:
+        takers = _takers(state, count)
+        for donor in _donors(state, count)[:SHIFT_TRIES]:
+            loss = _loss(state, donor, count)  # an earlier shift may have changed what it has to give
+            if loss is None:
+                continue
             for gain, taker, size in takers[:SHIFT_TRIES]:
                 if gain <= loss:
                     break
@@ -155,19 +161,19 @@ def _shift(state: State) -> bool:
     return improved
 
 
-def _donors(state: State, count: int) -> list[tuple[float, int]]:
-    """What each job loses by giving `count` GPUs, least first."""
-    donors = []
-    for job, (one, size, worth) in enumerate(
-        zip(state.contenders, state.size, state.menus.worth, strict=True)
-    ):
-        if one.stays:
-            continue
-        if size == count:
-            donors.append((state.value[job] - state.menus.nothing[job], job))
-        elif size - count in worth:
-            donors.append((state.value[job] - worth[size - count], job))
-    return sorted(donors)
+def _donors(state: State, count: int) -> list[int]:
+    """Jobs that can give `count` GPUs, whoever loses least by it first."""
+    losses = ((_loss(state, job, count), job) for job in range(len(state.contenders)))
+    return [job for _, job in sorted((loss, job) for loss, job in losses if loss is not None)]
+
+
+def _loss(state: State, job: int, count: int) -> float | None:
+    """What a job loses by giving `count` of the GPUs it has now; None if it cannot."""
+    if state.contenders[job].stays:
+        return None
+    left = state.size[job] - count
+    rest = state.menus.nothing[job] if left == 0 else state.menus.worth[job].get(left)
+    return None if rest is None else state.value[job] - rest
 
 
 def _takers(state: State, count: int) -> list[tuple[float, int, int]]:
@@ -188,8 +194,6 @@ def _takers(state: State, count: int) -> list[tuple[float, int, int]]:
 def _try_shift(state: State, donor: tuple[int, int], taker: tuple[int, int]) -> bool:
     """Give both jobs their new sizes, whichever order of placing them works."""
     jobs = (donor[0], taker[0])
-    if state.size[donor[0]] <= donor[1]:
-        return False
     old = [(job, state.placements[job]) for job in jobs]
     before = _value(state, jobs)
     for order in ((taker, donor), (donor, taker)):

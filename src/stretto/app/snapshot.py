@@ -24,6 +24,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.observations import NoiseSample
 from stretto.core.resources import Resources
+from stretto.core.units import counted
 from stretto.models.belief import StatedBelief
 from stretto.models.noise import PERFECTLY_SCALABLE
 from stretto.models.resize import ResizeCost
@@ -36,13 +37,27 @@ RESTART_S = 30.0
 LARGEST = 10**9
 """Nobody has more GPUs, or takes larger batches, and arithmetic stays exact."""
 
+MOST_SECONDS = 1e15
+"""Times beyond thirty million years are mistakes: of their unit, as a rule."""
+LEAST_UNITS, MOST_UNITS = 1e-6, 1e18
+MOST_AMOUNT = 1e12
+"""Of cores, GiB or Gbit/s of a node."""
+LEAST_AMOUNT = 1e-6
+"""What there is less of, there is nothing of."""
+LEAST_TIME_S, MOST_TIME_S = 1e-12, 1e9
+"""Between these a speed model can be computed with."""
+MOST_NOISE = 1e100
+
 UNSAID = BatchLimits(initial=1, requested=1, max=LARGEST, per_gpu_min=1, per_gpu_max=1)
 """Limits of a job whose batch sizes the snapshot does not mention."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 GpuCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
+Moment = Annotated[float, msgspec.Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
+Units = Annotated[float, msgspec.Meta(ge=0, le=MOST_UNITS)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST_AMOUNT)]
 
 
 class NodeSize(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,24 +83,25 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
     atomic_bsz_range: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] | None = None
     accumulation: bool = True
     min_replicas: CountOrNone = 0
-    max_replicas: Count = 1
+    max_replicas: Count | None = None
+    """What it holds, asked for or takes at least, if not given."""
     num_replicas: Count | None = None
-    """What its owner asked for; what it holds, or the least it takes, if not given."""
+    """What its owner asked for; what it holds, or the nearest it takes, if not given."""
     tier: Tier = Tier.ADAPTIVE
-    attained_service: Amount = 0.0
-    age: Amount = 0.0
+    attained_service: Seconds = 0.0
+    age: Seconds = 0.0
     num_restarts: CountOrNone = 0
-    creation_timestamp: float | None = None
+    creation_timestamp: Moment | None = None
     preemptible: bool = True
-    work_total: Amount | None = None
+    work_total: Units | None = None
     """Statistical units in all, and done so far: steps at the initial batch size."""
-    work_done: Amount = 0.0
+    work_done: Units = 0.0
 
 
 class SnapshotFile(msgspec.Struct, forbid_unknown_fields=True):
     nodes: dict[str, GpuCount | NodeSize]
     jobs: list[SnapshotJob]
-    time: float = 0.0
+    time: Moment = 0.0
     note: str = ""
     """For people; nothing reads it."""
 
@@ -112,7 +128,9 @@ def read_snapshot(path: Path | str) -> ClusterView:
 
 
 def view_of(snapshot: SnapshotFile, *, where: str = "snapshot") -> ClusterView:
-    nodes = tuple(Node(node, _capacity(size)) for node, size in snapshot.nodes.items())
+    nodes = tuple(
+        Node(node, _capacity(size, f"{where}: nodes ({node!r})")) for node, size in snapshot.nodes.items()
+    )
     jobs: dict[str, JobView] = {}
     free = {node.id: node.gpus for node in nodes}
     for position, entry in enumerate(snapshot.jobs):
@@ -126,11 +144,12 @@ def view_of(snapshot: SnapshotFile, *, where: str = "snapshot") -> ClusterView:
 
 def _job_view(entry: SnapshotJob, snapshot: SnapshotFile, free: dict[str, int], where: str) -> JobView:
     allocation = _allocation(entry, free, where)
+    job = _job(entry, snapshot, allocation, where)
     return JobView(
-        job=_job(entry, snapshot, allocation, where),
+        job=job,
         allocation=allocation,
         batch=None,
-        age_s=_finite(entry.age, "age", where),
+        age_s=entry.age,
         attained_gpu_s=entry.attained_service,
         restarts=entry.num_restarts,
         work_done=entry.work_done,
@@ -139,7 +158,7 @@ def _job_view(entry: SnapshotJob, snapshot: SnapshotFile, free: dict[str, int], 
             speed=_speed(entry, where),
             noise=_noise(entry, where),
             resize=ResizeCost(RESTART_S, RESTART_S, 0),
-            max_workers_seen=entry.max_replicas,
+            max_workers_seen=job.worker.max,
         ),
     )
 
@@ -168,13 +187,39 @@ def _allocation(entry: SnapshotJob, free: dict[str, int], where: str) -> Allocat
 
 def _job(entry: SnapshotJob, snapshot: SnapshotFile, allocation: Allocation, where: str) -> Job:
     least = max(entry.min_replicas, 1)
-    if entry.max_replicas < least:
+    asked = entry.num_replicas or 1
+    most = entry.max_replicas or max(least, asked, allocation.worker_count)
+    if most < least:
         raise InputError(
-            f"max_replicas {entry.max_replicas} is below min_replicas {entry.min_replicas}.",
+            f"max_replicas {most} is below min_replicas {entry.min_replicas}.",
             where=where,
             remedy="Raise one or lower the other.",
         )
-    requested = entry.num_replicas or max(allocation.worker_count, least)
+    if entry.num_replicas is not None and not least <= asked <= most:
+        raise InputError(
+            f"num_replicas {asked} is not within min_replicas {entry.min_replicas} and max_replicas {most}.",
+            where=where,
+            remedy="Its owner can ask only for what it takes.",
+        )
+    if entry.work_total is not None and 0.0 < entry.work_total < LEAST_UNITS:
+        raise InputError(
+            f"work_total {entry.work_total:g} is next to nothing.",
+            where=where,
+            remedy=f"Write {LEAST_UNITS:g} and more, or leave it out.",
+        )
+    batch = _batch(entry, where)
+    for name, workers in (
+        ("min_replicas", least),
+        ("num_replicas", asked),
+        ("base", allocation.worker_count),
+    ):
+        if workers * batch.per_gpu_min > batch.max:
+            raise InputError(
+                f"{name} has it on {counted(workers, 'GPU')} with {batch.per_gpu_min} examples each or more, "
+                f"and its batch is at most {batch.max}.",
+                where=where,
+                remedy="Lower its GPUs or atomic_bsz_range, or raise max_batch_size.",
+            )
     submitted = entry.creation_timestamp
     return Job(
         id=entry.key,
@@ -183,11 +228,11 @@ def _job(entry: SnapshotJob, snapshot: SnapshotFile, allocation: Allocation, whe
         tier=entry.tier,
         worker=Role(
             demand=Resources(gpu=1),
-            requested=requested,
+            requested=entry.num_replicas or min(max(allocation.worker_count, least), most),
             min=least,
-            max=max(entry.max_replicas, requested, allocation.worker_count),
+            max=most,
         ),
-        batch=_batch(entry, where),
+        batch=batch,
         work=Work(units_per_epoch=entry.work_total or 1.0, epochs=1 if entry.work_total else None),
         preemptible=entry.preemptible,
     )
@@ -205,16 +250,17 @@ def _batch(entry: SnapshotJob, where: str) -> BatchLimits:
         return UNSAID
     initial, largest = entry.init_batch_size, entry.max_batch_size or entry.init_batch_size
     smallest_atomic, largest_atomic = entry.atomic_bsz_range or (1, largest)
-    if largest < initial or largest_atomic < smallest_atomic or largest < smallest_atomic:
+    asked = entry.batch_size or initial
+    if largest < max(initial, asked, smallest_atomic) or largest_atomic < smallest_atomic:
         raise InputError(
-            f"batch limits run backwards: init {initial}, max {largest}, atomic range {smallest_atomic} to "
-            f"{largest_atomic}.",
+            f"batch limits run backwards: init {initial}, batch_size {asked}, max {largest}, atomic range "
+            f"{smallest_atomic} to {largest_atomic}.",
             where=where,
             remedy="Each upper limit must be at least its lower one.",
         )
     return BatchLimits(
         initial=initial,
-        requested=entry.batch_size or initial,
+        requested=asked,
         max=largest,
         per_gpu_min=smallest_atomic,
         per_gpu_max=largest_atomic,
@@ -227,11 +273,15 @@ def _speed(entry: SnapshotJob, where: str) -> AllReduceSpeed | None:
         return None
     speed = AllReduceSpeed(*entry.perf_params)
     times = entry.perf_params[:-1]
-    if not all(value > 0 and math.isfinite(value) for value in times) or not 1 <= speed.gamma <= MAX_OVERLAP:
+    if (
+        not all(LEAST_TIME_S <= value <= MOST_TIME_S for value in times)
+        or not 1 <= speed.gamma <= MAX_OVERLAP
+    ):
         raise InputError(
             f"perf_params {entry.perf_params} are not a speed model.",
             where=where,
-            remedy=f"Six positive times and an overlap between 1 and {MAX_OVERLAP:g}.",
+            remedy=f"Six positive times, from {LEAST_TIME_S:g} to {MOST_TIME_S:g} s, and an overlap between "
+            f"1 and {MAX_OVERLAP:g}.",
         )
     return speed
 
@@ -239,25 +289,26 @@ def _speed(entry: SnapshotJob, where: str) -> AllReduceSpeed | None:
 def _noise(entry: SnapshotJob, where: str) -> NoiseSample:
     if entry.grad_params is None:
         return PERFECTLY_SCALABLE
-    if not all(value >= 0 and math.isfinite(value) for value in entry.grad_params):
+    if not all(0 <= value <= MOST_NOISE for value in entry.grad_params):
         raise InputError(
             f"grad_params {entry.grad_params} are not gradient statistics.",
             where=where,
-            remedy="A squared norm and a variance, neither negative.",
+            remedy=f"A squared norm and a variance, neither negative nor above {MOST_NOISE:g}.",
         )
     return NoiseSample(*entry.grad_params)
 
 
-def _capacity(size: int | NodeSize) -> Resources:
+def _capacity(size: int | NodeSize, where: str) -> Resources:
     if isinstance(size, int):
         return Resources(gpu=size)
+    for name in ("cpu", "memory_gib", "bandwidth_gbps"):
+        if 0.0 < getattr(size, name) < LEAST_AMOUNT:
+            raise InputError(
+                f"{name} {getattr(size, name):g} is next to nothing.",
+                where=where,
+                remedy=f"Write 0, or {LEAST_AMOUNT:g} and more.",
+            )
     return Resources(size.gpu, size.cpu, size.memory_gib, size.bandwidth_gbps)
-
-
-def _finite(value: float, name: str, where: str) -> float:
-    if not math.isfinite(value):
-        raise InputError(f"{name} {value} is not a number of seconds.", where=where)
-    return value
 
 
 def _line(raw: bytes, message: str) -> int:

@@ -117,8 +117,10 @@ def _check_gang(job: JobView, new: Allocation) -> None:
         return
     if any(count < 1 for _, count in (*new.workers, *new.servers)):
         raise PolicyError(f"{job.id} is given {new}; every count must be positive")
+    if new == job.allocation:  # whoever stays as it is may hold what it would not be given
+        return
     _check_count(job.id, "workers", new.worker_count, job.job.worker)
-    if job.job.tier is Tier.RIGID and new != job.allocation and new.worker_count != job.job.worker.requested:
+    if job.job.tier is Tier.RIGID and new.worker_count != job.job.worker.requested:
         raise PolicyError(f"{job.id} is rigid, asks for {job.job.worker.requested} workers and gets {new}")
     if job.job.server is not None:
         _check_count(job.id, "parameter servers", new.server_count, job.job.server)

@@ -23,10 +23,16 @@ def split_batch(limits: BatchLimits, total: int, workers: int) -> BatchChoice:
         passes = max(passes, 2)
     if not limits.accumulation:
         passes = 1
-    atomic = min(ceil(local / passes - CEIL_TOLERANCE), limits.max // (workers * passes))
-    if atomic < 1:
+    atomic = ceil(local / passes - CEIL_TOLERANCE)
+    return within_largest(limits, BatchChoice(atomic, passes - 1), workers)
+
+
+def within_largest(limits: BatchLimits, choice: BatchChoice, workers: int) -> BatchChoice:
+    """The same with fewer passes or examples where rounding up took the total above the largest batch."""
+    passes = min(choice.accumulation + 1, limits.max // workers)
+    if passes < 1:
         raise InputError(
             f"{workers} workers cannot share a batch of at most {limits.max} examples.",
             remedy="Ask for fewer workers, or allow a larger batch.",
         )
-    return BatchChoice(atomic, passes - 1)
+    return BatchChoice(min(choice.atomic, limits.max // (workers * passes)), passes - 1)

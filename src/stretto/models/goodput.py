@@ -89,10 +89,6 @@ class GoodputTable:
         triple = (one, np.array([nodes]), np.array([workers]))
         return float(self._goodput(*triple, atomic, np.array([[passes]]))[0, 0])
 
-    def most_workers(self) -> Ints:
-        """Workers beyond which even the smallest batch per worker exceeds the largest total, a job each."""
-        return np.asarray(self._highest // self._per_gpu_min, dtype=np.int64)
-
     def _best(self, job: Ints, nodes: Ints, workers: Ints) -> tuple[Floats, Ints, Ints]:
         local = self._local_batches(job, workers)
         passes = self._passes(job, workers, local)

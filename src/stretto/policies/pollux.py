@@ -32,9 +32,9 @@ from stretto.allocate.board import Placement
 from stretto.allocate.solver import Contender, Solution, solve
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, Reason, ReasonCode
-from stretto.core.job import Tier
+from stretto.core.job import Job, Tier
 from stretto.core.units import counted
-from stretto.models.batch import split_batch
+from stretto.models.batch import split_batch, within_largest
 from stretto.models.goodput import GoodputTable, Ints, JobModel
 from stretto.models.speed import Floats
 from stretto.policies.base import ClusterView, JobView, Memory
@@ -45,6 +45,8 @@ from stretto.policies.pollux_words import why_batch, why_waits
 
 FLOOR = 1e-3
 """Added to every speedup: a job without GPUs counts as this."""
+NEARLY_ZERO_P = 1e-6
+"""p that is nearer to 0 counts as 0: the powers differ by less than floats can tell."""
 LEXIMIN_P = -100.0
 """Stands in for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
 ALIKE = 0.005
@@ -119,7 +121,7 @@ class Pollux:
 
     def _most_believed(self, job: JobView) -> int:
         """More workers than this would stretch a job's model too far."""
-        return max(int(self.explore * job.belief.max_workers_seen), 1)
+        return max(int(min(self.explore * job.belief.max_workers_seen, 1e9)), 1)
 
     def _why(
         self, job: JobView, chosen: Mapping[str, Allocation], shares: Mapping[str, float], gpus: int
@@ -179,10 +181,10 @@ class Speedups:
         self.fair_gpus = max(math.ceil(gpus / count), 1)
         self.scale = len(view.nodes) / gpus if gpus else 1.0
         self._row, self._table = _table(view)
-        self.most_workers = np.full(len(view.jobs), np.iinfo(np.int64).max)
+        self.most_workers = np.array([_most_workers(job.job) for job in view.jobs], dtype=np.int64)
+        """Workers beyond which even the smallest batch per worker exceeds the largest total, a job each."""
         known = self._row >= 0
         rows = self._row[known]
-        self.most_workers[known] = self._table.most_workers()[rows]
         fair = np.clip(self.most_workers[known], 1, self.fair_gpus)
         self._fair_goodput = np.full(len(view.jobs), np.nan)
         fair_goodput = self._table.best(rows, np.ones_like(rows), fair).goodput
@@ -244,10 +246,8 @@ class Speedups:
                 smallest = max(limits.initial, limits.per_gpu_min * workers)
                 choices.append(split_batch(limits, smallest, workers))
                 continue
-            choice = table.choice(position)
+            choices.append(within_largest(limits, table.choice(position), workers))
             position += 1
-            most = limits.max // (workers * (choice.accumulation + 1))
-            choices.append(BatchChoice(min(choice.atomic, most), choice.accumulation))
         return choices
 
 
@@ -256,7 +256,7 @@ class _Values:
 
     def __init__(self, speedups: Speedups, p: float) -> None:
         self._speedups = speedups
-        self._p = max(p, LEXIMIN_P)
+        self._p = 0.0 if abs(p) < NEARLY_ZERO_P else max(p, LEXIMIN_P)
         self.nothing = self._worth(np.zeros(len(speedups.held)))
         nodes = np.array([len(held) for held in speedups.held], dtype=np.int64)
         gpus = np.array([sum(count for _, count in held) for held in speedups.held], dtype=np.int64)
@@ -279,7 +279,7 @@ def power_mean(values: Floats, p: float) -> float:
     """(mean v^p)^(1/p), with its limits at 0 and -inf."""
     if p == -math.inf:
         return float(values.min())
-    if p == 0:
+    if abs(p) < NEARLY_ZERO_P:
         return float(np.exp(np.log(values).mean()))
     smallest = values.min()
     return float(smallest * ((values / smallest) ** p).mean() ** (1.0 / p))
@@ -309,6 +309,11 @@ def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:
             row[index] = len(models)
             models.append(JobModel(speed, job.belief.noise, job.job.batch, job.job.tier))
     return row, GoodputTable(models)
+
+
+def _most_workers(job: Job) -> int:
+    largest = job.batch.max if job.tier is Tier.ADAPTIVE else job.batch.requested
+    return largest // job.batch.per_gpu_min
 
 
 def _held(view: ClusterView) -> list[Placement]:

@@ -143,7 +143,13 @@ class _Packing:
         pinned = job.allocation and not job.job.preemptible
         if pinned or job.job.tier is Tier.RIGID:
             return None
-        return next_bundle(held_gang(held), requested_gang(job.job))
+        has, least = held_gang(held), smallest_gang(job.job)
+        more = next_bundle(has, requested_gang(job.job))
+        if more is None:
+            return None
+        return Gang(
+            max(more.workers, least.workers - has.workers), max(more.servers, least.servers - has.servers)
+        )
 
     def _place(self, job: Job, bundle: Gang, node_id: str) -> Allocation | None:
         if self._free.fits(node_id, bundle.needs(job)):
