@@ -8,6 +8,7 @@ from typing import Any
 
 from stretto.app import jobs_example
 from stretto.app.real_work import Entry, RealWork, check_command, find_entry
+from stretto.app.run_folder import NAME_RULE, is_folder_name
 from stretto.app.study_cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
 from stretto.app.study_fields import Fields
 from stretto.app.study_file import MOST_EPOCHS, parse_toml, read_text
@@ -197,8 +198,8 @@ def _check_bounds(spec: JobSpec, described: Described) -> None:
 
 def _job(fields: Fields, path: Path) -> JobSpec:
     name = fields.text("name")
-    if name in {".", ".."} or "/" in name or len(name) > 100:
-        raise fields.wrong("name", "a name for a folder: no slashes, 100 characters at most")
+    if not is_folder_name(name):
+        raise fields.wrong("name", f"a name for a job: {NAME_RULE}", "Give a shorter one without slashes.")
     config = _config(fields)
     gpus = fields.table("gpus", ("min", "max"), {})
     least = gpus.whole("min", 1, at_most=MOST_SLOTS)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import reprlib
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,22 @@ Tables = dict[str, Any]
 
 Kind = Literal["tune", "run"]
 """The command that a run was begun by."""
+
+
+MOST_NAME_CHARACTERS = 100
+MOST_NAME_BYTES = 200
+"""In UTF-8. File systems allow 255, and names of files are made of it."""
+NAME_RULE = (
+    f"it names a folder, so it has no slashes and at most {MOST_NAME_CHARACTERS} characters, "
+    f"of {MOST_NAME_BYTES} bytes together"
+)
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether every file system takes it for a folder of ours."""
+    if name in {"", ".", ".."} or "/" in name or not name.isprintable():
+        return False
+    return len(name) <= MOST_NAME_CHARACTERS and len(name.encode()) <= MOST_NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,10 +264,10 @@ def first_nodes(folder: RunFolder) -> tuple[Node, ...] | None:
 
 def run_folder(name: str, runs: Path = RUNS) -> RunFolder:
     """The folder of a run that is begun or resumed under this name."""
-    if name in {"", ".", ".."} or "/" in name or "\0" in name or not name.isprintable() or len(name) > 100:
+    if not is_folder_name(name):
         raise InputError(
-            f"{name!r} cannot be the name of a run, which is a folder.",
-            remedy="Give a --name without slashes, of at most 100 characters.",
+            f"{reprlib.repr(name)} cannot be the name of a run: {NAME_RULE}.",
+            remedy="Give a --name that is.",
         )
     return RunFolder(runs / name)
 

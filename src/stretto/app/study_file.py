@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import tomllib
 from dataclasses import dataclass, replace
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ EXAMPLE_STUDY = study_example.TEXT
 BUILT_IN_CURVES = "builtin:resnet"
 
 SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "ray", "profile", "world")
+MOST_DEPTH = 30
+LONGEST_KEY = 100
 STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler", "entry", "command", "checkpoints")
 HALVING_KEYS = ("rungs", "min_epochs", "eta", "max_epochs")
 LIMITS_KEYS = ("deadline", "budget_usd", "q")
@@ -143,7 +147,7 @@ def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
         raise InputError(
             f"is not TOML: {error}.", where=str(path), remedy=f"`stretto init {what}` writes an example."
         ) from error
-    _check_whole_numbers(tables, str(path))
+    _check_values(tables, str(path))
     return tables
 
 
@@ -190,7 +194,7 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
         raise InputError(
             "is a file of jobs, not a study.", where=file, remedy=f"`stretto run {file}` runs them."
         )
-    _check_whole_numbers(tables, file)
+    _check_values(tables, file)
     sections = Fields(tables, SECTIONS, file=file, name="")
     fields = sections.table("study", STUDY_KEYS)
     rented = _rented(sections)
@@ -258,17 +262,41 @@ def _delays(rented: Fields | None) -> tuple[SpreadBelief, SpreadBelief]:
     return read_spread(rented, "queue_s", at_once), read_spread(rented, "init_s", at_once)
 
 
-def _check_whole_numbers(tables: dict[str, Any], file: str) -> None:
-    """TOML's whole numbers have 64 bits, though Python reads longer ones."""
-    to_see: list[Any] = [tables]
+def _check_values(tables: dict[str, Any], file: str) -> None:
+    """InputError that names the key for values that could not be written down and read again the same."""
+    to_see: list[tuple[str, int, Any]] = [("", 0, tables)]
     while to_see:
-        value = to_see.pop()
-        if isinstance(value, dict | list):
-            to_see.extend(value.values() if isinstance(value, dict) else value)
-        elif isinstance(value, int) and value.bit_length() > 63:
+        key, depth, value = to_see.pop()
+        if depth > MOST_DEPTH:
             raise InputError(
-                f"a whole number has {value.bit_length()} bits.", where=file, remedy="TOML's have 64 at most."
+                f"lists and tables are nested more than {MOST_DEPTH} deep.",
+                where=f"{file}: {key[:LONGEST_KEY]}",
+                remedy="Write it flat.",
             )
+        if isinstance(value, dict):
+            to_see.extend((f"{key}.{name}" if key else name, depth + 1, one) for name, one in value.items())
+        elif isinstance(value, list):
+            to_see.extend((f"{key}[{index}]", depth + 1, one) for index, one in enumerate(value))
+        elif (wrong := _unusable(value)) is not None:
+            problem, remedy = wrong
+            raise InputError(problem, where=f"{file}: {key[:LONGEST_KEY]}", remedy=remedy)
+
+
+def _unusable(value: object) -> tuple[str, str] | None:
+    """What is wrong with a single value, and the remedy."""
+    match value:
+        case bool():
+            return None
+        case int() if value.bit_length() > 63:
+            return f"a whole number has {value.bit_length()} bits.", "TOML's have 64 at most."
+        case float() if not math.isfinite(value):
+            return f"{value} is not a finite number.", "Give a number such as 0.1."
+        case str() if "\0" in value:
+            return f"{reprlib.repr(value)} has a NUL character.", "Leave it out."
+        case date() | time():
+            return f"{value} is a date or time.", f'Write it as a text: "{value}".'
+        case _:
+            return None
 
 
 def _study(fields: Fields, halving: Fields) -> Study:
