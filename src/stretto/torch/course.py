@@ -56,6 +56,11 @@ class Course:
         self._epoch_began_s: float | None = None
 
     @property
+    def loop(self) -> int:
+        """Which of the epoch's loops over a loader is going on, or was last."""
+        return self._loop
+
+    @property
     def epoch_s(self) -> float | None:
         """Since the present epoch began; None once it was interrupted."""
         return None if self._epoch_began_s is None else time.monotonic() - self._epoch_began_s

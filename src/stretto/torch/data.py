@@ -212,6 +212,14 @@ class ElasticLoader:
         self._after = after
         self._drawn: tuple[int, Sequence[int]] | None = None
         """The pass that is under way, and its order."""
+        self._is_open = False
+        """A loop is going on."""
+        self._iterations = 0
+        """Of this loop, those that are over."""
+        self._joined_late = False
+        """This loop was going on when this worker came."""
+        self.asked_length = False
+        """Somebody has asked for the length within this loop."""
         self._cut = _Cut()
         self._generator = torch.Generator()  # else the user's own draws would be disturbed
         self._batches: DataLoader[Any] = DataLoader(
@@ -234,14 +242,24 @@ class ElasticLoader:
         return whole + (rest > 0 and not self.source.drop_last)
 
     def __len__(self) -> int:
-        """Iterations of a whole pass as things stand: a step in several passes takes as many."""
+        """Iterations of a whole pass as things stand: a step in several passes takes as many.
+
+        For a worker that joined amid a pass, in that pass, those that it makes itself: its index begins at 0.
+        """
+        self.asked_length |= self._is_open
+        if self._is_open and self._joined_late:
+            return self._iterations + self._iterations_of(self.source.examples - self.position.examples)
+        return self._iterations_of(self.source.examples)
+
+    def _iterations_of(self, examples: int) -> int:
         usual, fewer = self._usual(self.source), []
-        left = self.source.examples % usual.total
+        steps, left = divmod(examples, usual.total)
         if left and not self.source.drop_last:
-            last_two = min(left + usual.total, self.source.examples)
+            steps += 1
+            last_two = min(left + usual.total, examples)
             first = self._next_step(usual.total, last_two)
             fewer = [size for size in (first, last_two - first) if 0 < size < usual.total]
-        return (self.steps - len(fewer)) * usual.passes + sum(_for_fewer(usual, n).passes for n in fewer)
+        return (steps - len(fewer)) * usual.passes + sum(_for_fewer(usual, n).passes for n in fewer)
 
     @property
     def left(self) -> int:
@@ -252,6 +270,8 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         if not self._before(self):
             return
+        self._is_open, self.asked_length = True, False
+        self._iterations, self._joined_late = 0, self.position.examples > 0
         try:
             while not self._is_over(self):
                 if self.left == 0:
@@ -260,6 +280,7 @@ class ElasticLoader:
                         return
                 yield from self._stretch()
         finally:
+            self._is_open = False
             self._after()
 
     def next_pass(self) -> None:
@@ -276,6 +297,7 @@ class ElasticLoader:
                 self._lay_out(layout)
             self._turn.share = share
             yield batch
+            self._iterations += 1
             if share.last:
                 self.position.examples += share.step_examples
                 changed = self._after_step(self)

@@ -17,16 +17,17 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
 from stretto.torch.course import Course, Loop
-from stretto.torch.data import Source
+from stretto.torch.data import ElasticLoader, Source
 from stretto.torch.device import backend_for, own_device
 from stretto.torch.fingerprint import Watch
 from stretto.torch.foreign import refuse_wrappers_of
-from stretto.torch.group import Code, Group, Order
+from stretto.torch.group import ENDS_GROUP, Code, Group, Order
 from stretto.torch.keeper import Keeper, Keeping
 from stretto.torch.kept import KeptValues
 from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
 from stretto.torch.meter import SpeedMeter
 from stretto.torch.pack import pack, unpack
+from stretto.torch.rhythm import Cadence
 from stretto.torch.session import Departure, Session
 from stretto.torch.stepper import Stepper
 from stretto.torch.steps import Counting, StepLoop
@@ -40,6 +41,8 @@ _FIRST_REPORT_S = 1.0
 _LOOK_S = 0.05
 """About so often a group looks whether it is to do something else."""
 _MOST_STEPS_BETWEEN_LOOKS = 50
+_MOST_BATCHES_TO_WAIT = 128
+"""So long saving and parking wait for a moment where code that counts batches itself can go on from."""
 _TIMED_STEPS = 16
 """So many steps tell how long one takes; of the first two dozen of a size as many are ordinary ones."""
 
@@ -90,6 +93,13 @@ class Engine:
         self._stepped = False
         """Whether a prepared optimizer was ever told to step, by whoever trained so far."""
         self._finish_epoch = False
+        self._cadence = Cadence()
+        self._trail = 0
+        """Stands for which optimizers stepped in which batches since the group formed."""
+        self._postponed: Order | None = None
+        """What ends this group where newcomers can join."""
+        self._waited = 0
+        """Batches since that was agreed on, or a checkpoint was due."""
         self._described = False
         self._announcements: list[str] = []
         """Notices about what was prepared, until there is a leader to give them."""
@@ -180,6 +190,7 @@ class Engine:
 
     def _formed(self, form: Form) -> None:
         self._watch.regrouped()
+        self._trail = self._waited = 0
         self._arrange()
         if self.group.is_leader:
             self.session.send(Formed(form.generation))
@@ -321,6 +332,12 @@ class Engine:
         self.batching.use(loader.source, adapts=self.course.counts)
         self._in_loop = self._loop_is_open = self.course.find_place(loader)
         self._arrange()
+        if self._in_loop:
+            self._cadence.begin(self.course.epoch, self.course.loop)
+            self._stepped = self._stepped or bool(self.turn.told)
+            self.turn.told.clear()
+            for stepper in self.steppers:
+                stepper.begin_loop()
         return self._in_loop
 
     def _describe(self, source: Source) -> None:
@@ -355,8 +372,7 @@ class Engine:
     def after_step(self, loader: Loop) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
         self._batches += 1
-        self._stepped = self._stepped or bool(self.turn.told)
-        self.turn.told.clear()
+        self._beat(loader)
         self.turn.step += 1
         if self.turn.is_updated or loader is self.step_loop or not self.steppers:
             self.turn.updates += 1
@@ -375,13 +391,63 @@ class Engine:
             # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
             # may need what a loop sets. The end of the epoch is near.
             self._loop_is_open = False
+            self._cadence.end()
             self.end_loop()
             if self.group.world > 1:
                 self.group.spread(self.luggage.buffers(), self.device)  # all evaluate with the same
             return False
-        order = self.group.agree(self._wish)
-        self._tend()
+        order = self._order_here(loader)
+        self._tend(loader)
         return self._obey(order)
+
+    def _beat(self, loader: Loop) -> None:
+        """Take note of who stepped with this batch, and whose gradients wait for a later one."""
+        steps, waits = 0, False
+        for place, stepper in enumerate(self.steppers):
+            told = id(stepper.optimizer) in self.turn.told
+            steps |= told << place
+            waits |= stepper.beat(told=told)
+        self.turn.told.clear()
+        self._stepped = self._stepped or bool(steps)
+        by_hand = waits and not steps and isinstance(loader, ElasticLoader)
+        if by_hand and (self.turn.layout.passes > 1 or self.course.counts):
+            raise InputError(
+                "a batch came to its end without optimizer.step(), so gradients are accumulated by hand, and "
+                "with adaptive=True or per_worker_batch a batch may be made in several passes.",
+                remedy="Step with every batch: per_worker_batch alone splits a large one; a GradScaler that "
+                "may skip steps is given to run.prepare, too.",
+            )
+        asked_length = isinstance(loader, ElasticLoader) and loader.asked_length
+        self._cadence.beat(steps, len(self.steppers), waits=waits, asked_length=asked_length)
+        self._trail = (self._trail * 31 + steps + 1) % (1 << 61)
+
+    def _order_here(self, loader: Loop) -> Order | None:
+        """What is agreed on, where that can be obeyed: a newcomer's count of batches begins at 0."""
+        if self._postponed is None:
+            if not self._cadence.steps_always:
+                self.group.check_every = 1
+            order = self.group.agree(self._wish, trail=self._trail)
+            if order is None or order.code not in ENDS_GROUP or self._may_join(loader):
+                return order
+            self._postponed, self._waited = order, 0
+            return None
+        self._waited += 1
+        too_long = self._waited >= _MOST_BATCHES_TO_WAIT
+        if self._may_join(loader) or (too_long and self._postponed.code is Code.PARK):
+            order, self._postponed = self._postponed, None
+            return order
+        if self._waited == _MOST_BATCHES_TO_WAIT and self.group.is_leader:
+            self.note(
+                "workers change at the end of the epoch, as the code does not step with every batch, nor in "
+                "a pattern that a newcomer could follow from its beginning."
+            )
+        return None
+
+    def _may_join(self, loader: Loop) -> bool:
+        """Steps that the run counts itself have the same numbers everywhere."""
+        if not isinstance(loader, ElasticLoader):
+            return True
+        return self._cadence.may_join(lambda: loader.steps)
 
     def _wish(self) -> Order | None:
         order = self.session.wish()
@@ -421,9 +487,20 @@ class Engine:
             if self.group.is_leader and task is not None and task.waits_for_ack:
                 self.session.wait_for_ack(self.course.epoch)
             self._save_if_due()
-            self._obey(self.group.agree(self._wish, at_once=True))
+            self._obey(self._order_between_epochs())
         if self._finish_epoch:
             self._park()
+
+    def _order_between_epochs(self) -> Order | None:
+        """A group that was to change by the epoch before does so now, wherever its code's own counts are."""
+        postponed, self._postponed = self._postponed, None
+        if postponed is not None:
+            return postponed
+        order = self.group.agree(self._wish, at_once=True, trail=self._trail)
+        if order is None or order.code is not Code.REGROUP or self._cadence.may_join_between_epochs:
+            return order
+        self._postponed, self._waited = order, 0
+        return None
 
     def _hear_leader(self) -> None:
         """Whoever leads next must know the best score; and newcomers, whether all leave now."""
@@ -515,14 +592,19 @@ class Engine:
             )
         )
 
-    def _tend(self) -> None:
+    def _tend(self, loader: Loop) -> None:
         """What rank 0 does now and then."""
         if not self.group.is_leader:
             return
         now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_after_s:
             self._report()
-        self._save_if_due()
+        if self._keeper.is_due and self._postponed is None:
+            self._waited += 1
+            fits = self._cadence.steps_always or self._may_join(loader)
+            if fits or self._waited >= _MOST_BATCHES_TO_WAIT:
+                self._waited = 0
+                self._save_if_due()
 
     def _save_if_due(self) -> None:
         if self.group.is_leader and self._keeper.is_due:
@@ -576,6 +658,8 @@ class Engine:
             "best": self._keeper.best,
             "batching": self.batching.state_dict(),
             "noise": [stepper.noise.state_dict() if stepper.noise else None for stepper in self.steppers],
+            "gradients": [stepper.gradients() for stepper in self.steppers],
+            "cadence": self._cadence.state(),
             "chance": chance_state(),
             **self.course.state(),
             **self.luggage.state(),
@@ -600,4 +684,8 @@ class Engine:
         for stepper, noise in zip(self.steppers, state["noise"], strict=True):
             if stepper.noise is not None and noise is not None:
                 stepper.noise.load_state_dict(noise)
+        for stepper, gradients in zip(self.steppers, state.get("gradients", ()), strict=False):
+            stepper.take_gradients(gradients)
+        if "cadence" in state:
+            self._cadence.restore(state["cadence"])
         restore_chance(state["chance"])

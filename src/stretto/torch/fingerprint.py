@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.core.errors import InputError
-from stretto.torch.group import Group
+from stretto.torch.group import DivergedError, Group
 from stretto.torch.pack import as_bytes
 from stretto.torch.stepper import Stepper
 from stretto.torch.turn import Turn
@@ -56,10 +55,6 @@ _OWN_CHANGE = (
 Value = float | str | None | tuple[Any, ...]
 Names = Callable[[], dict[int, str]]
 """Of parameters, by id."""
-
-
-class DivergedError(InputError):
-    """Workers of one run hold different models, or are about to: trying again would repeat it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class PeerLostError(Exception):
     """A worker of the group is gone; the others cannot go on without it."""
 
 
+class DivergedError(InputError):
+    """Workers of one run hold different models, or are about to: trying again would repeat it."""
+
+
 class Code(IntEnum):
     """What a group can agree to do."""
 
@@ -57,7 +61,7 @@ class Order:
     """BATCH: passes added before each step."""
 
 
-_ENDS_GROUP = frozenset({Code.REGROUP, Code.PARK})
+ENDS_GROUP = frozenset({Code.REGROUP, Code.PARK})
 
 
 def waited(work: Any) -> None:
@@ -108,7 +112,7 @@ class Group:
         self._made = False
         """Whether the process group is ours, not one that the script has made and may use on."""
         self._control: Any = None
-        self._pending: tuple[Tensor, Any] | None = None
+        self._pending: tuple[Tensor, Any, int] | None = None
         self._boundaries_left = 0
         self.check_every = 1
         """Rank 0's choice: boundaries between two looks at what is wanted."""
@@ -173,7 +177,7 @@ class Group:
 
     def leave(self) -> None:
         with suppress(PeerLostError):
-            self._take()
+            self._take(compare=False)
         self._boundaries_left = 0
         self._control = None
         if self._made and dist.is_initialized():
@@ -271,10 +275,13 @@ class Group:
         for tensor, piece in zip(tensors, together.split([one.numel() for one in pieces]), strict=True):
             tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
-    def agree(self, wish: Callable[[], Order | None], *, at_once: bool = False) -> Order | None:
+    def agree(
+        self, wish: Callable[[], Order | None], *, at_once: bool = False, trail: int = 0
+    ) -> Order | None:
         """What all workers do now. Everybody asks at the same boundaries; rank 0's `wish` decides.
 
         The wish travels while the next steps are computed and holds a look later, or, `at_once`, now.
+        `trail` stands for the steps made so far: DivergedError if it is not rank 0's.
         """
         if self.world == 1:
             return wish()
@@ -282,32 +289,41 @@ class Group:
         if self._boundaries_left > 0 and not at_once:
             return None
         agreed = self._take()
-        if agreed is not None and agreed.code in _ENDS_GROUP:
+        if agreed is not None and agreed.code in ENDS_GROUP:
             return agreed
         if at_once and agreed is not None:
             return agreed
         # What is wished for before an order is obeyed would be for the group as it was.
-        self._send(wish if agreed is None else _nothing)
+        self._send(wish if agreed is None else _nothing, trail)
         if at_once:
             return self._take()
         return agreed
 
-    def _send(self, wish: Callable[[], Order | None]) -> None:
+    def _send(self, wish: Callable[[], Order | None], trail: int) -> None:
         order = (wish() if self.is_leader else None) or Order(Code.NOTHING)
-        note = torch.tensor([order.code, order.first, order.second, self.check_every], dtype=torch.int64)
+        numbers = [order.code, order.first, order.second, self.check_every, trail]
+        note = torch.tensor(numbers, dtype=torch.int64)
         try:
             work = dist.broadcast(note, src=0, group=self._control, async_op=True)
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
-        self._pending = (note, work)
+        self._pending = (note, work, trail)
 
-    def _take(self) -> Order | None:
+    def _take(self, *, compare: bool = True) -> Order | None:
         if self._pending is None:
             return None
-        note, work = self._pending
+        note, work, own_trail = self._pending
         self._pending = None
         waited(work)
-        code, first, second, self._boundaries_left = (int(value) for value in note)
+        code, first, second, self._boundaries_left, trail = (int(value) for value in note)
+        if compare and trail != own_trail:
+            raise DivergedError(
+                f"worker {self.rank} called optimizer.step() in other batches than worker 0, so they no "
+                "longer hold the same model: code that counts batches itself begins at 0 in a worker that "
+                "joins later.",
+                remedy="Count with run.step, which is the same on all workers; or step with every batch, "
+                "and let per_worker_batch of run.prepare split large ones.",
+            )
         return None if code == Code.NOTHING else Order(Code(code), first, second)
 
     def share(

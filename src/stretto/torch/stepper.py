@@ -43,6 +43,10 @@ class Stepper:
         self.reducer = Reducer(self.parameters, turn, group)
         self._step = optimizer.step
         self._is_released = False
+        self.waits = False
+        """Gradients came that the optimizer was not told to step with yet."""
+        self._probed: list[torch.nn.Parameter] = []
+        self._seen: list[tuple[int, int] | None] = []
 
         @functools.wraps(self._step)
         def step(_: Optimizer, *args: Any, **options: Any) -> Any:
@@ -59,6 +63,36 @@ class Stepper:
         self._initial_batch, self._rule, self._scaler = initial_batch, rule, scaler
         self.noise = NoiseEstimator(self.optimizer, initial_batch)
         self.reducer.watch(self)
+
+    def begin_loop(self) -> None:
+        """Gradients that are there now are not those of the loop."""
+        trained = [one for one in self.parameters() if one.requires_grad]
+        self._probed = [*trained[:2], *trained[2:][-2:]]
+        self._seen = self._probe()
+
+    def beat(self, *, told: bool) -> bool:
+        """A batch is done: whether it has left gradients that wait for a step."""
+        seen, self._seen = self._seen, self._probe()
+        came = not told and self._seen != seen and any(one is not None for one in self._seen)
+        self.waits = not told and (came or self.waits)
+        return came
+
+    def _probe(self) -> list[tuple[int, int] | None]:
+        """Changes with every gradient that is added to a few of the parameters."""
+        gradients = [parameter.grad for parameter in self._probed]
+        return [None if one is None else (id(one), one._version) for one in gradients]  # noqa: SLF001
+
+    def gradients(self) -> dict[int, Tensor] | None:
+        """Those that wait for a step, by the places of their parameters."""
+        if not self.waits:
+            return None
+        return {place: one.grad for place, one in enumerate(self.parameters()) if one.grad is not None}
+
+    def take_gradients(self, saved: dict[int, Tensor] | None) -> None:
+        self.waits = saved is not None
+        parameters = self.parameters()
+        for place, gradient in (saved or {}).items():
+            parameters[place].grad = gradient.to(parameters[place].device, copy=True)
 
     def sample(self) -> NoiseSample | None:
         """What batch sizes and learning rates may depend on."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from stretto.core.errors import StrettoError
 from stretto.core.private_files import make_private_folder, open_private
 from stretto.torch.entry import load_entry
-from stretto.torch.fingerprint import DivergedError
-from stretto.torch.group import PeerLostError
+from stretto.torch.group import DivergedError, PeerLostError
 from stretto.torch.luggage import seed_chance
 from stretto.torch.run import Run
 from stretto.torch.session import GRACE_S, Controlled, Departure
