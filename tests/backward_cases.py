@@ -108,10 +108,11 @@ def own_accumulation(run: Run, how: Share) -> list[float]:
     done = -1
     for x in batches(run, model, optimizer, **how):
         model(x).square().mean().backward()
-        step = run._engine.turn.step
+        step = run._engine.turn.step  # which goes on where run.step_is_complete
+        assert run.step_is_complete is run._engine.turn.share.last
         if step % 2:
             optimizer.step()
-            if run._engine.turn.share.last:
+            if run.step_is_complete:
                 optimizer.zero_grad()
         done = step
     assert done % 2

@@ -1,4 +1,7 @@
-"""A training script for tests with two elastic loops an epoch, which writes down the examples of each."""
+"""Training scripts for tests whose loops are not the plain one, and which write down what they see.
+
+`train` has two elastic loops an epoch; `accumulate` steps with every fourth batch, by hand.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +56,61 @@ def train(config: dict[str, Any], run: Run) -> None:
                     optimizer.step()
                 time.sleep(0.01)
         run.report(loss=1.0)
+
+
+ACCUMULATED = 4
+"""Batches of a step: an epoch has ten, so the last two are left over."""
+
+
+def steps_now(form: str, index: int, counter: int, length: int) -> bool:
+    """Whether the optimizer steps with this batch."""
+    match form:
+        case "first":
+            return index % ACCUMULATED == 0
+        case "last" | "length":
+            return (index + 1) % ACCUMULATED == 0 or index + 1 == length
+        case "counter":
+            return counter % ACCUMULATED == 0
+    return (index + 1) % ACCUMULATED == 0
+
+
+def regression() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(TRAINED, 6, generator=generator)
+    return x, x.square().sum(1, keepdim=True) + 0.1 * torch.randn(TRAINED, 1, generator=generator)
+
+
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Tanh(), torch.nn.Linear(12, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+def write_down(config: dict[str, Any], *values: Any) -> None:
+    with Path(config["seen"]).open("a") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def accumulate(config: dict[str, Any], run: Run) -> None:
+    torch.set_num_threads(1)
+    x, y = regression()
+    model, optimizer = model_and_optimizer()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    data = TensorDataset(x, y, torch.arange(TRAINED))
+    loader = DataLoader(data, batch_size=24, shuffle=True)
+    model, optimizer, scheduler, loader = run.prepare(model, optimizer, scheduler, loader)
+    form, counter, length = config["form"], 0, len(loader)
+    for epoch in run.epochs(config["epochs"]):
+        counter += run.rank * config.get("ahead", 0)
+        for index, (a, b, numbers) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(a), b)
+            torch.autograd.backward(loss / ACCUMULATED if form == "divided" else loss)
+            counter += 1
+            if steps_now(form, index, counter, len(loader) if form == "last" else length):
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            write_down(config, epoch, "train", run.workers, numbers.tolist())
+            time.sleep(config.get("nap_s", 0.0))
+        with torch.no_grad():
+            run.report(loss=torch.nn.functional.mse_loss(model(x), y).item())

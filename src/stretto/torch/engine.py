@@ -100,6 +100,8 @@ class Engine:
         """What ends this group where newcomers can join."""
         self._waited = 0
         """Batches since that was agreed on, or a checkpoint was due."""
+        self._epochs_waited = 0
+        """Ends of epochs since that was agreed on."""
         self._described = False
         self._announcements: list[str] = []
         """Notices about what was prepared, until there is a leader to give them."""
@@ -410,12 +412,14 @@ class Engine:
         self.turn.told.clear()
         self._stepped = self._stepped or bool(steps)
         by_hand = waits and not steps and isinstance(loader, ElasticLoader)
-        if by_hand and (self.turn.layout.passes > 1 or self.course.counts):
+        split = self.turn.layout.passes > 1 and not self.turn.is_asked
+        if by_hand and (split or self.course.counts):
             raise InputError(
                 "a batch came to its end without optimizer.step(), so gradients are accumulated by hand, and "
                 "with adaptive=True or per_worker_batch a batch may be made in several passes.",
-                remedy="Step with every batch: per_worker_batch alone splits a large one; a GradScaler that "
-                "may skip steps is given to run.prepare, too.",
+                remedy="Step with every batch: per_worker_batch alone splits a large one; or leave "
+                "adaptive=True out and count batches where run.step_is_complete. A GradScaler is given to "
+                "run.prepare, too.",
             )
         asked_length = isinstance(loader, ElasticLoader) and loader.asked_length
         self._cadence.beat(steps, len(self.steppers), waits=waits, asked_length=asked_length)
@@ -429,7 +433,7 @@ class Engine:
             order = self.group.agree(self._wish, trail=self._trail)
             if order is None or order.code not in ENDS_GROUP or self._may_join(loader):
                 return order
-            self._postponed, self._waited = order, 0
+            self._postponed, self._waited, self._epochs_waited = order, 0, 0
             return None
         self._waited += 1
         too_long = self._waited >= _MOST_BATCHES_TO_WAIT
@@ -492,14 +496,18 @@ class Engine:
             self._park()
 
     def _order_between_epochs(self) -> Order | None:
-        """A group that was to change by the epoch before does so now, wherever its code's own counts are."""
-        postponed, self._postponed = self._postponed, None
-        if postponed is not None:
-            return postponed
-        order = self.group.agree(self._wish, at_once=True, trail=self._trail)
-        if order is None or order.code is not Code.REGROUP or self._cadence.may_join_between_epochs:
+        """What is agreed on, where that can be obeyed; what has waited for a whole epoch is obeyed anyway."""
+        order, self._postponed = self._postponed, None
+        if order is None:
+            order = self.group.agree(self._wish, at_once=True, trail=self._trail)
+            self._epochs_waited = self._waited = 0
+        if order is None or order.code is not Code.REGROUP:
             return order
-        self._postponed, self._waited = order, 0
+        self._epochs_waited += 1
+        if self._cadence.may_join_between_epochs or self._epochs_waited > 2:
+            self._epochs_waited = 0
+            return order
+        self._postponed = order
         return None
 
     def _hear_leader(self) -> None:

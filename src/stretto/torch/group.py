@@ -321,8 +321,8 @@ class Group:
                 f"worker {self.rank} called optimizer.step() in other batches than worker 0, so they no "
                 "longer hold the same model: code that counts batches itself begins at 0 in a worker that "
                 "joins later.",
-                remedy="Count with run.step, which is the same on all workers; or step with every batch, "
-                "and let per_worker_batch of run.prepare split large ones.",
+                remedy="Step with every batch, and let per_worker_batch of run.prepare split large ones; "
+                "keep counters with run.keep().",
             )
         return None if code == Code.NOTHING else Order(Code(code), first, second)
 

@@ -105,6 +105,7 @@ class Run:
     @property
     def step_is_complete(self) -> bool:
         """Whether this pass is the last of its step: `backward()` shows gradients, and `step()` steps."""
+        self._engine.turn.is_asked = True
         return self._engine.turn.share.last
 
     @property

@@ -90,6 +90,8 @@ class Turn:
     """Steps in which an optimizer stepped, or that `run.steps` counted, before this one."""
     is_updated: bool = False
     """Whether an optimizer has stepped since the last step was over."""
+    is_asked: bool = False
+    """The code asks which passes complete a step, so it need not take each for one."""
     refusal: InputError | None = None
     """Why no optimizer may step any more."""
     backward: Backward = field(default_factory=Backward)

@@ -1,0 +1,232 @@
+"""Code that does not step with every batch: where newcomers join it, and what they get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+import loops_train
+from stretto.core.errors import InputError
+from stretto.torch import Run
+from stretto.torch.group import Code, DivergedError, Group, MeetingPlace
+from stretto.torch.rhythm import Cadence, Rhythm
+from stretto.wire.messages import Failed, Finished, Left, Park
+from torch_gang import Cradle, Gang
+
+EPOCHS = 5
+FORMS = ("index", "divided", "last", "length", "counter", "first")
+
+
+@pytest.fixture(scope="module")
+def cradle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cradle]:
+    entry = f"{Path(loops_train.__file__)}:accumulate"
+    with Cradle(entry, tmp_path_factory.mktemp("cradle")) as cradle:
+        yield cradle
+
+
+def losses(gang: Gang) -> list[float]:
+    ends = gang.epoch_ends()
+    return [ends[epoch].values["loss"] for epoch in sorted(ends)]
+
+
+def undisturbed(folder: Path, form: str) -> list[float]:
+    """What one worker reaches, by hand."""
+    reported: list[float] = []
+
+    class Told(Run):
+        def report(self, **values: float) -> None:
+            reported.append(values["loss"])
+
+    folder.mkdir()
+    config = {"form": form, "epochs": EPOCHS, "seen": str(folder / "seen")}
+    loops_train.accumulate(config, Told(seed=1))
+    return reported
+
+
+def assert_seen_once(seen: Path) -> set[int]:
+    lines = [json.loads(line) for line in seen.read_text().splitlines()]
+    for epoch in range(EPOCHS):
+        got = [one for at, _, _, some in lines for one in some if at == epoch]
+        assert sorted(got) == list(range(loops_train.TRAINED)), epoch
+    return {workers for _, _, workers, _ in lines}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_accumulated_by_hand_survive_resizes(cradle: Cradle, tmp_path: Path, form: str) -> None:
+    config = {"form": form, "epochs": EPOCHS, "seen": str(tmp_path / "seen"), "nap_s": 0.01}
+    with Gang(cradle, tmp_path / "a", config=config) as gang:
+        gang.spawn("w0")
+        gang.spawn("w1")
+        gang.form("w0")
+        gang.form("w0", "w1")
+        gang.spawn("w2")
+        gang.form("w1", "w2")
+        last = "w1"
+        if form != "counter":  # which nobody keeps when the run is left
+            gang.tell("w1", Park())
+            assert gang.wait("w1", Left).saved
+            gang.trained.clear()
+            gang.spawn("w3")
+            gang.form("w3")
+            last = "w3"
+        gang.wait(last, Finished)
+        assert losses(gang) == pytest.approx(undisturbed(tmp_path / "alone", form), rel=1e-5)
+    assert assert_seen_once(tmp_path / "seen") == {1, 2}
+
+
+def test_workers_that_step_with_other_batches_stop_and_say_so(cradle: Cradle, tmp_path: Path) -> None:
+    """One worker counts two batches more."""
+    config = {"form": "counter", "epochs": 50, "seen": str(tmp_path / "seen"), "ahead": 2}
+    with Gang(cradle, tmp_path / "a", config=config) as gang:
+        gang.spawn("w0")
+        gang.spawn("w1")
+        gang.form("w0", "w1")
+        failed = gang.wait("w1", Failed)
+        assert failed.final
+        assert "run.keep" in failed.traceback
+
+
+def test_steps_with_other_batches_are_told_from_those_of_the_leader() -> None:
+    group = Group(MeetingPlace())
+    group._pending = (torch.tensor([Code.NOTHING, 0, 0, 3, 77]), SimpleNamespace(wait=lambda: None), 77)
+    assert group._take() is None
+    group._pending = (torch.tensor([Code.NOTHING, 0, 0, 3, 77]), SimpleNamespace(wait=lambda: None), 78)
+    with pytest.raises(DivergedError, match=r"in other batches than worker 0.*Step with every batch"):
+        group._take()
+
+
+# The pattern of steps
+
+
+def beats(pattern: str, times: int) -> list[int]:
+    return [int(one) for one in pattern] * times
+
+
+@given(st.integers(1, 40), st.integers(0, 39))
+def test_a_pattern_is_known_once_it_came_twice(length: int, place: int) -> None:
+    pattern = [0] * length
+    pattern[place % length] = 1
+    rhythm, anew = Rhythm(), []
+    for count, steps in enumerate(pattern * 4, start=1):
+        rhythm.beat(steps, needed=1)
+        if rhythm.begins_anew:
+            anew.append(count)
+    assert anew == [2 * length, 3 * length, 4 * length]
+    assert rhythm.is_plain is (length == 1)
+
+
+def test_a_pattern_has_every_optimizer_in_it() -> None:
+    """The second one steps with every third batch."""
+    rhythm, anew = Rhythm(), []
+    for count, steps in enumerate([1, 1, 3] * 3, start=1):
+        rhythm.beat(steps, needed=3)
+        if rhythm.begins_anew:
+            anew.append(count)
+    assert anew == [6, 9]
+
+
+def test_a_step_that_was_skipped_is_an_exception() -> None:
+    rhythm = Rhythm()
+    for steps in beats("1111011", 1):
+        rhythm.beat(steps, needed=1)
+    assert rhythm.is_broken
+    assert not rhythm.begins_anew
+    for steps in beats("1", 20):
+        rhythm.beat(steps, needed=1)
+    assert rhythm.is_plain
+
+
+def joins(epochs: list[str], *, length: int, asks: bool = False) -> list[tuple[int, int]]:
+    """Epochs and batches after which a newcomer may join; batch 0 is the end of an epoch."""
+    cadence, found = Cadence(), []
+    for epoch, pattern in enumerate(epochs):
+        cadence.begin(epoch, 0)
+        for count, steps in enumerate(beats(pattern, 1), start=1):
+            cadence.beat(steps, 1, waits=not steps, asked_length=asks)
+            again = Cadence()
+            again.restore(json.loads(json.dumps(cadence.state()), object_hook=_int_keys))
+            again.begin(epoch, 0)
+            assert again.state() == cadence.state()
+            if count < length and cadence.may_join(lambda: length):
+                found.append((epoch, count))
+        cadence.end()
+        if cadence.may_join_between_epochs:
+            found.append((epoch, 0))
+    return found
+
+
+def _int_keys(mapping: dict[str, Any]) -> dict[Any, Any]:
+    return {int(key) if key.isdigit() else key: one for key, one in mapping.items()}
+
+
+def test_plain_code_is_joined_anywhere() -> None:
+    assert joins(["1111", "1111"], length=4) == [(0, 2), (0, 3), (0, 0), (1, 1), (1, 2), (1, 3), (1, 0)]
+
+
+def test_an_index_that_divides_the_epoch_is_joined_at_its_multiples() -> None:
+    assert joins(["01010101"], length=8) == [(0, 4), (0, 6), (0, 0)]
+
+
+def test_what_is_left_over_is_waited_for_once() -> None:
+    """Whether the last batch steps, too, is not known at first, unless the code asks for the length."""
+    assert joins(["0101010", "0101010"], length=7) == [(1, 4), (1, 6), (1, 0)]
+    assert joins(["0101011", "0101011"], length=7) == [(0, 0), (1, 0)]
+    assert joins(["0101011", "0101011"], length=7, asks=True) == [
+        (0, 4),
+        (0, 6),
+        (0, 0),
+        (1, 4),
+        (1, 6),
+        (1, 0),
+    ]
+
+
+def test_a_counter_of_the_codes_own_is_joined_at_its_multiples() -> None:
+    assert joins(["01010", "10101", "01010"], length=5) == [(1, 1), (1, 3), (1, 0), (2, 2), (2, 4)]
+
+
+# Together with batches that are split
+
+
+@pytest.mark.parametrize("how", [{"adaptive": True}, {"per_worker_batch": (1, 4)}])
+def test_accumulating_by_hand_is_refused_where_batches_are_split(how: dict[str, Any]) -> None:
+    run, model = Run(), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.zeros(64, 1)), batch_size=8)
+    model, optimizer, loader = run.prepare(model, optimizer, loader, **how)
+
+    def train() -> None:
+        for _ in run.epochs(1):
+            for (x,) in loader:
+                model(x).mean().backward()
+
+    with pytest.raises(InputError, match="accumulated by hand"):
+        train()
+    assert run.step == 0
+
+
+def test_a_worker_that_joined_late_has_its_own_length() -> None:
+    run = Run()
+    loader = run.prepare(DataLoader(TensorDataset(torch.zeros(50, 1)), batch_size=8))
+    lengths = []
+    for epoch in run.epochs(2):
+        for _ in loader:
+            if epoch == 0 and loader.position.examples == 16:
+                state = run._engine.state()
+            lengths.append(len(loader))
+    assert set(lengths) == {7}
+    late = Run()
+    loader = late.prepare(DataLoader(TensorDataset(torch.zeros(50, 1)), batch_size=8))
+    late._engine._restore(state)
+    assert len(loader) == 7
+    seen = [[(i, len(loader)) for i, _ in enumerate(loader)] for _ in late.epochs(2)]
+    assert seen == [[(i, 5) for i in range(5)], [(i, 7) for i in range(7)]]
