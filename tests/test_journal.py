@@ -25,6 +25,7 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.journal.codec import decode, encode
+from stretto.journal.rows import checksum
 from stretto.journal.sqlite import SqliteJournal
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -155,11 +156,13 @@ def test_the_table_is_what_the_design_says(path: Path) -> None:
     journal = SqliteJournal(path, run="r")
     journal.append([finished(1.5)])
     with sqlite3.connect(path) as reader:  # reading along is allowed
-        rows = reader.execute("SELECT seq, t_s, kind, subject, schema, payload FROM event").fetchall()
+        rows = reader.execute("SELECT seq, t_s, kind, subject, schema, payload, crc FROM event").fetchall()
         mode = reader.execute("PRAGMA journal_mode").fetchone()
     reader.close()
     journal.close()
-    assert rows == [(1, 1.5, "job-finished", "a", 1, '{"t_s":1.5,"job_id":"a"}')]
+    payload = '{"t_s":1.5,"job_id":"a"}'
+    crc = checksum(0, (1, 1.5, b"job-finished", b"a", 2, payload.encode()))
+    assert rows == [(1, 1.5, "job-finished", "a", 2, payload, crc)]
     assert mode == ("wal",)
 
 
@@ -196,17 +199,17 @@ def test_the_journal_of_another_run_is_refused(path: Path) -> None:
 
 def test_another_schema_is_refused(path: Path) -> None:
     change(written(path), "PRAGMA user_version = 99")
-    refused(path, "schema 99; this version of Stretto reads schema 1")
+    refused(path, "schema 99; this version of Stretto reads schema 1 to 2")
 
 
 def test_an_event_of_another_schema_is_refused(path: Path) -> None:
     change(written(path), "UPDATE event SET schema = 7 WHERE seq = 3")
-    refused(path, "event 3 is of schema 7")
+    refused(path, "event 3 is not as it was written")
 
 
 def test_a_changed_event_is_refused(path: Path) -> None:
     change(written(path), "UPDATE event SET payload = '{' WHERE seq = 3")
-    refused(path, "event 3: a job-finished event does not read")
+    refused(path, "event 3 is not as it was written")
 
 
 def test_another_database_is_refused(path: Path) -> None:
@@ -231,7 +234,7 @@ def test_a_file_that_is_no_database_is_refused(path: Path, content: bytes) -> No
 def test_a_truncated_file_is_refused(path: Path, kept: float) -> None:
     content = written(path).read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
-    refused(path, "cannot be read as a journal")
+    refused(path, "cannot be read as a journal|event 142 is missing")
 
 
 def test_a_corrupt_file_is_refused(path: Path) -> None:

@@ -26,6 +26,7 @@ from stretto.app.tune import Prepared, elsewhere, finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
+from stretto.journal.rows import read_events
 from stretto.planning.forecast import Estimate
 from stretto.search.study import Direction, Study
 from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text
@@ -184,7 +185,8 @@ def test_the_plan_that_was_shown_is_the_one_that_is_followed(here: Path) -> None
     other = dataclasses.replace(planned, outcome=dataclasses.replace(planned.outcome, chosen=shown))
     expectation = dataclasses.replace(prepared.expectation, planned=other)
     start(dataclasses.replace(prepared, expectation=expectation), make=simulated)
-    decisions = (event for event in prepared.checked.folder.events() if isinstance(event, Decided))
+    events = read_events(prepared.checked.folder.journal, with_memory=True)
+    decisions = (event for event in events if isinstance(event, Decided))
     memory = next(decision.memory for decision in decisions if decision.memory is not None)
     nodes = [stage["nodes"] for stage in memory["course"]["stages"]]
     assert nodes == [stage.nodes for stage in shown.plan.stages]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.app.changes import Change, Changes
-from stretto.app.history import history_of
+from stretto.app.history import history_of, seen_by
 from stretto.app.real_board import NOT_STARTED, Board
 from stretto.app.real_deadline import is_at_deadline
 from stretto.app.real_result import run_outline
@@ -95,23 +95,23 @@ class Story:
 
 def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     """The story of a run, or of one job of it."""
-    events, spec = list(folder.events()), folder.begun_spec()
+    spec = folder.begun_spec()
     study = _study(folder, spec)
     if job_id is None:
         return Story(
             run=folder.name,
             job=None,
-            lines=tuple(cluster_lines(events, spec)),
-            jobs=tuple(_summaries(folder, events, study)),
+            lines=tuple(cluster_lines(folder.events(), spec)),
+            jobs=tuple(_summaries(folder, study)),
             is_study=spec.is_study,
         )
-    known = [event.job.id for event in events if isinstance(event, JobSubmitted)]
-    if job_id in known:
-        lines = tuple(job_lines(events, job_id, metrics_by_epoch(folder, job_id)))
-    elif study is not None and _is_of(study, job_id):
+    board = Board(study)
+    found = job_lines(seen_by(folder.events(), board), job_id, metrics_by_epoch(folder, job_id))
+    lines, known = tuple(found), list(board.jobs)
+    if job_id not in board.jobs and study is not None and _is_of(study, job_id):
         drawn = f"the run has come to {len(known)} of the study's {counted(study.trials, 'trial')}, not to it"
-        lines = (Line(events[-1].t_s if events else 0.0, job_id, NOT_STARTED, drawn),)
-    else:
+        lines = (Line(0.0 if board.last is None else board.last.t_s, job_id, NOT_STARTED, drawn),)
+    elif job_id not in board.jobs:
         raise InputError(
             f"the run {folder.name} has no job {job_id!r}.",
             remedy=f"It has {_few(known)}." if known else "It has none yet.",
@@ -308,11 +308,9 @@ def _configured(job: Job) -> str:
     return values or f"{job.work.epochs} epochs"
 
 
-def _summaries(folder: RunFolder, events: Iterable[Event], study: Study | None) -> Iterator[JobSummary]:
-    board, known = Board(study), list(events)
-    for event in known:
-        board.observe(event)
-    histories = history_of(known).jobs
+def _summaries(folder: RunFolder, study: Study | None) -> Iterator[JobSummary]:
+    board = Board(study)
+    histories = history_of(seen_by(folder.events(), board)).jobs
     for job_id, line in board.jobs.items():
         yield JobSummary(
             id=job_id,

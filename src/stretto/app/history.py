@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.cluster import Node
@@ -166,6 +167,21 @@ class History:
         seen = [replace(gap, end_s=min(gap.end_s, end_s)) for gap in self.gaps if gap.start_s < end_s]
         unseen = [Gap(self.end_s, end_s, self.stopped)] if dead and self.end_s < end_s else []
         return (*seen, *unseen)
+
+
+class Observer(Protocol):
+    """A fold over events."""
+
+    def observe(self, event: Event) -> None:
+        """Take note of what happened."""
+
+
+def seen_by(events: Iterable[Event], *observers: Observer) -> Iterator[Event]:
+    """The events, each of which these see first: several folds over one reading of a journal."""
+    for event in events:
+        for observer in observers:
+            observer.observe(event)
+        yield event
 
 
 def history_of(events: Iterable[Event], until_s: float = 0.0) -> History:

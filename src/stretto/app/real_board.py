@@ -111,6 +111,7 @@ class Board:
         self._study = study
         self.jobs: dict[str, JobLine] = {}
         self.now_s = 0.0
+        self.last: Event | None = None
         self.down_s = 0.0
         """How long, of that time, the run stood still between its sessions."""
         self._epochs: deque[tuple[float, int]] = deque(maxlen=LATELY)
@@ -119,6 +120,7 @@ class Board:
     def observe(self, event: Event) -> None:
         """Take note of what happened."""
         self.now_s = max(self.now_s, event.t_s)
+        self.last = event
         if isinstance(event, JobSubmitted):
             self.jobs[event.job.id] = JobLine(event.job)
         elif isinstance(event, RunPaused | RunResumed):

@@ -16,6 +16,7 @@ from stretto.core.resources import Resources
 from stretto.substrate.local_nodes import RentedSlots
 from stretto.substrate.local_slots import Slots
 from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.substrate.provision import noting_nodes
 
 MACHINE_NODE = "local"
 
@@ -92,16 +93,20 @@ class CommandSubstrate:
         return event
 
     def recover(self, history: Iterable[Event]) -> None:
-        events = list(history)
-        for event in events:
+        about_nodes: list[Event] = []
+        self._inner.recover(self._followed(noting_nodes(history, about_nodes)))
+        self._nodes.extend(self._rented.recall(about_nodes, self.now_s()))
+
+    def _followed(self, history: Iterable[Event]) -> Iterator[Event]:
+        """The same, as commands are told; who runs in the end is noted."""
+        for event in history:
             if isinstance(event, Decided):
                 for instruction in event.instructions:
                     self._last_number = max(self._last_number, instruction.number)
                     self._follow(instruction)
             elif isinstance(event, JobFinished | JobFailed):
                 self._running.discard(event.job_id)
-        self._inner.recover([_as_told(event) for event in events])
-        self._nodes.extend(self._rented.recall(events, self.now_s()))
+            yield _as_told(event)
 
     def finish_epochs(self) -> None:
         """Let every trial run to its next result, which is the end of its epoch, and park it there."""

@@ -86,9 +86,10 @@ def _move(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> Non
 
 def _rest(journal: SqliteJournal, spec: RunSpec, ending: EndedBy) -> Iterator[RunPaused]:
     """Nothing ran from its end to now, and nothing was rented."""
-    events = list(journal.events())
-    end_s = max(event.t_s for event in events)
-    if not isinstance(events[-1], RunPaused):
+    end_s, last = 0.0, None
+    for last in journal.events():
+        end_s = max(end_s, last.t_s)
+    if not isinstance(last, RunPaused):
         yield RunPaused(t_s=max(end_s, spec.deadline_s or 0.0) if ending is EndedBy.DEADLINE else end_s)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
+from stretto.app.history import seen_by
+from stretto.app.real_board import Board
 from stretto.app.real_drive import wall_clock
 from stretto.app.real_site import Site
 from stretto.app.real_standing import holding
 from stretto.app.run_folder import RunFolder
 from stretto.app.study_file import Rented
 from stretto.core.errors import InputError, JournalError
-from stretto.core.events import RunPaused, RunResumed
+from stretto.core.events import Event, RunPaused, RunResumed
 from stretto.journal.sqlite import SqliteJournal
 from stretto.substrate.fleet_record import Record
-from stretto.substrate.provision import NodeFleet
+from stretto.substrate.provision import NodeFleet, noting_nodes
 
 
 def let_go_of_nodes(folder: RunFolder, site: Site, rented: Rented | None, started_at_s: float) -> None:
@@ -49,13 +51,14 @@ def _launched(folder: RunFolder, rented: Rented) -> Sequence[str]:
     """What may be up: there are files of what commands launched; the autoscaler leaves none."""
     if rented.nodes.launch:
         return [path.stem for path in sorted(folder.nodes.glob("*.json"))]
-    events = list(folder.events())
-    return () if not events or isinstance(events[-1], RunPaused) else Record.of(events).rented
+    board = Board()
+    record = Record.of(seen_by(folder.events(), board))
+    return () if board.last is None or isinstance(board.last, RunPaused) else record.rented
 
 
 def _let_go(fleet: NodeFleet, journal: SqliteJournal, now_s: float) -> None:
-    history = list(journal.events())
-    last_s = max((event.t_s for event in history), default=0.0)
+    history: list[Event] = []
+    last_s = max((event.t_s for event in noting_nodes(journal.events(), history)), default=0.0)
     t_s = max(now_s, last_s)
     with closing(fleet):
         journal.append([RunResumed(t_s=t_s, down_s=t_s - last_s)])

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stretto.app.history import Gap, history_of
+from stretto.app.history import Gap, history_of, seen_by
 from stretto.app.profile_file import read_profile
 from stretto.app.real_belief import belief_of
 from stretto.app.real_board import ENDED, NOT_STARTED, Board, JobLine, Phase
@@ -34,7 +34,6 @@ from stretto.core.job import Value
 from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
-from stretto.pricing.meter import CostMeter
 from stretto.substrate.process_command import own_folder
 from stretto.wire.checkpoint_meta import usable_checkpoints
 
@@ -222,17 +221,15 @@ def _damaged(folder: RunFolder, name: str) -> InputError:
 def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     """The summary of a run, over or not."""
     spec = folder.begun_spec()
-    events = list(folder.events())
     outline = run_outline(folder, spec)
     tuning = run_tuning(folder, outline, spec)
-    board = Board(tuning.study)
-    for event in events:
-        board.observe(event)
+    board, meter = Board(tuning.study), RunMeter(tuning, outline.machine.usd_per_slot_hour)
+    history = history_of(seen_by(folder.events(), board, meter))
     best = board.best()
-    standing = standing_of(folder, events) if ended_by is None else str(ended_by)
+    standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
-    finished_s = board.now_s if deadline_s is None else _ended_s(events, deadline_s)
-    history, plan = history_of(events), kept_expectation(folder)
+    finished_s = board.now_s if deadline_s is None else _ended_s(folder.events(), deadline_s)
+    plan = kept_expectation(folder)
     return TuneResult(
         run=folder.path,
         policy=spec.policy,
@@ -243,10 +240,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_metric=None if best is None else board.best_value(best),
         checkpoint=None if best is None else kept_checkpoint(folder, best),
         files=None if best is None else command_files(folder, best.job.id),
-        cost_usd=cost_usd(
-            RunMeter(tuning, outline.machine.usd_per_slot_hour), events, max(board.now_s, finished_s)
-        )
-        + measuring_usd(folder, spec.asked["study"]),
+        cost_usd=meter.cost_usd(max(board.now_s, finished_s)) + measuring_usd(folder, spec.asked["study"]),
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
@@ -270,14 +264,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
 def _ended_s(events: Iterable[Event], deadline_s: float) -> float:
     """When a run was over that its deadline ended; whoever took it up later only let go of its nodes."""
     driven = takewhile(lambda one: not isinstance(one, RunResumed) or one.t_s <= deadline_s, events)
-    return max([deadline_s, *(event.t_s for event in driven)])
-
-
-def cost_usd(meter: CostMeter, events: Iterable[Event], until_s: float) -> float:
-    """What nodes cost until then, by a meter that has seen nothing yet."""
-    for event in events:
-        meter.observe(event)
-    return meter.cost_usd(until_s)
+    return max(deadline_s, max((event.t_s for event in driven), default=0.0))
 
 
 def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> TrialResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,11 +32,11 @@ class Standing(StrEnum):
     """Killed: nobody drives it any more, and nobody said so."""
 
 
-def standing_of(folder: RunFolder, events: Sequence[Event]) -> Standing:
-    """Where a run that is not over stands after these events."""
+def standing_of(folder: RunFolder, last: Event | None) -> Standing:
+    """Where a run that is not over stands after its last event, if it has any."""
     if is_going_on(folder):
         return Standing.GOING_ON
-    return Standing.STOPPED if events and isinstance(events[-1], RunPaused) else Standing.INTERRUPTED
+    return Standing.STOPPED if isinstance(last, RunPaused) else Standing.INTERRUPTED
 
 
 def state_of(phase: Phase, standing: str) -> str:

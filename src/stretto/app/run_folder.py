@@ -19,7 +19,6 @@ import dataclasses
 import hashlib
 import json
 import reprlib
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +29,12 @@ import msgspec
 from stretto.app.real_store import claim
 from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
-from stretto.core.errors import InputError, JournalError
+from stretto.core.errors import InputError
 from stretto.core.events import Event, RunStarted
 from stretto.core.plain_json import UnreadableError, read_json
 from stretto.core.private_files import make_private_folder, write_private
-from stretto.journal.codec import decode
+from stretto.core.units import format_duration
+from stretto.journal.rows import Damage, find_damage, read_events
 
 RUNS = Path("runs")
 """Where runs are kept unless another folder is named."""
@@ -227,22 +227,25 @@ class RunFolder:
         write_private(self.path / f"{name}.json", text.encode())
 
     def events(self) -> Iterator[Event]:
-        """Everything journaled so far, also while the run goes on."""
-        if not self.journal.is_file():
-            return
-        try:
-            # Nobody writes to a journal without a write-ahead log; reading it then leaves no files behind.
-            resting = not self.journal.with_name(self.journal.name + "-wal").exists()
-            how = "mode=ro&immutable=1" if resting else "mode=ro"
-            connection = sqlite3.connect(f"{self.journal.absolute().as_uri()}?{how}", uri=True)
-            try:
-                rows = connection.execute("SELECT kind, payload FROM event ORDER BY seq").fetchall()
-            finally:
-                connection.close()
-        except sqlite3.Error as error:
-            raise JournalError(f"{self.journal} cannot be read as a journal ({error}).") from error
-        for kind, payload in rows:
-            yield decode(kind, payload)
+        """Everything journaled so far, also while the run goes on; of a damaged journal what is before that.
+
+        Decisions come without the memory of their policy.
+        """
+        return read_events(self.journal)
+
+    def damage(self) -> str:
+        """What is missing of a damaged journal, in a sentence; empty if it is whole."""
+        damage = find_damage(self.journal)
+        return "" if damage is None else damage_text(self, damage)
+
+
+def damage_text(folder: RunFolder, damage: Damage) -> str:
+    """What is wrong with a run's journal, and what is left of it."""
+    left = f"what is known of the run ends at {format_duration(damage.until_s)}, before that"
+    if not damage.events:
+        left = "nothing is known of the run"
+    why = ", as the machine went down" if damage.machine_went_down else ""
+    return f"{folder.journal} is damaged: {damage.problem}{why}; {left}."
 
 
 def _checksum(tables: Tables) -> str:

@@ -23,14 +23,15 @@ from stretto.app.given_arguments import (
     given_text,
     given_whole,
 )
-from stretto.app.history import History, history_of
+from stretto.app.history import History, history_of, seen_by
 from stretto.app.jobs_file import JobsFile, complete, read_jobs
 from stretto.app.real_board import Board, JobLine, Phase
 from stretto.app.real_cost import own_meter
 from stretto.app.real_describe import Describe, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
 from stretto.app.real_lines import telling
-from stretto.app.real_result import command_files, cost_usd, damaged_checkpoints, kept_checkpoint, read_ending
+from stretto.app.real_mend import mend
+from stretto.app.real_result import command_files, damaged_checkpoints, kept_checkpoint, read_ending
 from stretto.app.real_shown import Metrics, metrics_after, metrics_by_epoch
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site, local_devices
 from stretto.app.real_standing import holding, standing_of, state_of
@@ -283,13 +284,15 @@ def run(
     seed: int = 0,
     retries: int = 2,
     tensorboard: bool = False,
+    yes: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Run the jobs of a file, or resume the run of this name, and say what came of it.
 
     They share this machine, or a Ray cluster: `on` is "local", "ray" or "ray:ADDRESS". Files go to
     `folder`/`name`, checkpoints also to `store`, a path or URL that fsspec knows. `progress`, such as
-    print, is called with a line of text for every change on the way.
+    print, is called with a line of text for every change on the way. `yes` lets a run whose journal is
+    damaged go on from before the damage.
 
     Ctrl-C or SIGTERM stops it with checkpoints saved, and then raises KeyboardInterrupt; the same call
     goes on with it.
@@ -314,6 +317,8 @@ def run(
     over = finished_run(checked)
     if over is not None:
         return over
+    if (mended := mend(checked.folder, yes=given_flag(yes, "yes"))) and tell is not None:
+        tell(mended)
     reported = partial(metrics_after, checked.folder)
     if tell is not None:
         with checked.site.opened() as site:
@@ -326,12 +331,9 @@ def run(
 def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     """The summary of a run of jobs, over or not."""
     spec = folder.begun_spec()
-    events = list(folder.events())
-    board = Board()
-    for event in events:
-        board.observe(event)
-    history = history_of(events)
-    standing = standing_of(folder, events) if ended_by is None else str(ended_by)
+    board, meter = Board(), own_meter(spec.usd_per_slot_hour)
+    history = history_of(seen_by(folder.events(), board, meter))
+    standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
     jobs = tuple(_job_result(folder, history, line, standing) for line in board.jobs.values())
     jcts = [job.jct_s for job in jobs if job.jct_s is not None]
     return RunResult(
@@ -341,7 +343,7 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
         finished_s=board.now_s,
         mean_jct_s=fmean(jcts) if jcts else None,
         gpu_hours=sum(job.gpu_hours for job in jobs),
-        cost_usd=cost_usd(own_meter(spec.usd_per_slot_hour), events, board.now_s),
+        cost_usd=meter.cost_usd(board.now_s),
         jobs=jobs,
         damaged=tuple(text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)),
     )

@@ -45,6 +45,7 @@ from stretto.app.real_extend import extend
 from stretto.app.real_guard import MetricGuard, Reserve
 from stretto.app.real_leftovers import let_go_of_nodes
 from stretto.app.real_lines import measuring_line, telling
+from stretto.app.real_mend import mend
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import (
     TuneResult,
@@ -233,6 +234,7 @@ def tune(
     retries: int = 2,
     tensorboard: bool = False,
     checkpoints: bool = False,
+    yes: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> TuneResult:
     """Tune a study, or resume the run of this name, and say what came of it.
@@ -242,7 +244,7 @@ def tune(
     "local", "ray" or "ray:ADDRESS". Files go to `folder`/`name`, checkpoints also to `store`, a path or URL
     that fsspec knows. `checkpoints` says that a command saves on SIGTERM and goes on from there; else a
     trial that is paused begins anew. `progress`, such as print, is called with a line of text for every
-    change on the way.
+    change on the way. `yes` lets a run whose journal is damaged go on from before the damage.
 
     Ctrl-C or SIGTERM stops it with checkpoints saved, and then raises KeyboardInterrupt; the same call
     goes on with it.
@@ -270,16 +272,18 @@ def tune(
             checkpoints=given_flag(checkpoints, "checkpoints"),
         )
     )
-    return _tuned(checked, given_progress(progress))
+    return _tuned(checked, given_progress(progress), yes=given_flag(yes, "yes"))
 
 
-def _tuned(checked: Checked, tell: Callable[[str], None] | None) -> TuneResult:
+def _tuned(checked: Checked, tell: Callable[[str], None] | None, *, yes: bool) -> TuneResult:
     """What `tune` does once it is known what to do."""
     if (moved := extend(checked)) and tell is not None:
         tell(f"{checked.folder.path}: {moved}.")
     over = finished(checked)
     if over is not None:
         return over
+    if (mended := mend(checked.folder, yes=yes)) and tell is not None:
+        tell(mended)
     with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
         if tell is not None:
             for note in site.notes:

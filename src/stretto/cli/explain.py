@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -39,21 +40,27 @@ def explain(
     Example: [bold]stretto explain resnet-cifar trial-003[/bold]
     """
     folder = find_run(run)
+    damage = folder.damage()
+    if damage:
+        print(damage, file=sys.stderr)
     story = _as_it_stands(explain_run(folder, job), folder)
     if as_json:
-        print(json.dumps(story.as_dict(), indent=2, allow_nan=False))
+        plain = story.as_dict() | ({"damage": damage} if damage else {})
+        print(json.dumps(plain, indent=2, allow_nan=False))
     else:
         print(story_text(story), end="")
 
 
 def _as_it_stands(story: Story, folder: RunFolder) -> Story:
     """How a run ended; what ran when it did, or was killed, does not run any more."""
-    events, ending = list(folder.events()), ending_of(folder)
-    standing = ending or standing_of(folder, events)
+    last, last_s = None, 0.0
+    for last in folder.events():
+        last_s = max(last_s, last.t_s)
+    ending = ending_of(folder)
+    standing = ending or standing_of(folder, last)
     jobs = tuple(dataclasses.replace(job, state=state_of(Phase(job.state), standing)) for job in story.jobs)
-    last_s = max((event.t_s for event in events), default=0.0)
     lines = story.lines
-    if standing is Standing.INTERRUPTED and events:
+    if standing is Standing.INTERRUPTED and last is not None:
         lines += (Line(last_s, "run", "interrupted", "nothing is known of it after this"),)
     elif ending in ENDS and (story.job is None or lines[-1].places):
         due_s = folder.begun_spec().deadline_s if ending is EndedBy.DEADLINE else None

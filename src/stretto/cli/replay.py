@@ -34,6 +34,8 @@ WORDS = {
 
 def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options, *, as_json: bool) -> None:
     """Simulate the run under every policy in a world of what it showed, and print what came of it."""
+    if damage := folder.damage():
+        print(damage, file=sys.stderr)
     if is_study(folder):
         _study(replay(folder, policies, options=options), folder, as_json=as_json)
         return

@@ -31,7 +31,11 @@ def report(
     """
     check_report(report)
     folder = find_run(run)
+    damage = folder.damage()
+    if damage:
+        print(damage, file=sys.stderr)
     text, plain = _summary(folder)
+    plain |= {"damage": damage} if damage else {}
     print(json.dumps(plain, indent=2, allow_nan=False) + "\n" if as_json else text, end="")
     if report is not None:
         write_run_page(report, folder)

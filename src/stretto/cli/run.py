@@ -13,6 +13,7 @@ import typer
 
 from stretto.app.real_board import Phase
 from stretto.app.real_drive import EndedBy
+from stretto.app.real_mend import mend
 from stretto.app.real_shown import metrics_after
 from stretto.app.real_site import LOCAL, local_devices
 from stretto.app.real_standing import holding
@@ -38,6 +39,8 @@ from stretto.policies.registry import check_policies, check_targets, parse_optio
 from stretto.pricing.instances import Instance
 from stretto.report.run_jobs_text import jobs_text
 
+YES = "Do not ask before money is spent, or a damaged journal is put aside."
+
 
 def run(
     jobs: Annotated[Path, typer.Argument(help="File of jobs; `stretto init jobs` writes one.")],
@@ -57,7 +60,7 @@ def run(
     seed: Seed = 0,
     store: Store = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run several jobs that share a machine or cluster: who gets how many workers, and which batch size.
@@ -90,6 +93,8 @@ def run(
         )
     )
     result = finished_run(checked) or _run(checked, yes=yes)
+    if damage := checked.folder.damage():
+        print(damage, file=sys.stderr)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
     else:
@@ -104,6 +109,7 @@ def run(
 
 
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
+    set_right(checked.folder, yes=yes)
     with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
         for note in site.notes:
             print(note, file=sys.stderr)
@@ -137,6 +143,17 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
 
 def _say_where(checked: CheckedRun) -> None:
     print(f"The run is in {checked.folder.path}.", file=sys.stderr, flush=True)
+
+
+def set_right(folder: RunFolder, *, yes: bool) -> None:
+    """Go on from before the damage of a journal, if it has any; where there is somebody to ask, they are."""
+    if done := mend(folder, yes=yes, ask=_confirms if sys.stdin.isatty() else None):
+        print(done, file=sys.stderr)
+
+
+def _confirms(said: str) -> bool:
+    print(said, file=sys.stderr)
+    return typer.confirm("Go on from there?", err=True)
 
 
 def agree(instance: Instance, *, yes: bool) -> None:

@@ -24,7 +24,7 @@ from stretto.cli.flags import AsJson, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
 from stretto.cli.progress import measuring
-from stretto.cli.run import agree, how_it_stopped, how_to_resume
+from stretto.cli.run import YES, agree, how_it_stopped, how_to_resume, set_right
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration, format_usd
@@ -67,7 +67,7 @@ def tune(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="The command saves on SIGTERM and goes on from there.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before money is spent.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tune a study: the best model by a deadline, or the cheapest way to be on time.
@@ -110,12 +110,15 @@ def tune(
     if moved := extend(checked):
         print(f"{checked.folder.path}: {moved}.", file=sys.stderr)
     result = finished(checked) or _run(checked, yes=yes, as_json=as_json)
+    if damage := checked.folder.damage():
+        print(damage, file=sys.stderr)
     _show(checked, result, as_json=as_json)
     if not result.succeeded:
         raise typer.Exit(1)
 
 
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
+    set_right(checked.folder, yes=yes)
     with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
         for note in checked.notes(site):
             print(note, file=sys.stderr)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from stretto.control.instruct import check, instructions_for
@@ -94,14 +95,15 @@ class Controller:
         """How long each decision of this process took, fits and tables included."""
 
         identity = _identity(policy, settings, nodes)
-        history = list(journal.events())
-        for event in history:
+        known, last_s = 0, 0.0
+        for event in journal.events():
             if isinstance(event, RunStarted):
                 _check_identity(event.identity, identity)
             self._fold(event)
-        if history:
-            self._record_resumption(max(event.t_s for event in history))
-            substrate.recover(history)  # what it tells is later than that
+            known, last_s = known + 1, max(last_s, event.t_s)
+        if known:
+            self._record_resumption(last_s)
+            substrate.recover(islice(journal.events(), known))  # what it tells is later than that
         else:
             self._record([RunStarted(t_s=0.0, identity=identity, nodes=tuple(nodes))])
 

@@ -3,41 +3,95 @@
 JSON has no NaN and no infinity. An event that holds one is refused when it is written: a loss that is
 not a number is None by then (`LossPoint`), and anywhere else such a number is a mistake that a fold
 would only meet much later. A policy's memory must come back as it went in, so it is plain JSON data:
-lists rather than tuples, keys that are strings.
+lists rather than tuples, keys that are strings. It is written as what changed since the last decision.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
+from stretto.core.cluster import Wish
+from stretto.core.decision import Reason
 from stretto.core.errors import JournalError
 from stretto.core.events import EVENT_TYPES, Decided, Event
+from stretto.core.instructions import Instruction
+from stretto.journal.difference import changed, difference
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of what payloads look like; a change that older code would misread raises it."""
+WHOLE_MEMORY = 1
+"""The version in which every decision has its memory whole, and events have no checksum."""
+READ: Final = (WHOLE_MEMORY, SCHEMA)
 
-_TYPE_OF_KIND: dict[str, type[Event]] = {event_type.kind: event_type for event_type in EVENT_TYPES}
+
+class Unknown:
+    """Stands for a memory that is not known."""
+
+
+UNKNOWN: Final = Unknown()
+Before = Any
+"""The memory of the decision before, or UNKNOWN."""
 
 _write = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-def encode(event: Event) -> str:
-    """The event as one JSON object, without its kind."""
-    fields = _plain(event)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DecidedText:
+    """A decision as it is written: with its memory, with what changed of it, or, if nothing did, neither."""
+
+    t_s: float
+    policy: str
+    instructions: tuple[Instruction, ...]
+    reasons: dict[str, Reason]
+    memory: Any = msgspec.UNSET
+    change: Any = None
+    wake_at_s: float | None = None
+    wish: Wish | None = None
+
+
+_DECODER_OF_KIND: dict[str, msgspec.json.Decoder[Any]] = {
+    event_type.kind: msgspec.json.Decoder(_DecidedText if event_type is Decided else event_type)
+    for event_type in EVENT_TYPES
+}
+
+
+def encode(event: Event, before: Before = UNKNOWN) -> str:
+    """The event as one JSON object, without its kind; `before` is the memory of the decision before it."""
+    if isinstance(event, Decided):
+        return _encode_decision(event, before)
+    return _text(event, _plain(event, event))
+
+
+def decode(kind: str, payload: str | bytes, before: Before = UNKNOWN, *, with_memory: bool = True) -> Event:
+    """The event that `encode` turned into `payload`; without memory, decisions have none."""
+    decoder = _DECODER_OF_KIND.get(kind)
+    if decoder is None:
+        known = ", ".join(_DECODER_OF_KIND)
+        raise JournalError(f"{kind!r} is not a kind of event; there are {known}.")
     try:
-        text = _write(fields)
-    except ValueError as error:
-        odd = "; ".join(_non_finite(fields, "")) or str(error)
-        raise JournalError(
-            f"{_name(event)} cannot be journaled: {odd}. Numbers in events are finite. "
-            "Leave the number out, or use null, where it is made."
-        ) from error
-    if isinstance(event, Decided) and json.loads(text)["memory"] != event.memory:
+        found = decoder.decode(payload)
+        return _decision(found, before, with_memory) if isinstance(found, _DecidedText) else found
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise JournalError(f"a {kind} event does not read as one: {error}.") from error
+
+
+def _encode_decision(event: Decided, before: Before) -> str:
+    change = [event.memory] if before is UNKNOWN else difference(before, event.memory)
+    fields = _plain(event, dataclasses.replace(event, memory=None))
+    del fields["memory"]
+    if change is None:
+        return _text(event, fields)
+    key, value = ("memory", change[0]) if isinstance(change, list) else ("change", change)
+    fields[key] = _plain(event, value)
+    text = _text(event, fields)
+    if json.loads(text)[key] != value:
         raise JournalError(
             f"{_name(event)} cannot be journaled: its memory would come back changed. Memory is plain JSON "
             "data. Use lists instead of tuples, text as keys, and no objects."
@@ -45,21 +99,40 @@ def encode(event: Event) -> str:
     return text
 
 
-def decode(kind: str, payload: str) -> Event:
-    """The event that `encode` turned into `payload`."""
-    event_type = _TYPE_OF_KIND.get(kind)
-    if event_type is None:
-        known = ", ".join(_TYPE_OF_KIND)
-        raise JournalError(f"{kind!r} is not a kind of event; there are {known}.")
-    try:
-        return msgspec.convert(json.loads(payload), event_type)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise JournalError(f"a {kind} event does not read as one: {error}.") from error
+def _decision(found: _DecidedText, before: Before, with_memory: bool) -> Decided:
+    memory = None
+    if with_memory:
+        if found.memory is not msgspec.UNSET:
+            memory = found.memory
+        elif isinstance(before, Unknown):
+            raise ValueError("it tells what changed of a memory that is not known")
+        else:
+            memory = changed(before, found.change)
+    return Decided(
+        t_s=found.t_s,
+        policy=found.policy,
+        instructions=found.instructions,
+        reasons=found.reasons,
+        memory=memory,
+        wake_at_s=found.wake_at_s,
+        wish=found.wish,
+    )
 
 
-def _plain(event: Event) -> Any:
+def _text(event: Event, fields: Any) -> str:
     try:
-        return msgspec.to_builtins(event, enc_hook=_plain_number)
+        return _write(fields)
+    except ValueError as error:
+        odd = "; ".join(_non_finite(fields, "")) or str(error)
+        raise JournalError(
+            f"{_name(event)} cannot be journaled: {odd}. Numbers in events are finite. "
+            "Leave the number out, or use null, where it is made."
+        ) from error
+
+
+def _plain(event: Event, value: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, enc_hook=_plain_number)
     except TypeError as error:
         raise JournalError(
             f"{_name(event)} cannot be journaled: {error}. Events hold plain data. "

@@ -5,20 +5,31 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from stretto.core.errors import JournalError
-from stretto.core.events import Event
+from stretto.core.events import Decided, Event
 from stretto.core.file_lock import FileLock, LockedError
 from stretto.core.private_files import make_private_folder, open_private
-from stretto.journal.codec import SCHEMA, decode, encode
-
-_APPLICATION_ID = 0x53545254
-"""Marks an SQLite file as a journal of Stretto ("STRT")."""
+from stretto.journal.codec import SCHEMA, UNKNOWN, encode
+from stretto.journal.rows import (
+    ANOTHER_FILE,
+    APPLICATION_ID,
+    UNREADABLE,
+    DamagedError,
+    EndMark,
+    Row,
+    boot_id,
+    check_header,
+    checksum,
+    events_of,
+    read_rows,
+    whole_rows,
+)
 
 _CREATE = f"""
-PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA};
 CREATE TABLE run (name TEXT NOT NULL, started_utc TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
 CREATE TABLE event (
@@ -27,11 +38,11 @@ CREATE TABLE event (
     kind TEXT NOT NULL,
     subject TEXT NOT NULL,
     schema INTEGER NOT NULL,
-    payload TEXT NOT NULL
+    payload TEXT NOT NULL,
+    crc INTEGER NOT NULL
 );
 """
-
-_ANOTHER_FILE = "Name another file, or move this one away."
+_INSERT = "INSERT INTO event (seq, t_s, kind, subject, schema, payload, crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class SqliteJournal:
@@ -41,13 +52,18 @@ class SqliteJournal:
     with the process however that ends. Whatever SQLite tool may read along.
 
     Every event outlives the process, however that ends. If the machine itself goes down, the events of its
-    last moments may be missing: the file is whole up to some event, and the run goes on from there.
+    last moments may be missing: the file is whole up to some event, and the run goes on from there. A file
+    that is damaged is not continued; `cut` makes one of what is before the damage.
     """
 
     def __init__(self, path: Path, *, run: str, lock: FileLock | None = None) -> None:
         """`lock` is that of the file, where the caller has it already, and keeps it."""
         self._path = path
         self._lock = _lock(path) if lock is None else None
+        self._end_fd = -1
+        self._boot = boot_id()
+        self._memory: object = UNKNOWN
+        """Of the last decision that this process wrote."""
         try:
             if not path.exists():
                 _create(path, run)
@@ -56,7 +72,9 @@ class SqliteJournal:
             self._release()
             raise
         try:
-            self._check(run)
+            self._seq, self._crc = self._check(run)
+            self._end_fd = open_private(EndMark.path(path), os.O_WRONLY | os.O_CREAT)
+            self._mark()
         except BaseException:
             self.close()
             raise
@@ -66,63 +84,85 @@ class SqliteJournal:
         """When the run first started, on the wall clock: `2025-01-31 18:00:00`."""
         with _reading(self._path):
             (started,) = self._connection.execute("SELECT started_utc FROM run").fetchone()
-        return str(started)
+        return bytes(started).decode()
 
     def append(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        rows = [(event.t_s, event.kind, event.subject, SCHEMA, encode(event)) for event in events]
+        seq, crc, memory = self._seq, self._crc, self._memory
+        rows = []
+        for event in events:
+            seq += 1
+            payload, t_s = encode(event, memory), float(event.t_s)
+            columns = (seq, t_s, event.kind.encode(), event.subject.encode(), SCHEMA, payload.encode())
+            crc = checksum(crc, columns)
+            rows.append((seq, t_s, event.kind, event.subject, SCHEMA, payload, crc))
+            memory = event.memory if isinstance(event, Decided) else memory
         try:
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.executemany(
-                    "INSERT INTO event (t_s, kind, subject, schema, payload) VALUES (?, ?, ?, ?, ?)", rows
-                )
+                self._connection.executemany(_INSERT, rows)
         except sqlite3.Error as error:
             raise JournalError(
                 f"{self._path}: {len(rows)} events could not be written ({error}). A run goes on only with "
                 "its journal. See that the disk has room and is writable, then start the run again."
             ) from error
+        self._seq, self._crc, self._memory = seq, crc, memory
+        self._mark()
 
     def events(self) -> Iterator[Event]:
         with _reading(self._path):
-            rows = self._connection.execute("SELECT seq, kind, schema, payload FROM event ORDER BY seq")
-            for seq, kind, schema, payload in rows:
-                if schema != SCHEMA:
-                    raise JournalError(_other_schema(f"{self._path}: event {seq}", schema))
-                try:
-                    event = decode(kind, payload)
-                except JournalError as error:
-                    raise JournalError(
-                        f"{self._path}: event {seq}: {error} The file was changed from outside. "
-                        "Restore a copy, or start the run anew under another name."
-                    ) from error
-                yield event
+            yield from events_of(whole_rows(self._connection, self._path, None), with_memory=True)
 
     def close(self) -> None:
         self._connection.close()
+        if self._end_fd >= 0:
+            os.close(self._end_fd)
+            self._end_fd = -1
         self._release()
 
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 
-    def _check(self, run: str) -> None:
-        """Refuse whatever is not the journal of this run, whole and in this version's form."""
+    def _mark(self) -> None:
+        """Say beside the file which event is the last."""
+        try:
+            os.pwrite(self._end_fd, EndMark(self._seq, self._boot).text(), 0)
+        except OSError as error:
+            raise JournalError(
+                f"{EndMark.path(self._path)} cannot be written ({error.strerror}). It says where the journal "
+                "ends. See that the disk has room and is writable, then start the run again."
+            ) from error
+
+    def _check(self, run: str) -> tuple[int, int]:
+        """Refuse whatever is not the journal of this run, whole and in a form that can be read.
+
+        The number and the checksum of the last event.
+        """
         with _reading(self._path):
-            if self._pragma("application_id") != _APPLICATION_ID:
-                raise JournalError(f"{self._path} is not a journal, but some other database. {_ANOTHER_FILE}")
-            if (schema := self._pragma("user_version")) != SCHEMA:
-                raise JournalError(_other_schema(str(self._path), schema))
-            if (verdict := self._pragma("quick_check")) != "ok":
-                raise sqlite3.DatabaseError(verdict)
-            (name,) = self._connection.execute("SELECT name FROM run").fetchone()
-            if name != run:
+            self._connection.text_factory = bytes
+            with_checksums = check_header(self._connection, self._path)
+            found = self._connection.execute("SELECT name FROM run").fetchone()
+            if found is None or not isinstance(found[0], bytes):
+                raise sqlite3.DatabaseError("the name of its run is missing")
+            if found[0] != run.encode():
+                name = found[0].decode(errors="replace")
                 raise JournalError(
                     f"{self._path} is the journal of the run {name!r}, not of {run!r}. A journal belongs to "
                     "one run. Resume under that name, or name another file."
                 )
-            if (mode := self._pragma("journal_mode = WAL")) != "wal":
+            if not with_checksums:
+                self._add_checksums()
+            seq, crc = 0, 0
+            try:
+                mark = EndMark.read(self._path)
+                for row in whole_rows(self._connection, self._path, mark, thoroughly=True):
+                    seq, crc = row.seq, row.crc
+            except DamagedError as found_damage:
+                if not found_damage.damage.machine_went_down:
+                    raise
+            if (mode := self._pragma("journal_mode = WAL")) != b"wal":
                 raise JournalError(
                     f"{self._path}: the file system allows journal mode {mode!r} only, where WAL is needed. "
                     "Put the run's folder on a local disk."
@@ -130,22 +170,98 @@ class SqliteJournal:
             # NORMAL: a commit is with the kernel before the loop acts on it, and on the disk a little later.
             # FULL would add a wait for the disk to every event: half of the time of a study of short trials.
             self._connection.execute("PRAGMA synchronous = NORMAL")
+        return seq, crc
+
+    def _add_checksums(self) -> None:
+        """To the events that an earlier version wrote, as far as they can be read: all or none."""
+        for _ in events_of(whole_rows(self._connection, self._path, None), with_memory=False):
+            pass
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            crc, sums = 0, []
+            for row in whole_rows(self._connection, self._path, None):
+                crc = checksum(crc, row.columns)
+                sums.append((crc, row.seq))
+            self._connection.execute("ALTER TABLE event ADD COLUMN crc INTEGER NOT NULL DEFAULT 0")
+            self._connection.executemany("UPDATE event SET crc = ? WHERE seq = ?", sums)
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def _pragma(self, text: str) -> object:
         (value,) = self._connection.execute(f"PRAGMA {text}").fetchone()
         return value
 
 
+def cut(path: Path, run: str, *, lock: FileLock | None = None) -> Path:
+    """Put a damaged file aside and go on with what is before the damage; where the damaged one is now.
+
+    `lock` is that of the file, where the caller has it already.
+    """
+    taken = _lock(path) if lock is None else None
+    try:
+        kept = path.with_name(path.name + ".kept")
+        kept.unlink(missing_ok=True)
+        _create(kept, run)
+        with closing(sqlite3.connect(kept, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            try:
+                _copy(read_rows(path), connection)
+            finally:
+                connection.execute("COMMIT")
+        aside = _free_name(path)
+        for suffix in ("", "-wal", "-shm", ".end"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
+        kept.rename(path)
+        return aside
+    finally:
+        if taken is not None:
+            taken.release()
+
+
+def _copy(rows: Iterator[Row], connection: sqlite3.Connection) -> None:
+    """Whole rows, and readable ones, up to the damage."""
+    crc = 0
+    read = list[Row]()
+    try:
+        for _ in events_of(_each_into(read, rows), with_memory=False):
+            row = read.pop()
+            kind, subject, payload = row.kind.decode(), row.subject.decode(), row.payload.decode()
+            crc = checksum(crc, row.columns)
+            connection.execute(_INSERT, (row.seq, row.t_s, kind, subject, row.schema, payload, crc))
+    except DamagedError:
+        return
+
+
+def _each_into(read: list[Row], rows: Iterator[Row]) -> Iterator[Row]:
+    for row in rows:
+        read.append(row)
+        yield row
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return aside
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns what SQLite finds wrong with a file into a JournalError."""
+    """Turns what is found wrong with a file into a JournalError."""
     try:
         yield
-    except (sqlite3.Error, TypeError) as error:  # TypeError: a row that must be there is not
-        raise JournalError(
-            f"{path} cannot be read as a journal ({error}). A journal is a whole SQLite file that "
-            "nothing else writes to. Restore a copy, or move the file away and start the run anew."
-        ) from error
+    except DamagedError as error:
+        raise JournalError(_unreadable(path, error.damage.problem)) from error
+    except UNREADABLE as error:
+        raise JournalError(_unreadable(path, f"it cannot be read as a journal ({error})")) from error
+
+
+def _unreadable(path: Path, problem: str) -> str:
+    return (
+        f"{path} is damaged: {problem}. A journal is a whole SQLite file that nothing else writes to. "
+        "Restore a copy, or move the file away and start the run anew."
+    )
 
 
 def _lock(path: Path) -> FileLock:
@@ -155,7 +271,7 @@ def _lock(path: Path) -> FileLock:
         return FileLock(path.with_name(path.name + ".lock"))
     except OSError as error:
         raise JournalError(
-            f"{path} cannot be opened ({error}). A journal needs a folder it may write to. {_ANOTHER_FILE}"
+            f"{path} cannot be opened ({error}). A journal needs a folder it may write to. {ANOTHER_FILE}"
         ) from error
     except LockedError as error:
         raise JournalError(
@@ -194,14 +310,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     if not path.is_file() or path.stat().st_size == 0:
         raise JournalError(
             f"{path} is {'empty' if path.is_file() else 'not a file'}. A journal holds at least "
-            f"the name of its run. {_ANOTHER_FILE}"
+            f"the name of its run. {ANOTHER_FILE}"
         )
     with _reading(path):
         return sqlite3.connect(path, isolation_level=None)
-
-
-def _other_schema(what: str, schema: object) -> str:
-    return (
-        f"{what} is of schema {schema}; this version of Stretto reads schema {SCHEMA}. "
-        "Resume with the version that wrote it, or start the run anew under another name."
-    )

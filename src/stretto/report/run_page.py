@@ -61,6 +61,8 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
 
     page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(spec))
     page.heading(2, "Summary")
+    if damage := folder.damage():
+        page.text(damage)
     page.html(facts_html(_facts(result, study.name, spec)))
     page.html(table_html(trial_heading(study), [trial_row(trial) for trial in ranked(result, study)]))
     if any(job.results for job in history.jobs.values()):
@@ -90,6 +92,8 @@ def _jobs_html(folder: RunFolder) -> str:
     palette = Palette.of([result.policy], {job.job.application for job in history.jobs.values()})
     page = Page(title=f"{folder.name}: {result.policy}", lead=_lead(folder.begun_spec()))
     page.heading(2, "Summary")
+    if damage := folder.damage():
+        page.text(damage)
     page.html(facts_html(_job_facts(result, history)))
     page.html(table_html(*job_table(result.jobs)))
     page.heading(2, "Slots")

@@ -33,7 +33,7 @@ from stretto.substrate.gang_reports import Account, untold
 from stretto.substrate.gang_training import TrainingGang
 from stretto.substrate.process_command import Command
 from stretto.substrate.process_history import PastJob, fold
-from stretto.substrate.provision import Provisioner
+from stretto.substrate.provision import Provisioner, noting_nodes
 from stretto.wire.messages import Described, Task
 
 LOG = "stdout.log"
@@ -150,8 +150,8 @@ class ElasticSubstrate:
         The last wish is granted as far as it was not: whoever made it does not repeat it.
         Results that a job wrote to its metrics and nobody lived to record are told with its next report.
         """
-        events = list(history)
-        past = fold(events)
+        about_nodes: list[Event] = []
+        past = fold(noting_nodes(history, about_nodes))
         self._behind_s = max(past.last_s - self._clock(), 0.0)
         self._last_number = past.last_number
         for job in past.jobs.values():
@@ -162,7 +162,7 @@ class ElasticSubstrate:
                 self._instruct(
                     Instruction(past.last_number, Action.START, job.job.id, job.allocation, job.batch)
                 )
-        self._engine.post(lambda: self._tell_nodes(self._land.provisioner.recall(events, self.now_s())))
+        self._engine.post(lambda: self._tell_nodes(self._land.provisioner.recall(about_nodes, self.now_s())))
 
     def described(self, job_id: str) -> Described | None:
         """What a job's training code turned out to want, once it has said so."""

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
 
 from stretto.core.cluster import Wish
-from stretto.core.events import Event
+from stretto.core.events import (
+    Decided,
+    Event,
+    NodeAdded,
+    NodeDraining,
+    NodeLaunched,
+    NodeLost,
+    NodeRefused,
+    NodeReleased,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+)
+
+_ABOUT_NODES: Final = frozenset(
+    one.kind
+    for one in (
+        NodeAdded,
+        NodeDraining,
+        NodeLaunched,
+        NodeLost,
+        NodeRefused,
+        NodeReleased,
+        RunPaused,
+        RunResumed,
+        RunStarted,
+    )
+)
 
 
 class Provisioner(Protocol):
@@ -23,6 +50,14 @@ class Provisioner(Protocol):
 
     def close(self) -> None:
         """The run is over or paused: nothing may be left that costs and nobody uses."""
+
+
+def noting_nodes(history: Iterable[Event], noted: list[Event]) -> Iterator[Event]:
+    """The history; what a provisioner must know of it is noted on the way."""
+    for event in history:
+        if event.kind in _ABOUT_NODES or (isinstance(event, Decided) and event.wish is not None):
+            noted.append(event)
+        yield event
 
 
 class NodeFleet(Provisioner, Protocol):

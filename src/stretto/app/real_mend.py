@@ -1,0 +1,54 @@
+"""A run whose journal is damaged: it goes on from before the damage, if somebody agrees to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stretto.app.real_standing import holding
+from stretto.app.run_folder import RunFolder, damage_text
+from stretto.core.errors import InputError
+from stretto.core.units import counted, format_duration
+from stretto.journal.rows import Damage, find_damage
+from stretto.journal.sqlite import cut
+
+Ask = Callable[[str], bool]
+"""Whether somebody agrees to what is said."""
+
+
+def mend(folder: RunFolder, *, yes: bool, ask: Ask | None = None) -> str:
+    """Put a damaged journal aside and keep what is before the damage; what was done, empty if nothing was.
+
+    InputError unless that is agreed to: by `yes`, or by who is asked. Where the machine went down before the
+    last events were on its disk, there is nothing to put aside, and nobody is asked.
+    """
+    if not folder.is_begun:
+        return ""
+    with holding(folder) as lock:
+        damage = find_damage(folder.journal, thoroughly=True)
+        if damage is None:
+            return ""
+        if damage.machine_went_down:
+            return f"{damage_text(folder, damage)} Therefore {_goes_on(damage)}."
+        if not yes:
+            _be_sure(folder, damage, ask)
+        aside = cut(folder.journal, folder.name, lock=lock)
+    return f"{folder.journal} was damaged: {damage.problem}. It is kept as {aside.name}; {_goes_on(damage)}."
+
+
+def _be_sure(folder: RunFolder, damage: Damage, ask: Ask | None) -> None:
+    if ask is not None and ask(f"{damage_text(folder, damage)} If it is put aside, {_goes_on(damage)}."):
+        return
+    raise InputError(
+        f"is damaged: {damage.problem}.",
+        where=str(folder.journal),
+        remedy="Restore a copy. Or add --yes (in Python yes=True): then the damaged file is put aside, and "
+        f"{_goes_on(damage)}.",
+    )
+
+
+def _goes_on(damage: Damage) -> str:
+    """From where, in words."""
+    if not damage.events:
+        return "the run begins anew, with the checkpoints that its jobs have saved"
+    after = f"{counted(damage.events, 'event')}, at {format_duration(damage.until_s)}"
+    return f"the run goes on from after {after}, with the checkpoints that its jobs have saved"
