@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.replay import record_of, replay_study
+from stretto.app.replay import Extrapolated, Replayed, record_of, replay_study
 from stretto.app.replay_jobs import recorded_workload, replay_jobs
 from stretto.app.simulate import Setup, simulate
 from stretto.app.study_cluster import Machine, slots_offer
@@ -24,6 +24,7 @@ from stretto.core.events import Event, JobFailed, JobReported, NodeAdded
 from stretto.core.seeds import child_rng
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
+from stretto.report.run_text import elsewhere_text, replayed_json
 from stretto.search.study import Direction
 from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch, extended
 from stretto.worlds.synthetic import demo_workload
@@ -210,6 +211,85 @@ def test_a_trial_that_failed_has_no_number_from_there_on() -> None:
     assert record_of(study_file(NO_LIMITS), events, SEED).curves.trials[0].values[-1] is None
 
 
+def shown_in(events: list[Event]) -> set[float | None]:
+    return {one.value for event in events if isinstance(event, JobReported) for one in event.results}
+
+
+@pytest.mark.parametrize("policy", ["random", "hypersched", "asha"])
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_best_of_a_replay_was_really_shown(policy: str, direction: Direction) -> None:
+    """Trials stopped early are trained on by others, and then come only to a range."""
+    _, events = recorded("sha", TIGHT)
+    file = study_file(edited(NO_LIMITS, ('direction = "max"', f'direction = "{direction}"')))
+    study = file.tuning.study
+    (again,) = replay_study(file, events, [policy], seed=SEED)
+    best, extrapolated = again.result.best_metric, again.extrapolated
+    assert best in shown_in(events)
+    assert best is not None
+    if extrapolated is not None:
+        ends = (extrapolated.low, extrapolated.high)
+        assert ends == tuple(sorted(ends))
+        assert best == min(ends, key=study.score)
+        assert again.shares[Origin.RECORDED] < 1.0
+    if policy == "random" and direction is Direction.MAX:
+        assert extrapolated is not None, "it trains every trial to the end"
+
+
+def saturating(epochs: int, time: float) -> list[float]:
+    return [0.35 * (1.0 - math.exp(-epoch / time)) for epoch in range(1, epochs + 1)]
+
+
+@pytest.mark.parametrize("time", [1.0, 2.0, 4.0])
+def test_a_metric_that_has_saturated_stays_there(time: float) -> None:
+    assert max(extended(saturating(14, time), 60, Direction.MAX, 1.0)) == pytest.approx(0.35, abs=0.004)
+    losses = [1.0 - value for value in saturating(14, time)]
+    assert min(extended(losses, 60, Direction.MIN, 0.0)) == pytest.approx(0.65, abs=0.004)
+
+
+def curves_of(*trials: RecordedTrial, direction: Direction = Direction.MAX) -> RecordedCurves:
+    rows = tuple((("row", row),) for row in range(len(trials) + 1))
+    known = dict(enumerate(trials))
+    return RecordedCurves(name="it", metric="m", direction=direction, configs=rows, trials=known)
+
+
+@given(st.integers(6, 20), st.floats(0.5, 6.0), st.booleans())
+def test_the_range_holds_what_a_curve_comes_to(known: int, time: float, falling: bool) -> None:
+    direction = Direction.MIN if falling else Direction.MAX
+    truth = [1.0 - value if falling else value for value in saturating(60, time)]
+    curves = curves_of(RecordedTrial(tuple(truth[:known]), 1.0), direction=direction)
+    config = curves.configs[0]
+    assert curves.best_shown(config, 60) == truth[known - 1]
+    found = curves.best_range(config, 60)
+    assert found is not None
+    low, high = sorted(found)
+    assert low - 1e-9 <= truth[-1] <= high + 0.01
+    assert curves.best_range(config, known) == (truth[known - 1], truth[known - 1])
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30), st.integers(1, 60))
+def test_a_range_begins_with_what_was_shown_and_stays_possible(seen: list[float], epochs: int) -> None:
+    for direction, best in ((Direction.MAX, max), (Direction.MIN, min)):
+        curves = curves_of(RecordedTrial(tuple(seen), 1.0), direction=direction)
+        found = curves.best_range(curves.configs[0], epochs)
+        assert found is not None
+        assert found[0] == curves.best_shown(curves.configs[0], epochs) == best(seen[:epochs])
+        assert best(found) == found[1]
+        assert 0.0 <= found[1] <= 1.0
+
+
+def test_ranges_of_trials_that_show_little() -> None:
+    one, diverged = RecordedTrial((0.2,), 1.0), RecordedTrial((0.9, None), 1.0)
+    failed = RecordedTrial((0.3, 0.4, None), 1.0, failed=True)
+    curves = curves_of(one, diverged, failed)
+    of_one, of_diverged, of_failed, of_nobody = (curves.best_range(config, 8) for config in curves.configs)
+    assert of_one == (0.2, 0.4), "as far as others went"
+    assert of_diverged is None
+    assert of_failed == (0.4, 0.4), "it goes no further"
+    assert of_nobody == (0.2, 0.4)
+    assert [curves.best_shown(config, 8) for config in curves.configs] == [0.2, None, 0.4, None]
+    assert curves.best_shown(curves.configs[1], 1) == 0.9, "before it diverged"
+
+
 values = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=30)
 
 
@@ -361,12 +441,16 @@ def test_the_command_puts_the_run_beside_its_replays(stretto: StudyCommand, tmp_
     assert "asha, really" in out
     assert "| rubberband " in out
     assert "100%" in out
-    assert re.search(r"6 trials showed up to 8 of 8 epochs; what \d of them did not show is continued\.", err)
+    assert re.search(
+        r"6 trials showed up to 8 of 8 epochs; what \d of them did not show is extrapolated\.", err
+    )
     found = stretto.json("simulate", "--replay", "digits", "--policy", "asha")
     (again,) = found["runs"]
     assert again["best_metric"] == pytest.approx(found["actual"]["best_metric"], rel=0.01)
     assert again["finished_s"] == pytest.approx(found["actual"]["finished_s"], rel=0.1)
     assert again["shares"]["recorded"] > 0.8
+    assert set(again["extrapolated_best"] or {"low": 0, "high": 0}) == {"low", "high"}
+    assert "| might be" in out
 
 
 def test_nothing_is_continued_where_every_trial_came_to_its_end(
@@ -390,3 +474,32 @@ def test_the_command_refuses_what_does_not_go_together(stretto: StudyCommand, tm
     assert "--nodes" in stretto.refused("simulate", "--replay", "digits", "--nodes", 3)
     assert "--deadline" in stretto.refused("simulate", "--replay", "digits", "--deadline", "3m")
     assert "there is no run 'other'" in stretto.refused("simulate", "--replay", "other")
+
+
+@pytest.mark.parametrize(
+    ("best", "extrapolated", "said"),
+    [
+        (0.35, None, "asha would have reached 0.35 in 1m 30s (a replay)"),
+        (
+            0.34,
+            Extrapolated(0.34, 0.36),
+            "asha would have reached 0.34, or 0.3400-0.3600 (extrapolated), in 1m",
+        ),
+        (
+            None,
+            Extrapolated(0.1, 0.2),
+            "reached nothing that was recorded, or 0.1000-0.2000 (extrapolated), in",
+        ),
+    ],
+)
+def test_a_summary_tells_what_was_recorded_from_what_was_not(
+    best: float | None, extrapolated: Extrapolated | None, said: str
+) -> None:
+    result = replace(run("asha", NO_LIMITS).result, policy="asha", best_metric=best, finished_s=90.0)
+    seen = 1.0 if extrapolated is None else 0.5
+    shares = {Origin.RECORDED: seen, Origin.EXTRAPOLATED: 1.0 - seen, Origin.DRAWN: 0.0}
+    other = Replayed(result=result, extrapolated=extrapolated, shares=shares)
+    assert said in elsewhere_text(other)
+    told = replayed_json(other)
+    assert told["best_metric"] == best
+    assert told["extrapolated_best"] == (None if extrapolated is None else dataclasses.asdict(extrapolated))

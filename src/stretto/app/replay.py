@@ -36,11 +36,27 @@ from stretto.worlds.curves import ROW
 from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Extrapolated:
+    """A range of values that nobody has seen."""
+
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        low, high = f"{self.low:.4f}", f"{self.high:.4f}"
+        return f"{low if low == high else f'{low}-{high}'} (extrapolated)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """What a policy would have reached, and how much of what it saw was really so."""
 
     result: StudyResult
+    """Its best metric is one that a trial really showed, in an epoch that the policy would have seen."""
+    extrapolated: Extrapolated | None
+    """Where its best would lie, if what no trial showed could be better; None if it could not."""
     shares: dict[Origin, float]
     """Of the epochs it saw: recorded, extrapolated beyond a trial's last, drawn for trials never started."""
 
@@ -181,7 +197,7 @@ def record_of(file: StudyFile, events: Sequence[Event], seed: int) -> StudyRecor
     trials = list(history_of(events).jobs.values())
     times = Times.of(trials, file.tuning.profile.scaling)
     recorded = {
-        row: RecordedTrial(_values(trial), times.relative(row))
+        row: RecordedTrial(_values(trial), times.relative(row), failed=trial.failed_s is not None)
         for row, trial in enumerate(trials)
         if trial.results
     }
@@ -214,6 +230,7 @@ def _replay(
     paid_usd = 0.0 if rents else usd_per_s * lead.paid_s
     world = _without(machine, record, lead, paid_usd)
     run = simulate_study(world, record.curves, policy, seed=seed, options=options)
+    best, extrapolated = _reached(file.tuning.study, record.curves, run.history.jobs.values())
     seen = Counter(
         record.curves.origin(trial.job.config, result.epoch)
         for trial in run.history.jobs.values()
@@ -221,11 +238,41 @@ def _replay(
     )
     result = dataclasses.replace(
         run.result,
+        best_metric=best,
         deadline_s=file.tuning.limits.deadline_s,
         finished_s=run.result.finished_s + lead.wait_s,
         cost_usd=run.result.cost_usd + paid_usd,
     )
-    return Replayed(result=result, shares={origin: seen[origin] / max(seen.total(), 1) for origin in Origin})
+    return Replayed(
+        result=result,
+        extrapolated=extrapolated,
+        shares={origin: seen[origin] / max(seen.total(), 1) for origin in Origin},
+    )
+
+
+def _reached(
+    study: Study, curves: RecordedCurves, trials: Iterable[JobHistory]
+) -> tuple[float | None, Extrapolated | None]:
+    """The best value that the trials really showed, and the range of it where others may be better."""
+    shown: list[float] = []
+    worst: list[float] = []
+    most: list[float] = []
+    for trial in trials:
+        if not trial.results:
+            continue
+        config, epochs = trial.job.config, trial.results[-1].epoch
+        if (value := curves.best_shown(config, epochs)) is not None:
+            shown.append(value)
+        if (between := curves.best_range(config, epochs)) is not None:
+            worst.append(between[0])
+            most.append(between[1])
+    best = max(shown, key=study.score, default=None)
+    if not most:
+        return best, None
+    high, low = max(most, key=study.score), max(worst, key=study.score) if best is None else best
+    if best is not None and study.score(high) <= study.score(best):
+        return best, None
+    return best, Extrapolated(min(low, high), max(low, high))
 
 
 def _on_one_machine(file: StudyFile) -> StudyFile:
@@ -281,7 +328,7 @@ def _notes(file: StudyFile, recorded: Mapping[int, RecordedTrial]) -> tuple[str,
     never = study.trials - len(recorded)
     longest = max((len(trial.values) for trial in recorded.values()), default=0)
     short = sum(len(trial.values) < study.max_epochs for trial in recorded.values())
-    rest = f"; what {short} of them did not show is continued" if short else ""
+    rest = f"; what {short} of them did not show is extrapolated" if short else ""
     notes = [f"{counted(len(recorded), 'trial')} showed up to {longest} of {study.max_epochs} epochs{rest}."]
     if never:
         notes.append(

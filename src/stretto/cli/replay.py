@@ -26,10 +26,12 @@ from stretto.worlds.replay import Origin
 
 WORDS = {
     Origin.RECORDED: "as recorded",
-    Origin.EXTRAPOLATED: "continued",
+    Origin.EXTRAPOLATED: "extrapolated",
     Origin.DRAWN: "of others",
 }
 """Where the epochs that a policy saw come from."""
+MIGHT = "might be"
+"""Column of what the best would be if unseen epochs went on as their curves do."""
 
 
 def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options, *, as_json: bool) -> None:
@@ -62,10 +64,26 @@ def _study(found: StudyReplay, folder: RunFolder, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_json(found), indent=2, allow_nan=False))
         return
-    rows = [[*_really(found.actual), *("" for _ in WORDS)]]
-    rows += [[*_row(found.study, one.result), *_shares(one)] for one in found.replayed]
-    title = f"{found.study.name}: best {found.study.metric} ({found.study.direction}), as it was and replayed"
-    print(f"{title}\n\n{markdown_table([*_without_worst(HEADING), *WORDS.values()], rows)}")
+    rows = [[*_with_range(_really(found.actual), ""), *("" for _ in WORDS)]]
+    rows += [
+        [*_with_range(_row(found.study, one.result), _range(one)), *_shares(one)] for one in found.replayed
+    ]
+    title = (
+        f"{found.study.name}: best recorded {found.study.metric} ({found.study.direction}), as it was and "
+        "replayed"
+    )
+    heading = [*_with_range(_without_worst(HEADING), MIGHT), *WORDS.values()]
+    print(f"{title}\n\n{markdown_table(heading, rows)}")
+
+
+def _with_range(cells: Sequence[str], text: str) -> list[str]:
+    """The cells of a row with one more after the best value."""
+    after = _without_worst(HEADING).index("best") + 1
+    return [*cells[:after], text, *cells[after:]]
+
+
+def _range(one: Replayed) -> str:
+    return "-" if one.extrapolated is None else one.extrapolated.text
 
 
 def _row(study: Study, result: StudyResult) -> list[str]:
@@ -110,6 +128,9 @@ def _json(found: StudyReplay) -> dict[str, Any]:
         "runs": [
             {
                 **dataclasses.asdict(one.result),
+                "extrapolated_best": None
+                if one.extrapolated is None
+                else dataclasses.asdict(one.extrapolated),
                 "shares": {str(origin): share for origin, share in one.shares.items()},
             }
             for one in found.replayed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -101,6 +102,7 @@ def replayed_json(other: Replayed) -> dict[str, Any]:
     return {
         "policy": found.policy,
         "best_metric": found.best_metric,
+        "extrapolated_best": None if other.extrapolated is None else dataclasses.asdict(other.extrapolated),
         "finished_s": found.finished_s,
         "cost_usd": found.cost_usd,
         "shares": {str(origin): share for origin, share in other.shares.items()},
@@ -126,7 +128,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     yield from map(one_line, result.damaged)
     facts = came_to(result)
     if other is not None:
-        facts.append(("elsewhere", _elsewhere(other)))
+        facts.append(("elsewhere", elsewhere_text(other)))
     for what, text in facts:
         yield f"{what:<15} {text}"
     yield ""
@@ -268,11 +270,14 @@ def config_text(config: dict[str, Value]) -> str:
     )
 
 
-def _elsewhere(other: Replayed) -> str:
-    found = other.result
-    best = "nothing" if found.best_metric is None else f"{found.best_metric:.6g}"
+def elsewhere_text(other: Replayed) -> str:
+    """Only what was recorded is said to be reached; what was not is a range that says so."""
+    found, extrapolated = other.result, other.extrapolated
+    best = "nothing that was recorded" if found.best_metric is None else f"{found.best_metric:.6g}"
+    if extrapolated is not None:
+        best += f", or {extrapolated.text},"
     unseen = 1.0 - other.shares[Origin.RECORDED]
-    doubt = f"; {unseen:.0%} of the epochs it saw are extrapolated" if unseen else ""
+    doubt = f"; {unseen:.0%} of the epochs it would have trained were not recorded" if unseen else ""
     return (
         f"{found.policy} would have reached {best} in {format_duration(found.finished_s)} (a replay{doubt})"
     )

@@ -1,21 +1,27 @@
 """The world of a real run, as far as it was seen: its trials' learning curves, its jobs' speed and noise.
 
-What a trial showed is repeated. Beyond its last epoch the curve goes on as a saturating power law,
+What a trial showed is repeated. Beyond its last epoch the curve goes on as a saturating power law, or as an
+exponential whose end was in sight,
 
-    value(e) = c - a e^-b        0.1 <= b <= 2
+    value(e) = c - a e^-b             0.1 <= b <= 2
+    value(e) = c - a exp(-e / t)      t at most a third of the recorded epochs
 
-with the b of the least squares on the recorded epochs, continued from the level of the last of them. With
+whichever has the least squares on the recorded epochs, continued from the level of the last of them. With
 fewer than six epochs the last value is held, and where they do not improve the last level. A power law gains
 less with every doubling of the epochs than with the one before, so a continued curve gains no more than was
 seen. A trial that never started gets the curve of one that did, drawn at random.
+
+What is continued or drawn lets a policy go on; it is no result. What a trial would really have come to is a
+range: from the best that it showed, if nothing more was gained, to the most that its curve allows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 
@@ -33,6 +39,8 @@ LEAST_EPOCHS = 6
 TAIL = 3
 """Epochs whose mean deviation from the fit gives the level a curve is continued from."""
 EXPONENTS = np.geomspace(0.1, 2.0, 25)
+LEAST_TIME, TIMES = 0.5, 12
+"""Of exponentials, in epochs; and how many are tried up to a third of the recorded epochs."""
 NOISE_POINTS = 20
 """Points of a job's noise scale over training."""
 
@@ -53,6 +61,17 @@ class RecordedTrial:
     """The metric after each epoch; None: not a number, and so it stays."""
     relative_time: float | None
     """Time of its epochs relative to the mean of all trials; None: not measured."""
+    failed: bool = False
+    """Its last value is None because the trial failed then, not because it showed that."""
+
+    def shown(self, epochs: int) -> tuple[float, ...]:
+        """The numbers it showed in so many epochs; none if it had diverged by then."""
+        seen = self.values[:epochs]
+        if self.failed and len(seen) == len(self.values):
+            seen = seen[:-1]
+        if not seen or seen[-1] is None:
+            return ()
+        return tuple(value for value in seen if value is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +105,44 @@ class RecordedCurves:
         if trial is None:
             return Origin.DRAWN
         return Origin.RECORDED if epoch <= len(trial.values) else Origin.EXTRAPOLATED
+
+    def best_shown(self, config: Config, epochs: int) -> float | None:
+        """The best value that the trial really showed in so many epochs."""
+        trial = self.trials.get(row_of(config))
+        return None if trial is None else self._best(trial.shown(epochs))
+
+    def best_range(self, config: Config, epochs: int) -> tuple[float, float] | None:
+        """Between what, the worse first, the trial's best value would lie after so many epochs.
+
+        None of a trial that would have diverged or failed before it showed anything.
+        """
+        row = row_of(config)
+        if row in self.trials:
+            return self._range_of(self.trials[row], epochs)
+        ranges = [found for trial in self.trials.values() if (found := self._range_of(trial, epochs))]
+        if not ranges:
+            return None
+        return min((low for low, _ in ranges), key=self._score), max(
+            (high for _, high in ranges), key=self._score
+        )
+
+    def _range_of(self, trial: RecordedTrial, epochs: int) -> tuple[float, float] | None:
+        shown = trial.shown(epochs)
+        best = self._best(shown)
+        if best is None:
+            return None
+        if epochs <= len(trial.values) or trial.values[-1] is None:
+            return best, best
+        most = [best, *most_gained(shown, epochs, self.direction, self._best_possible())]
+        if len(shown) == 1:  # one value says nothing of what comes; others went as far as this
+            most += [value for other in self.trials.values() for value in other.shown(epochs)]
+        return best, max(most, key=self._score)
+
+    def _best(self, values: Sequence[float]) -> float | None:
+        return max(values, key=self._score, default=None)
+
+    def _score(self, value: float) -> float:
+        return value if self.direction is Direction.MAX else -value
 
     def _best_possible(self) -> float:
         """Shares stay shares, and losses stay above 0, where all that was seen did."""
@@ -128,41 +185,98 @@ def extended(
     if any(value != value for value in known):  # noqa: PLR0124  (NaN)
         first = next(index for index, value in enumerate(known) if value != value)  # noqa: PLR0124
         return (*known[:first], *(math.nan for _ in range(epochs - first)))
-    sign = 1.0 if direction is Direction.MAX else -1.0
     to_come = np.arange(len(known) + 1, epochs + 1, dtype=float)
-    more = sign * _continued(sign * np.array(known), to_come) if to_come.size else np.array([])
+    if not to_come.size:
+        return tuple(known)
+    sign = 1.0 if direction is Direction.MAX else -1.0
+    more = sign * _continued(sign * np.array(known), to_come)
+    return (*known, *_bounded(more, direction, best_possible))
+
+
+def most_gained(
+    values: Sequence[float], epochs: int, direction: Direction, best_possible: float
+) -> tuple[float, ...]:
+    """What the curve of these values allows at most after so many epochs, by each way to continue it.
+
+    A power law never levels off, whatever else fits as well. Of a few epochs no shape can be told: then every
+    doubling gains as much as the last one did.
+    """
+    sign = 1.0 if direction is Direction.MAX else -1.0
+    scores, last = sign * np.array(values), np.array([float(epochs)])
+    if len(scores) < LEAST_EPOCHS:
+        gained = max(float(scores[-1] - scores[(len(scores) - 1) // 2]), 0.0)
+        ends = [scores[-1] + gained * math.log2(epochs / len(scores))]
+    else:
+        laws = [
+            law.at(last, len(scores))[0]
+            for law in (_best_law(scores), min(_power_laws(scores), key=_squares))
+        ]
+        ends = [float(end) for end in laws]
+    return _bounded(sign * np.array(ends), direction, best_possible)
+
+
+def _bounded(values: Floats, direction: Direction, best_possible: float) -> tuple[float, ...]:
     bounded = (
-        np.minimum(more, best_possible) if direction is Direction.MAX else np.maximum(more, best_possible)
+        np.minimum(values, best_possible) if direction is Direction.MAX else np.maximum(values, best_possible)
     )
-    return (*known, *bounded.tolist())
+    return tuple(bounded.tolist())
 
 
 def _continued(scores: Floats, to_come: Floats) -> Floats:
     """Scores, of which more is better, after the epochs to come."""
     if len(scores) < LEAST_EPOCHS:
         return np.full(len(to_come), float(scores[-1]))
-    law = min((_PowerLaw.fit(scores, float(b)) for b in EXPONENTS), key=lambda law: law.squares)
-    return law.level + np.asarray(max(law.a, 0.0) * (float(len(scores)) ** -law.b - to_come**-law.b))
+    return _best_law(scores).at(to_come, len(scores))
+
+
+def _best_law(scores: Floats) -> _Law:
+    return min((*_power_laws(scores), *_exponentials(scores)), key=_squares)
+
+
+def _power_laws(scores: Floats) -> list[_Law]:
+    return [_Law.fit(scores, partial(_power, float(b))) for b in EXPONENTS]
+
+
+def _exponentials(scores: Floats) -> list[_Law]:
+    times = np.geomspace(LEAST_TIME, len(scores) / 3.0, TIMES)
+    return [_Law.fit(scores, partial(_exponential, float(time))) for time in times]
+
+
+def _power(b: float, epochs: Floats) -> Floats:
+    return np.asarray(epochs**-b)
+
+
+def _exponential(time: float, epochs: Floats) -> Floats:
+    return np.asarray(np.exp(-epochs / time))
+
+
+def _squares(law: _Law) -> float:
+    return law.squares
 
 
 @dataclass(frozen=True, slots=True)
-class _PowerLaw:
-    """c - a e^-b through the scores of epochs 1, 2, .."""
+class _Law:
+    """c - a f(e) through the scores of epochs 1, 2, .., where f falls to 0."""
 
+    falling: Callable[[Floats], Floats]
     a: float
-    b: float
     squares: float
     """Of the deviations, summed."""
     level: float
     """At the last epoch: the fit, with the mean deviation of the last few."""
 
     @staticmethod
-    def fit(scores: Floats, b: float) -> _PowerLaw:
-        x = np.arange(1, len(scores) + 1, dtype=float) ** -b
+    def fit(scores: Floats, falling: Callable[[Floats], Floats]) -> _Law:
+        x = falling(np.arange(1, len(scores) + 1, dtype=float))
         a = -float(np.cov(x, scores, bias=True)[0, 1] / np.var(x))
         fitted = scores.mean() - a * (x - x.mean())
         errors = scores - fitted
-        return _PowerLaw(a, b, float(errors @ errors), float(fitted[-1] + errors[-TAIL:].mean()))
+        return _Law(falling, a, float(errors @ errors), float(fitted[-1] + errors[-TAIL:].mean()))
+
+    def at(self, epochs: Floats, known: int) -> Floats:
+        """Scores after later epochs than those known."""
+        here = float(self.falling(np.array([float(known)]))[0])
+        return self.level + np.asarray(max(self.a, 0.0) * (here - self.falling(epochs)))
 
 
 @dataclass(frozen=True, slots=True)
