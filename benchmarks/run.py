@@ -23,6 +23,8 @@ FIGURES = (
     "planner_grid",
     "planner_speed",
     "calibration",
+    # what people and disks do to files
+    "fuzz",
     # training for real
     "resize",
     "noise_overhead",

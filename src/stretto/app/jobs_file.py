@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,7 @@ def _config(fields: Fields) -> tuple[tuple[str, Value], ...]:
     for name, value in table.items():
         if not isinstance(value, bool | int | float | str):
             raise InputError(
-                f"{name} is {value!r}.",
+                f"{name} is {reprlib.repr(value)}.",
                 where=fields.where("config"),
                 remedy="Values are numbers, texts, true and false.",
             )

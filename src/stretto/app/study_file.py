@@ -48,6 +48,8 @@ SPEED_KEYS = ("epoch_s", "speedup", "spanning", "start_s")
 PROFILE_KEYS = (*SPEED_KEYS, "file")
 WORLD_KEYS = ("curves", *SPEED_KEYS, "queue_s", "init_s")
 
+LONGEST_LINE = 20_000
+"""Characters: a key of as many parts would take minutes to read."""
 MOST_TRIALS = 10**6
 MOST_EPOCHS = 10**6
 
@@ -141,6 +143,13 @@ def parse_study(text: str, path: Path) -> StudyFile:
 
 def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
     """The tables of a file's text."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(
+                f"the line has {len(line)} characters.",
+                where=f"{path}:{number}",
+                remedy=f"A line has {LONGEST_LINE} at most; a list may go on in the next one.",
+            )
     try:
         tables = tomllib.loads(text.replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:

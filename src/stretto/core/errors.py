@@ -9,11 +9,18 @@ StrettoError
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_LONGEST_WORD = 300
+"""Characters; a longer one is shown by its beginning and its end."""
 
 
 class StrettoError(Exception):
-    """Base of everything Stretto raises on purpose."""
+    """Base of everything Stretto raises on purpose; what it says can be printed whatever a file has in it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(readable(message))
 
 
 class InputError(StrettoError):
@@ -34,6 +41,19 @@ class PolicyError(StrettoError):
 
 class JournalError(StrettoError):
     """The journal on disk cannot be continued."""
+
+
+def readable(text: str) -> str:
+    """Words of a file as they can be shown: nothing that a terminal cannot print, and no endless word."""
+    if text.isprintable() and len(text) <= _LONGEST_WORD:
+        return text
+    shown = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+    return re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", _shortened, shown)
+
+
+def _shortened(word: re.Match[str]) -> str:
+    kept = _LONGEST_WORD // 3
+    return f"{word[0][:kept]}..({len(word[0])} characters)..{word[0][-kept:]}"
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1) -> str:

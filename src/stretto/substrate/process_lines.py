@@ -5,6 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+MOST_EPOCHS = 10**6
+"""Nobody trains longer; what counts further counts something else."""
+MOST_WORK = 1e15
+"""Steps; every smaller number of them is exact."""
+LONGEST_S = 1e9
+"""Of a step."""
+LARGEST_GRADIENT = 1e30
+"""Of a squared norm, so that no sum of them overflows."""
+
 
 class Line:
     """The values of one line; whatever is wrong with them is collected."""
@@ -35,8 +44,8 @@ class Line:
         return as_float
 
     def epoch(self) -> int | None:
-        rule = "a whole number >= 0"
-        epoch = self.number("epoch", rule)
+        rule = f"a whole number from 0 to {MOST_EPOCHS}"
+        epoch = self.number("epoch", rule, most=MOST_EPOCHS)
         if epoch is not None and not epoch.is_integer():
             self.problems.append(f"epoch is {epoch}; it must be {rule}")
             return None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import JobReported
 from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
-from stretto.substrate.process_lines import Line
+from stretto.substrate.process_lines import LARGEST_GRADIENT, LONGEST_S, MOST_WORK, Line
 from stretto.substrate.process_trials import Mark, Trial, read_result
 
 KEYS = frozenset({"work_done", "epoch", "step_s", "sync_s", "loss", "grad_sqr", "grad_var"})
@@ -109,7 +109,10 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: 
 
 
 def _progress(line: Line, last: Progress) -> Progress:
-    work_done, epoch = line.number("work_done", "a number >= 0"), line.epoch()
+    work_done, epoch = (
+        line.number("work_done", f"a number from 0 to {MOST_WORK:g}", most=MOST_WORK),
+        line.epoch(),
+    )
     return replace(
         last,
         work_done=last.work_done if work_done is None else work_done,
@@ -125,7 +128,9 @@ def _progress_of_trial(result: Result | None, last: Progress) -> Progress:
 def _speeds(line: Line, setup: Setup) -> tuple[SpeedSample, ...]:
     if not line.has("step_s"):
         return ()
-    step_s = line.number("step_s", "a number > 0", least=math.ulp(0.0))
+    step_s = line.number(
+        "step_s", f"a number of seconds above 0, at most {LONGEST_S:g}", least=math.ulp(0.0), most=LONGEST_S
+    )
     if step_s is None:
         return ()
     workers = setup.allocation.worker_count
@@ -150,8 +155,9 @@ def _speeds(line: Line, setup: Setup) -> tuple[SpeedSample, ...]:
 
 
 def _noise(line: Line) -> NoiseSample | None:
-    sqr = line.number("grad_sqr", "a number >= 0")
-    var = line.number("grad_var", "a number >= 0")
+    rule = f"a number from 0 to {LARGEST_GRADIENT:g}"
+    sqr = line.number("grad_sqr", rule, most=LARGEST_GRADIENT)
+    var = line.number("grad_var", rule, most=LARGEST_GRADIENT)
     if line.has("grad_sqr") != line.has("grad_var"):
         line.problems.append("one of grad_sqr and grad_var is missing; they must come together")
     return None if sqr is None or var is None else NoiseSample(sqr, var)
