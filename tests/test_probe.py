@@ -610,7 +610,7 @@ def test_the_log_of_code_that_cannot_be_described_is_kept(
         config=(),
     )
     with pytest.raises(InputError, match="my data is gone") as told:
-        describe_entries([spec], ThisMachine(slots=1), tmp_path / "failed.log")
+        describe_entries([spec], ThisMachine(slots=1), tmp_path / "failed.log", tell=lambda _: None)
     assert str(tmp_path / "failed.log") in str(told.value)
     assert (tmp_path / "failed.log").is_file()
     assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()], "nothing else is left"

@@ -25,6 +25,7 @@ from local_bench import STUB
 from ray_bench import SmallCluster, small_cluster
 from stretto import tune
 from stretto.app.jobs_file import JobSpec
+from stretto.app.real_describe import Tell
 from stretto.app.real_drive import Unwatched
 from stretto.app.real_ray import RayCluster
 from stretto.app.real_ray_open import OpenRay, node_prefix
@@ -92,9 +93,9 @@ class Ten(Unwatched):
             self._stop.ask()
 
 
-def described(jobs: Sequence[JobSpec], site: OpenSite, log: Path) -> dict[str, Described]:
+def described(jobs: Sequence[JobSpec], site: OpenSite, log: Path, *, tell: Tell) -> dict[str, Described]:
     """What the stub would say of itself."""
-    del site, log
+    del site, log, tell
     some = Described(
         examples=80,
         batch=16,

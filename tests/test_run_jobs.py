@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stretto.app.explain import explain
 from stretto.app.jobs_file import BatchSpec, JobSpec, complete, read_jobs
 from stretto.app.real_commands import CommandSubstrate
+from stretto.app.real_describe import Tell
 from stretto.app.real_drive import RealSubstrate
 from stretto.app.real_site import OpenSite
 from stretto.app.real_substrate import Hands
@@ -195,8 +196,10 @@ class TestDescribed:
         """What happens when the run is begun with code of this batch size, up to its first process."""
         seen: list[str] = []
 
-        def describe(jobs: Sequence[JobSpec], site: OpenSite, log: Path) -> dict[str, Described]:
-            del site, log
+        def describe(
+            jobs: Sequence[JobSpec], site: OpenSite, log: Path, *, tell: Tell
+        ) -> dict[str, Described]:
+            del site, log, tell
             seen.append("described")
             return {job.name: dataclasses.replace(DESCRIBED, adaptive=False, batch=batch) for job in jobs}
 

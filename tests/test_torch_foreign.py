@@ -155,6 +155,14 @@ def test_a_run_without_a_batch_fails_with_the_reason(loader: Any, reason: str) -
         next(iter(run.epochs(3)))
 
 
+def test_a_run_that_goes_through_no_loader_fails_with_the_reason() -> None:
+    run = Run()
+    run.prepare(DataLoader(DATA, batch_size=5))
+    with pytest.raises(InputError, match=r"the epochs went by without a batch.* inside run\.epochs"):
+        list(run.epochs(3))
+    assert list(Run().epochs(3)) == [0, 1, 2], "whoever prepares nothing trains in a way of their own"
+
+
 @pytest.mark.parametrize("steps", ["once", "after the data", ""])
 def test_a_run_that_never_steps_fails_with_the_reason(steps: str) -> None:
     run = Run()

@@ -166,8 +166,9 @@ def test_the_batch_size_is_known_before_the_first_loop() -> None:
     run = Run()
     run.prepare(torch.nn.Linear(2, 1), DataLoader(DATA, batch_size=4))
     assert run.batch_size == 4
-    for _ in run.epochs(1):
-        assert run.batch_size == 4
+    epochs = run.epochs(1)
+    next(epochs)
+    assert run.batch_size == 4
 
 
 def test_an_elastic_loader_belongs_into_an_epoch() -> None:

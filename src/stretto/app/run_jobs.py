@@ -27,7 +27,7 @@ from stretto.app.history import History, history_of, seen_by
 from stretto.app.jobs_file import JobsFile, complete, read_jobs
 from stretto.app.real_board import Board, JobLine, Phase
 from stretto.app.real_cost import own_meter
-from stretto.app.real_describe import Describe, describe_entries
+from stretto.app.real_describe import Ask, Describe, Tell, describe_entries
 from stretto.app.real_drive import EndedBy, Score, Unwatched, Watcher, drive, wall_clock
 from stretto.app.real_lines import telling
 from stretto.app.real_mend import mend
@@ -214,17 +214,18 @@ def start_run(
     make: MakeSubstrate | None = None,
     describe: Describe = describe_entries,
     on_begun: Callable[[], None] = lambda: None,
+    tell: Tell = lambda _: None,
 ) -> RunResult:
     """Begin the run, or go on with it, until every job is over or `stop` is asked.
 
-    `on_begun` is called once nothing stands in its way any more and its folder is there. `make` takes the
-    place of the site's own substrate.
+    `on_begun` is called once nothing stands in its way any more and its folder is there; `tell` is told what
+    is looked at before. `make` takes the place of the site's own substrate.
     """
     with (
         holding(checked.folder, local_devices(checked.site)),
         checked.site.opened() as site,
     ):
-        score = _begin(checked, site, make or site.make, describe)
+        score = _begin(checked, site, make or site.make, partial(describe, tell=tell))
         on_begun()
         ended_by = drive(score, stop or Stop(), watcher or Unwatched())
         if ended_by.for_good:
@@ -232,7 +233,7 @@ def start_run(
     return run_result(checked.folder, ended_by)
 
 
-def _begin(checked: CheckedRun, site: OpenSite, make: MakeSubstrate, describe: Describe) -> Score:
+def _begin(checked: CheckedRun, site: OpenSite, make: MakeSubstrate, describe: Ask) -> Score:
     """Ask the training code what it wants, and write down how the run is begun, unless that was done."""
     folder, request = checked.folder, checked.request
     slots = site.offer.slots
@@ -325,7 +326,11 @@ def run(
             for note in site.notes:
                 tell(note)
     with interrupting() as stop, telling(tell, stop=stop, reported=reported) as watcher:
-        return start_run(checked, stop=stop, watcher=watcher)
+        return start_run(checked, stop=stop, watcher=watcher, tell=tell or _to_nobody)
+
+
+def _to_nobody(text: str) -> None:
+    """Who calls does not want to know."""
 
 
 def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
@@ -368,7 +373,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
     )
 
 
-def _described(checked: CheckedRun, site: OpenSite, describe: Describe) -> dict[str, Described]:
+def _described(checked: CheckedRun, site: OpenSite, describe: Ask) -> dict[str, Described]:
     """What the training code of the jobs says of itself: as it did when the run was begun."""
     folder, specs = checked.folder, checked.file.jobs
     kept = folder.read("described") if folder.is_begun else None

@@ -135,6 +135,7 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
                 stop=stop,
                 watcher=watcher,
                 on_begun=lambda: None if resumes else _say_where(checked),
+                tell=lambda text: print(text, file=sys.stderr, flush=True),
             )
     except KeyboardInterrupt:
         print(f"stopped at once; {how_to_resume()}", file=sys.stderr)

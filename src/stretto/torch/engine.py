@@ -50,6 +50,9 @@ _TIMED_STEPS = 16
 class Engine:
     """The machinery behind a `Run`."""
 
+    _is_whole = True
+    """This process was there from the first epoch on."""
+
     def __init__(
         self,
         session: Session,
@@ -150,7 +153,13 @@ class Engine:
             )
 
     def refuse_no_step(self) -> None:
-        """At the end of a run: one that took batches and never stepped has trained nothing."""
+        """At the end of a run: one that went through no loader, or never stepped, has trained nothing."""
+        never_looped = self._is_whole and not self._described and not self.turn.told
+        if never_looped and (self.steppers or self._sources):
+            raise InputError(
+                "nothing was trained: the epochs went by without a batch of a loader.",
+                remedy="Go through the loader that run.prepare or run.loader gives, inside run.epochs.",
+            )
         if not self._batches or self._stepped or self.turn.told or not self.steppers:
             return
         lacks = "".join(f" One loader has no batch to give: {one.lack}." for one in self._sources if one.lack)
@@ -683,6 +692,7 @@ class Engine:
         self.course.restore(state)
         self.turn.step = state["step"]
         self._stepped = bool(state.get("stepped", True))
+        self._is_whole = False
         self.turn.updates = state.get("updates", state["step"])
         self._go_on_counting(state.get("counting"))
         for text in self.kept.load_state_dict(state.get("kept", {})):
