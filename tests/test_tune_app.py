@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -560,3 +561,10 @@ def test_signals_that_are_ignored_stay_ignored() -> None:
             assert stop()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_full_disk_is_told_before_anything_is_measured(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = asked(here)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(InputError, match=r"runs/tiny: .*; 10 bytes are free there"):
+        prepare(checked, make=lambda *_: pytest.fail("nothing is started"))

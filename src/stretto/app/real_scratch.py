@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stretto.app.disk_room import check_room
 from stretto.app.real_stop import Stop, listening
 from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
@@ -31,6 +32,7 @@ def scratch(purpose: str, *, log: Path | None = None, parent: Path | None = None
         ) as folder,
     ):
         try:
+            check_room(Path(folder).parent)
             yield RunFolder(Path(folder))
         except InputError as error:
             raise _with_log_at(log, error, Path(folder)) from error

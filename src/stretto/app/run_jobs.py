@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from stretto.app.disk_room import check_room
 from stretto.app.given_arguments import (
     given_flag,
     given_interval_s,
@@ -221,6 +222,7 @@ def start_run(
     `on_begun` is called once nothing stands in its way any more and its folder is there; `tell` is told what
     is looked at before. `make` takes the place of the site's own substrate.
     """
+    check_room(checked.folder.path)
     with (
         holding(checked.folder, local_devices(checked.site)),
         checked.site.opened() as site,

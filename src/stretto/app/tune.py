@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.app.disk_room import check_room
 from stretto.app.given_arguments import (
     given_flag,
     given_options,
@@ -132,6 +133,7 @@ def prepare(
     the place of the site's own substrate.
     """
     asked_s = checked.request.asked_s
+    check_room(checked.folder.path)
     if checked.request.store:
         check_unclaimed(checked.request.store, checked.folder.path)
     with checked.site.opened() as site:
