@@ -27,6 +27,7 @@ FIGURES = (
     "fuzz",
     # training for real
     "resize",
+    "equivalence",
     "noise_overhead",
     "prediction",
     "ray_tune",

@@ -651,9 +651,9 @@ class Engine:
             self._save(wait=True)
 
     @property
-    def _place(self) -> tuple[int, int, int]:
+    def _place(self) -> tuple[int, int]:
         """Other numbers whenever something was trained."""
-        return self.course.epoch, self.turn.step, self.turn.updates
+        return self.turn.step, self.turn.updates
 
     def finish_saving(self) -> None:
         self._guard.end()

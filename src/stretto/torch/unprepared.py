@@ -63,7 +63,7 @@ class StepGuard:
         if trains_prepared or (nothing_prepared and self._is_in_loop()):
             what = "a prepared model" if trains_prepared else "on batches of an elastic loader"
             raise InputError(
-                f"a {type(optimizer).__name__} trains {what} and was not given to run.prepare(), so every "
+                f"an optimizer ({type(optimizer).__name__}) trains {what} and was not given to run.prepare(), so every "
                 "worker would train a model of its own.",
                 remedy="Give the model and the optimizer to run.prepare().",
             )
