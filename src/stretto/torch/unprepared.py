@@ -63,8 +63,8 @@ class StepGuard:
         if trains_prepared or (nothing_prepared and self._is_in_loop()):
             what = "a prepared model" if trains_prepared else "on batches of an elastic loader"
             raise InputError(
-                f"an optimizer ({type(optimizer).__name__}) trains {what} and was not given to run.prepare(), so every "
-                "worker would train a model of its own.",
+                f"an optimizer ({type(optimizer).__name__}) trains {what} and was not given to "
+                "run.prepare(), so every worker would train a model of its own.",
                 remedy="Give the model and the optimizer to run.prepare().",
             )
         if not nothing_prepared:
