@@ -406,3 +406,42 @@ def test_where_a_batch_does_not_change_in_place_another_one_is_a_resize() -> Non
         for in_place in (True, False)
     ]
     assert actions == [[Action.SET_BATCH], [Action.RESIZE]]
+
+
+class Flood(Scripted):
+    """Job `a` reports without end, from its start on; every report takes a tenth of a millisecond."""
+
+    reports = 0
+
+    def next_event(self, until_s: float) -> Event | None:
+        if not self.told or self._now_s > until_s:
+            return super().next_event(until_s)
+        self._now_s += 1e-4
+        self.reports += 1
+        return JobReported(t_s=self._now_s - 1e-4, job_id="a", work_done=float(self.reports), epoch=0)
+
+
+class TestFlood:
+    REAL = Settings(until_s=3.0, beat_s=0.2)
+
+    def test_a_flood_of_reports_is_written_in_few_goes_and_ends_on_time(self) -> None:
+        substrate, journal = Flood(), Groups()
+        drive(Watched(), substrate, toy_job("a", 1), journal=journal, how=self.REAL)
+        assert substrate.now_s() == pytest.approx(3.0, abs=0.3)
+        assert substrate.reports > 20_000
+        assert len(journal.groups) < 200
+        assert max(len(group) for group in journal.groups) <= 1001
+
+    def test_a_request_to_stop_is_seen_between_two_reports(self) -> None:
+        substrate = Flood()
+        controller = Controller(
+            policy=Watched(),
+            substrate=substrate,
+            journal=MemoryJournal(),
+            nodes=gpu_nodes(1, 4),
+            arrivals=Arrivals([toy_job("a", 1)]),
+            settings=self.REAL,
+            stop=lambda: substrate.reports >= 50,
+        )
+        controller.run()
+        assert substrate.reports == 50

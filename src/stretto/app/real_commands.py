@@ -61,6 +61,7 @@ class CommandSubstrate:
             devices=devices,
             clock=clock,
             retries=retries,
+            threads=slots.threads_each,
         )
         self._rented = RentedSlots(len(slots))
         self._nodes: deque[Event] = deque()

@@ -48,6 +48,10 @@ PATIENCE_WITH_WAKERS = 1000
 """The same for a policy that says when it wants to be asked again: it waits for something."""
 
 
+MOST_AT_ONCE = 1000
+"""Events that are taken in before anything else is looked at, however many there are."""
+
+
 class Limit(Protocol):
     """Something that may run out during a run, such as money."""
 
@@ -141,12 +145,15 @@ class Controller:
         due_s = self._next_time_s()
         until_s = self._within_a_beat(due_s)
         try:
-            while (event := self._substrate.next_event(until_s)) is not None:
+            while (event := self._next_event(until_s)) is not None:
+                self._hold(event)
                 if event.kind in self._wakes_on:
-                    self._hold(event)
                     until_s = due_s = event.t_s
-                else:
-                    self._record([event])
+                elif len(self._held) >= MOST_AT_ONCE:
+                    until_s = min(until_s, event.t_s)
+                    break
+                if self._stop():
+                    return
             if until_s < due_s:
                 return
             self._admit_arrivals(until_s)
@@ -155,6 +162,17 @@ class Controller:
         finally:  # also if the policy makes a mistake
             self._record([])
         self._due = False
+
+    def _next_event(self, until_s: float) -> Event | None:
+        """What has come already is written in one go; before anything is waited for, it is."""
+        if self._held and self._settings.beat_s < math.inf:
+            now_s = self._substrate.now_s()
+            event = self._substrate.next_event(min(until_s, now_s))
+            if event is not None or until_s <= now_s:
+                return event
+        if self._held and (self._settings.beat_s < math.inf or not self._due):
+            self._record([])
+        return self._substrate.next_event(until_s)
 
     def _within_a_beat(self, time_s: float) -> float:
         return min(time_s, self._substrate.now_s() + self._settings.beat_s)

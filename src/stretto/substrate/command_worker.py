@@ -22,7 +22,13 @@ from typing import Self, TypeVar
 from stretto.core.errors import InputError
 from stretto.core.private_files import make_private_folder
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
-from stretto.substrate.process_command import METRICS, gang_environment, own_folder, rank_environment
+from stretto.substrate.process_command import (
+    METRICS,
+    gang_environment,
+    importing,
+    own_folder,
+    rank_environment,
+)
 from stretto.wire.channel import Channel, connect
 from stretto.wire.codec import WireError
 from stretto.wire.messages import (
@@ -157,11 +163,12 @@ class Attendant:
         make_private_folder(own_folder(log.parent))
         return GuardedCommand(
             order.argv,
-            env={**os.environ, **order.env, **_group_environment(task.job_id, order, form)},
+            env={**importing({**os.environ, **order.env}), **_group_environment(task.job_id, order, form)},
             ranks=[rank_environment(form.rank, local_rank=form.neighbours.index(own))],
             cwd=Path(order.cwd) if order.cwd else None,
             files=Files(log=log, metrics=log.with_name(METRICS), lock=log.with_name(f"lock.{form.rank}")),
             keys=order.keys if leads else (),
+            metric=order.metric if leads else None,
             tells_missed=leads and order.tells_missed,
             grace_s=order.grace_s,
             on_line=self._pass_on if leads else _pass_over,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from stretto.core.events import Event
 from stretto.core.private_files import private_opener
 from stretto.substrate.elastic_workers import Workers
+from stretto.substrate.event_queue import EventQueue
 from stretto.substrate.gang import Gang
 from stretto.substrate.gang_effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn, Write
 from stretto.wire.messages import FromWorker
@@ -52,7 +53,7 @@ class Engine:
         self._changed = threading.Condition()
         """Guards what this thread and others share: all that follows."""
         self._inbox: queue.SimpleQueue[Step] = queue.SimpleQueue()
-        self._events: deque[Event] = deque()
+        self._events = EventQueue()
         self._busy = False
         self._winding_down = False
         self._stopping = False
@@ -90,7 +91,7 @@ class Engine:
 
     def emit(self, event: Event) -> None:
         with self._changed:
-            self._events.append(event)
+            self._events.put(event)
             self._changed.notify_all()
 
     def next_event(self, until_s: float, before_waiting: Callable[[], None]) -> Event | None:
@@ -98,7 +99,7 @@ class Engine:
         while True:
             with self._changed:
                 if self._events:
-                    return self._events.popleft() if self._events[0].t_s <= until_s else None
+                    return self._events.take(until_s)
                 if self._broken is not None:
                     raise self._broken
                 left_s = until_s - self._now_s()

@@ -19,8 +19,9 @@ from stretto.substrate.gang_crew import Goal, Member, Phase
 from stretto.substrate.gang_effects import Effect, Moment, Rules, Send, TrainingJob, Write
 from stretto.substrate.gang_lines import PrintedAccount
 from stretto.substrate.gang_losses import Cause, Losses
-from stretto.substrate.process_command import Command, filled_in, own_environment
+from stretto.substrate.process_command import Command, filled_in, own_environment, own_folder
 from stretto.substrate.process_end import failed_late
+from stretto.substrate.process_guard import START, TOKEN
 from stretto.substrate.process_reports import Setup
 from stretto.substrate.process_trials import Trial
 from stretto.wire.messages import (
@@ -56,12 +57,14 @@ class CommandGang(Gang):
         losses: Losses,
         places_of: Callable[[Allocation], Counter[str]],
         starts: int,
+        token: str = "",
     ) -> None:
-        """`starts` is how many there were."""
+        """`starts` is how many there were; `token` is what its processes carry."""
         assert command.gang, "a command that starts its workers itself cannot do so on other nodes"
         super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
         self._command = command
         self._starts = starts
+        self._token = token
         self._setup: Setup | None = None
         """What the present incarnation runs with."""
         self._starting_s: float | None = None
@@ -75,10 +78,13 @@ class CommandGang(Gang):
     def command(self) -> CommandOrder:
         assert self._setup is not None, "a worker is started in an incarnation"
         setup, restarts, job_folder = self._setup, self._starts - 1, Path(self._log).parent
+        cwd = own_folder(job_folder) if self._command.in_folder else self._command.cwd
+        own = own_environment(self._command, setup, restarts=restarts, job_folder=job_folder)
         return CommandOrder(
             argv=tuple(filled_in(self._command, self.job, setup, job_folder=job_folder)),
-            env=own_environment(self._command, setup, restarts=restarts, job_folder=job_folder),
-            cwd="" if self._command.cwd is None else str(self._command.cwd),
+            env={**own, TOKEN: self._token, START: str(restarts)} if self._token else own,
+            cwd="" if cwd is None else str(cwd),
+            metric=self.spec.metric,
             keys=tuple(sorted(setup.keys)),
             tells_missed=setup.trial is not None and restarts > 0,
             restarts=restarts,

@@ -12,6 +12,8 @@ its own checkpoints, saves one on SIGTERM, and goes on from it when it is starte
     STRETTO_BATCH_ACCUMULATION            passes added before each step
     STRETTO_METRICS_FILE                  where reports may be written instead of printed
     STRETTO_FOLDER                        a folder of the job's own, the same whenever it is started
+    STRETTO_LAUNCH_FOLDER                 where relative paths begin, if it runs in that folder
+    OMP_NUM_THREADS                       cores for each slot, unless it is set
     CUDA_VISIBLE_DEVICES                  the devices of the job; LOCAL_RANK is the index of one's own
 
 Arguments may have placeholders (see `process_command`). The first process reports by JSON lines on its
@@ -23,10 +25,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,7 @@ from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobRepo
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.core.private_files import make_private_folder
+from stretto.substrate.event_queue import EventQueue
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
 from stretto.substrate.process_command import (
     METRICS,
@@ -49,16 +52,25 @@ from stretto.substrate.process_command import (
     gang_environment,
     own_folder,
     rank_environments,
+    token_of,
 )
 from stretto.substrate.process_devices import DevicePool
 from stretto.substrate.process_end import failed_late, killed_leaving
+from stretto.substrate.process_guard import START, TOKEN
 from stretto.substrate.process_history import PastJob, fold
 from stretto.substrate.process_reports import Setup, read_report
 from stretto.substrate.process_run import JobRun, Order, must_wait
+from stretto.substrate.process_scarce import Retry
+from stretto.substrate.process_shared import SharedFolder, overwritten
 from stretto.substrate.process_trials import Mark
+from stretto.substrate.run_identity import identity
 
 __all__ = ["Command", "ProcessSubstrate"]
 
+FLOOD = (
+    "its command prints without end: it is read no faster than 2 MB and 200 epochs a second, between two "
+    "looks the last line counts, and of every epoch the first; this is said once"
+)
 _NO_DEVICES: Mapping[str, Sequence[str]] = {}
 
 
@@ -90,15 +102,22 @@ class ProcessSubstrate:
         clock: Callable[[], float] | None = None,
         grace_s: float = 10.0,
         retries: int = 2,
+        threads: int = 0,
     ) -> None:
         """`commands` by the id of the job, or by the study whose trials run it.
 
         `devices` has the ids of each node's GPUs, one per slot; a node without is left to its commands.
+        Every process may use so many `threads`; 0: nobody says.
         `clock` gives the seconds since the run's first start; by default that is now.
         """
         self._nodes = nodes
         self._commands = commands
-        self._folder = run_dir.absolute() / "jobs"
+        self._run_dir = run_dir.absolute()
+        self._folder = self._run_dir / "jobs"
+        self._threads = threads
+        self._identity = ""
+        self._shared: dict[Path, SharedFolder] = {}
+        """Folders in which commands of several jobs run."""
         self._devices = DevicePool(nodes, devices)
         self._clock = clock or _stopwatch()
         self._ahead_s = 0.0
@@ -110,7 +129,7 @@ class ProcessSubstrate:
         self._runs: dict[str, JobRun] = {}
         self._changed = threading.Condition()
         """Guards the queue and every `JobRun`, which listening threads change too."""
-        self._events: deque[Event] = deque()
+        self._events = EventQueue()
 
     def now_s(self) -> float:
         return self._clock() + self._ahead_s
@@ -150,11 +169,13 @@ class ProcessSubstrate:
         """The next event; None at `until_s`, or, if that is never, once nothing runs any more."""
         with self._changed:
             while not self._events:
-                left_s = until_s - self.now_s()
+                now_s = self.now_s()
+                left_s = until_s - now_s
                 if left_s <= 0 or (math.isinf(left_s) and not any(run.busy for run in self._runs.values())):
                     return None
-                self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
-            return self._events.popleft() if self._events[0].t_s <= until_s else None
+                again_s = self._start_again_s(now_s)
+                self._changed.wait(min(left_s, again_s, threading.TIMEOUT_MAX))
+            return self._events.take(until_s)
 
     def recover(self, history: Iterable[Event]) -> None:
         """Start what was running when the record ends, with the allocation and batch it had."""
@@ -201,11 +222,25 @@ class ProcessSubstrate:
                 run.waiting = Order(past.allocation, past.batch, self.now_s())
                 self._start_waiting()
 
+    def _start_again_s(self, now_s: float) -> float:
+        """Start whoever waited long enough for a limit of the machine; when the next one has."""
+        if any(again_s <= now_s for again_s in self._tried_again_s()):
+            self._start_waiting()
+            return 0.0  # something may have come of it
+        return min((again_s - now_s for again_s in self._tried_again_s()), default=math.inf)
+
+    def _tried_again_s(self) -> list[float]:
+        waiting = [run.retry for run in self._runs.values() if run.waiting is not None]
+        return [retry.again_s for retry in waiting if retry is not None]
+
     def _start_waiting(self) -> None:
         """Start whoever waits for nothing but this; first those who were admitted first."""
+        now_s = self.now_s()
         for run in self._runs.values():
             order = run.waiting
             if order is not None and run.process is None:
+                if run.retry is not None and now_s < run.retry.again_s:
+                    continue
                 if must_wait(run, order, self._runs.values(), self._nodes):
                     continue
                 run.waiting = None
@@ -223,8 +258,9 @@ class ProcessSubstrate:
             self._check_nodes(order.allocation)
             make_private_folder(own_folder(run.files.log.parent))
             run.process = self._guarded(run, setup)
+            self._watch_folder(run)
         except (OSError, ValueError, InputError) as error:
-            self._on_exit(run, cannot_start(error))
+            self._on_exit(run, cannot_start(error, error.errno if isinstance(error, OSError) else None))
 
     def _guarded(self, run: JobRun, setup: Setup) -> GuardedCommand:
         restarts, job_folder = run.starts - 1, run.files.log.parent
@@ -234,7 +270,10 @@ class ProcessSubstrate:
             restarts=restarts,
             job_folder=job_folder,
             devices=self._devices.take(run.job, setup.allocation),
+            threads=self._threads,
         )
+        self._identity = self._identity or identity(self._run_dir)
+        env |= {TOKEN: token_of(self._identity, run.job.id), START: secrets.token_hex(8)}
         if run.command.gang:
             run.port = free_port([other.port for other in self._runs.values()])
             world = setup.allocation.worker_count
@@ -245,14 +284,16 @@ class ProcessSubstrate:
             filled_in(run.command, run.job, setup, job_folder=job_folder),
             env=env,
             ranks=rank_environments(run.command, setup),
-            cwd=run.command.cwd,
+            cwd=own_folder(job_folder) if run.command.in_folder else run.command.cwd,
             files=run.files,
             keys=setup.keys,
+            metric=run.command.metric,
             tells_missed=run.trial is not None and restarts > 0,
             grace_s=self._grace_s,
             on_line=lambda text: self._on_line(run, setup, text),
             on_missed=lambda text: self._on_missed(run, setup, text),
             on_exit=lambda how: self._on_exit(run, how),
+            on_flood=lambda: self._on_flood(run),
         )
 
     def _check_nodes(self, allocation: Allocation) -> None:
@@ -264,6 +305,7 @@ class ProcessSubstrate:
         with self._changed:
             if run.ended:
                 return
+            run.retry = None
             now_s = self.now_s()
             reading = read_report(text, setup, run.progress, t_s=now_s, mark=run.mark)
             run.mark = reading.mark
@@ -297,7 +339,8 @@ class ProcessSubstrate:
 
     def _tell_held(self, run: JobRun) -> None:
         now_s = self.now_s()
-        self._events.extend(replace(report, t_s=now_s) for report in run.held)
+        for report in run.held:
+            self._events.put(replace(report, t_s=now_s))
         run.held.clear()
         self._changed.notify_all()
 
@@ -313,8 +356,13 @@ class ProcessSubstrate:
         with self._changed:
             wanted = not run.leaving
             self._release(run)
+            self._look_at_folder(run)
+            if how.scarce is None:
+                run.retry = None
             if run.ended:
                 pass  # it was told to stop
+            elif how.scarce is not None and self._waits_for_limit(run, how, wanted=wanted):
+                pass
             elif run.complete or (how.code == 0 and not how.asked):
                 self._tell_held(run)
                 self._tell_of_end(run, how)
@@ -327,13 +375,45 @@ class ProcessSubstrate:
             self._start_waiting()
             self._changed.notify_all()
 
+    def _waits_for_limit(self, run: JobRun, how: Exit, *, wanted: bool) -> bool:
+        """Have a start that a limit of the machine kept from being tried again; False after long enough."""
+        if not wanted or run.setup is None:
+            return True
+        now_s = self.now_s()
+        run.retry = Retry.at(now_s, run.retry)
+        if run.retry is None:
+            return False
+        run.starts -= 1
+        run.waiting = run.waiting or Order(run.setup.allocation, run.setup.batch, run.asked_s or now_s)
+        if not run.has_said_scarce:
+            run.has_said_scarce = True
+            self._say(run, f"{how.error}. It waits and is tried again; this is said once.")
+        return True
+
+    def _watch_folder(self, run: JobRun) -> None:
+        if not run.command.in_folder:
+            folder = run.command.launch_folder
+            self._shared.setdefault(folder, SharedFolder(folder)).started(run.job.id)
+
+    def _look_at_folder(self, run: JobRun) -> None:
+        shared = self._shared.get(run.command.launch_folder)
+        found = None if shared is None else shared.ended(run.job.id)
+        if found is not None:
+            self._say(run, overwritten(found, run.command.launch_folder))
+
+    def _on_flood(self, run: JobRun) -> None:
+        with self._changed:
+            if not run.has_said_flood and not run.ended:
+                run.has_said_flood = True
+                self._say(run, FLOOD)
+
     def _release(self, run: JobRun) -> None:
         run.process = run.port = None
         run.leaving = False
         self._devices.give_back(run.job.id)
 
     def _say(self, run: JobRun, text: str) -> None:
-        self._events.append(JobNoted(t_s=self.now_s(), job_id=run.job.id, text=text))
+        self._events.put(JobNoted(t_s=self.now_s(), job_id=run.job.id, text=text))
         self._changed.notify_all()
 
     def _tell_of_end(self, run: JobRun, how: Exit) -> None:
@@ -355,14 +435,14 @@ class ProcessSubstrate:
             return
         attempt = run.failures.count
         now_s = self.now_s()
-        self._events.append(JobRetried(t_s=now_s, job_id=run.job.id, attempt=attempt, error=error))
+        self._events.put(JobRetried(t_s=now_s, job_id=run.job.id, attempt=attempt, error=error))
         if wanted and run.setup is not None:  # else it was about to be stopped anyway
             run.waiting = Order(run.setup.allocation, run.setup.batch, now_s)
 
     def _end(self, run: JobRun, event: Event) -> None:
         run.ended = True
         run.waiting = None
-        self._events.append(event)
+        self._events.put(event)
         self._changed.notify_all()
 
 
@@ -374,7 +454,7 @@ def _follow(instruction: Instruction, run: JobRun, asked_s: float) -> None:
             order = Order(run.setup.allocation, instruction.batch, asked_s)
         run.waiting = None if order is None else replace(order, batch=instruction.batch)
     elif instruction.action in {Action.PARK, Action.STOP}:
-        run.waiting, run.parked = None, True
+        run.waiting, run.retry, run.parked = None, None, True
         run.ended = instruction.action is Action.STOP
     else:
         run.waiting = Order(instruction.allocation, instruction.batch, asked_s)

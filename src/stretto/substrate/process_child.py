@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.core.private_files import file_mode, private_opener
+from stretto.substrate.process_guard import START, TOKEN, end_leftovers, processes_of
+from stretto.substrate.process_scarce import SCARCE, limit_text
 
 _GUARD = Path(__file__).with_name("process_guard.py")
 _PATIENCE_S = 5.0
@@ -36,6 +39,8 @@ class Exit:
     """Which process it was, where there were several."""
     started: bool = True
     """Whether it ran at all; another try would go the same way if not."""
+    scarce: int | None = None
+    """It did not run as a limit of the machine was reached, which this error number means."""
 
     @property
     def text(self) -> str:
@@ -51,7 +56,11 @@ class Exit:
         return f"killed by {name}" if self.rank is None else f"rank {self.rank} killed by {name}"
 
 
-def cannot_start(why: object) -> Exit:
+def cannot_start(why: object, number: int | None = None) -> Exit:
+    """`number` is that of the error, if it has one."""
+    if number in SCARCE:
+        text = f"it cannot be started: {limit_text(number)}"
+        return Exit(None, asked=False, error=text, started=False, scarce=number)
     return Exit(None, asked=False, error=f"it cannot be started: {why}", started=False)
 
 
@@ -79,8 +88,10 @@ class Files:
 class GuardedCommand:
     """A command under its guard. What is called back is called from a thread of its own.
 
-    `ranks` has the environment of each process beyond `env`; a report has one of `keys`. With
-    `tells_missed`, `on_missed` is given what the metrics file has already when the command is started.
+    `ranks` has the environment of each process beyond `env`; a report has one of `keys`, and of a trial
+    `metric` is the one that counts. With `tells_missed`, `on_missed` is given what the metrics file has
+    already when the command is started. `on_flood` is called once if it prints so fast that lines are left
+    out.
 
     Raises OSError or ValueError if not even the guard can be started, as where `cwd` is missing.
     """
@@ -94,16 +105,20 @@ class GuardedCommand:
         cwd: Path | None,
         files: Files,
         keys: Iterable[str],
+        metric: str | None,
         tells_missed: bool,
         grace_s: float,
         on_line: Callable[[bytes], None],
         on_missed: Callable[[bytes], None],
         on_exit: Callable[[Exit], None],
+        on_flood: Callable[[], None] = lambda: None,
     ) -> None:
         self._grace_s = grace_s
+        self._token = env.get(TOKEN, "")
         self._on_line = on_line
         self._on_missed = on_missed
         self._on_exit = on_exit
+        self._on_flood = on_flood
         self._asked = False
         self._overdue: threading.Timer | None = None
         self._several = len(ranks) > 1
@@ -115,6 +130,9 @@ class GuardedCommand:
             "metrics": str(files.metrics),
             "ranks": [dict(one) for one in ranks],
             "keys": sorted(keys),
+            "metric": metric,
+            "token": self._token,
+            "start": env.get(START, ""),
             "tells_missed": tells_missed,
             "mode": file_mode(),
         }
@@ -135,7 +153,13 @@ class GuardedCommand:
             self._socket.close()
             raise
         self._listener = threading.Thread(target=self._listen, name=f"listen {argv[0]}", daemon=True)
-        self._listener.start()
+        try:
+            self._listener.start()
+        except RuntimeError as error:  # no more threads can be had
+            self._guard.kill()
+            self._guard.wait()
+            self._socket.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def ask_to_stop(self) -> None:
         """SIGTERM to all of it, SIGKILL after the grace; does not wait."""
@@ -167,25 +191,32 @@ class GuardedCommand:
 
     def _listen(self) -> None:
         ended: Exit | None = None
-        error = ""
+        unstarted: Exit | None = None
         for what, text in self._said():
             if what == b"R":
                 self._on_line(text)
             elif what == b"M":
                 self._on_missed(text)
+            elif what == b"F":
+                self._on_flood()
             elif what == b"E":
-                error = text.decode(errors="replace")
+                number, _, why = text.decode(errors="replace").partition(" ")
+                unstarted = unstarted or cannot_start(why, int(number))
             elif what == b"X":
                 code, asked, rank = text.split()
                 ended = Exit(int(code), asked == b"1", rank=int(rank) if self._several else None)
         guard_code = self._guard.wait()
         if self._overdue is not None:
             self._overdue.cancel()
-        if error:
-            ended = cannot_start(error)
-        elif ended is None:
+        if ended is None and unstarted is None:
+            self._end_leftovers()
             ended = Exit(None, self._asked, f"its guard process ended unexpectedly (code {guard_code})")
-        self._on_exit(ended)
+        self._on_exit(unstarted or ended or cannot_start("nobody says why"))
+
+    def _end_leftovers(self) -> None:
+        """Of a guard that was killed: its command is killed with it, but not what that had started."""
+        if self._token:
+            end_leftovers(lambda: processes_of(self._token), grace_s=self._grace_s)
 
     def _said(self) -> Iterator[tuple[bytes, bytes]]:
         """What the guard says until it is gone."""

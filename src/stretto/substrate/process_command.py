@@ -26,6 +26,9 @@ from stretto.substrate.process_reports import Setup
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
 _HOST = "127.0.0.1"
 _FOLDER = "files"
+_LAUNCH = "STRETTO_LAUNCH_FOLDER"
+_THREADS = "OMP_NUM_THREADS"
+_NO_PATHS = frozenset({"-m", "-c"})
 METRICS = "metrics.jsonl"
 
 
@@ -41,6 +44,13 @@ class Command:
     """With K workers K processes run, told their ranks as torchrun tells them; else one, told K."""
     metric: str | None = None
     """Of a study's trials: the key in their reports by which they are compared."""
+    in_folder: bool = False
+    """It runs in the job's own folder; relative paths among its arguments are those of `cwd`."""
+
+    @property
+    def launch_folder(self) -> Path:
+        """Where it would run; relative paths that its user writes begin there."""
+        return (self.cwd or Path()).absolute()
 
 
 def check_placeholders(command: Command, job: Job) -> None:
@@ -72,21 +82,76 @@ def filled_in(command: Command, job: Job, setup: Setup, *, job_folder: Path) -> 
     def value_of(match: re.Match[str]) -> str:
         return f"{{{match[1]}}}" if match[2] is None else values[match[2]]
 
-    return [_PLACEHOLDER.sub(value_of, part) for part in command.argv]
+    parts = [_PLACEHOLDER.sub(value_of, part) for part in command.argv]
+    return resolved(parts, command.launch_folder) if command.in_folder else parts
+
+
+def resolved(argv: Sequence[str], folder: Path) -> list[str]:
+    """The arguments with every relative path that is there, from the folder on, made absolute.
+
+    That is also the value of `--data=PATH`, and not what follows `-m` or `-c`, which names a module or is
+    code. A program without a slash is looked for on the PATH.
+    """
+    before = ["", *argv]
+    return [
+        part if before[at] in _NO_PATHS or (at == 0 and "/" not in part) else _absolute(part, folder)
+        for at, part in enumerate(argv)
+    ]
+
+
+def rewritten(argv: Sequence[str], folder: Path) -> list[str]:
+    """Those arguments that would be made absolute, as they are written."""
+    return [old for old, new in zip(argv, resolved(argv, folder), strict=True) if old != new]
+
+
+def _absolute(part: str, folder: Path) -> str:
+    option, equals, value = part.partition("=") if part.startswith("-") else ("", "", part)
+    if not value or value.startswith(("/", "-")) or "\0" in value:
+        return part
+    try:
+        is_there = (folder / value).exists()
+    except OSError:  # too long for a name
+        return part
+    return f"{option}{equals}{folder / value}" if is_there else part
 
 
 def environment(
-    command: Command, setup: Setup, *, restarts: int, job_folder: Path, devices: Sequence[str] | None
+    command: Command,
+    setup: Setup,
+    *,
+    restarts: int,
+    job_folder: Path,
+    devices: Sequence[str] | None,
+    threads: int = 0,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """What all processes of the job have in common; `devices` None: they see whatever there is."""
+    """What all processes of the job have in common; `devices` None: they see whatever there is.
+
+    Each may use so many `threads`, unless the user has said otherwise; 0: nobody says.
+    """
     seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
     own = own_environment(command, setup, restarts=restarts, job_folder=job_folder)
-    return {**os.environ, **own, **seen}
+    each = threads if command.gang else threads * setup.allocation.worker_count
+    return {**({_THREADS: str(each)} if threads else {}), **importing({**environ, **own}), **seen}
+
+
+def importing(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which Python finds modules of the folder where the command was given, too."""
+    launch = environ.get(_LAUNCH)
+    if not launch:
+        return dict(environ)
+    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, (launch, environ.get("PYTHONPATH"))))}
+
+
+def token_of(run_identity: str, job_id: str) -> str:
+    """What the processes of a job carry, and no other process does."""
+    return f"{run_identity}:{job_id}"
 
 
 def own_environment(command: Command, setup: Setup, *, restarts: int, job_folder: Path) -> dict[str, str]:
     """What processes of the job are told, on whatever node they are."""
     return {
+        **({_LAUNCH: str(command.launch_folder)} if command.in_folder else {}),
         **command.env,
         "STRETTO_JOB": setup.job_id,
         "STRETTO_RESTARTS": str(restarts),

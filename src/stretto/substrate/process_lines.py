@@ -21,6 +21,8 @@ class Line:
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
         self.problems: list[str] = []
+        self.wrong = ""
+        """Why its epoch or what it shows does not count, where people should know."""
 
     def has(self, key: str) -> bool:
         return key in self._values
@@ -44,12 +46,21 @@ class Line:
         return as_float
 
     def epoch(self) -> int | None:
+        """Epochs that are completed; None, and `wrong`, if that makes no sense."""
         rule = f"a whole number from 0 to {MOST_EPOCHS}"
         epoch = self.number("epoch", rule, most=MOST_EPOCHS)
-        if epoch is not None and not epoch.is_integer():
-            self.problems.append(f"epoch is {epoch}; it must be {rule}")
-            return None
-        return None if epoch is None else int(epoch)
+        if epoch is not None and epoch.is_integer():
+            return int(epoch)
+        if epoch is not None:
+            self.problems.append(f"epoch is {self.shown('epoch')}; it must be {rule}")
+        if self.gives("epoch"):
+            self.wrong = self.problems[-1]
+        return None
+
+    def go_back(self, epoch: int, last: int) -> None:
+        """Its epoch is one that the same start has passed."""
+        self.wrong = f"epochs count up, and epoch {epoch} came after epoch {last}"
+        self.problems.append("epochs that count down")
 
     def measured(self, key: str) -> tuple[float | None, ...]:
         """What was measured, None if it came out as no number; empty if it makes no sense."""
@@ -58,6 +69,9 @@ class Line:
         if as_float is None and value is not None:
             self.problems.append(f"{key} is {self.shown(key)}; it must be a number or null")
             return ()
+        if isinstance(value, int) and as_float is not None and math.isinf(as_float):
+            self.wrong = f"{key} is {self.shown(key)}, too large for a number, and counts as none"
+            self.problems.append(self.wrong)
         return (as_float if as_float is not None and math.isfinite(as_float) else None,)
 
 

@@ -92,7 +92,7 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: 
         known = last.result_epoch
         shown = read_result(line, setup.trial, setup.allocation, known=known, mark=mark, t_s=t_s)
     result = shown.result if shown else None
-    progress = _progress(line, last) if shown is None else _progress_of_trial(result, last)
+    progress = _progress(line, last, mark) if shown is None else _progress_of_trial(result, last)
     report = JobReported(
         t_s=t_s,
         job_id=setup.job_id,
@@ -104,15 +104,28 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: 
         results=() if result is None else (result,),
     )
     if shown is None:
-        return Reading(report, tuple(line.problems), mark)
-    return Reading(report, tuple(line.problems), shown.mark, shown.wrong)
+        if line.gives("epoch"):
+            mark = replace(mark, epoch=max(mark.epoch, progress.epoch), t_s=t_s)
+        return Reading(report, tuple(line.problems), mark, _wrong(line, ""))
+    return Reading(report, tuple(line.problems), shown.mark, _wrong(line, shown.wrong))
 
 
-def _progress(line: Line, last: Progress) -> Progress:
+def _wrong(line: Line, wrong: str) -> str:
+    """What people should know of a line: why its metric does not count, or its epoch."""
+    if wrong or not line.wrong:
+        return wrong
+    return f"it prints lines that do not count as they are: {line.wrong}; this is said once"
+
+
+def _progress(line: Line, last: Progress, mark: Mark) -> Progress:
+    """Within a start epochs do not go back; a start may begin anew."""
     work_done, epoch = (
         line.number("work_done", f"a number from 0 to {MOST_WORK:g}", most=MOST_WORK),
         line.epoch(),
     )
+    if epoch is not None and mark.t_s is not None and epoch < mark.epoch:
+        line.go_back(epoch, mark.epoch)
+        epoch = None
     return replace(
         last,
         work_done=last.work_done if work_done is None else work_done,

@@ -14,6 +14,7 @@ from stretto.substrate.process_command import Command
 from stretto.substrate.process_end import Asked
 from stretto.substrate.process_history import Failures
 from stretto.substrate.process_reports import Progress, Setup
+from stretto.substrate.process_scarce import Retry
 from stretto.substrate.process_trials import Mark, Trial
 
 
@@ -37,6 +38,8 @@ class JobRun:
     process: GuardedCommand | None = None
     leaving: bool = False
     """What runs of it was asked to stop, and holds its slots until it has."""
+    retry: Retry | None = None
+    """When it is started again that a limit of the machine kept from being started."""
     waiting: Order | None = None
     """How it is started as soon as there is room, and nothing of it is left from before."""
     parked: bool = False
@@ -51,6 +54,10 @@ class JobRun:
     failures: Failures = field(default_factory=Failures)
     problems: set[str] = field(default_factory=set)
     """What was already noted in the log about its reports."""
+    has_said_scarce: bool = False
+    """It was said that it waits for a limit."""
+    has_said_flood: bool = False
+    """It was said that it prints more than is read."""
     has_shown_wrong: bool = False
     """It was said that it shows its metric in a way that does not count."""
     passed: bool = False

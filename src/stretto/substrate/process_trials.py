@@ -63,6 +63,9 @@ def read_result(
     if not values or (told is None and (line.gives("epoch") or not mark.counts)):
         return Shown(mark)
     epoch = mark.epoch + 1 if told is None else told
+    if mark.t_s is not None and epoch < mark.epoch:
+        line.go_back(epoch, mark.epoch)
+        return Shown(mark)
     again = epoch == mark.epoch and mark.t_s is not None
     new_mark = mark if again else replace(mark, epoch=epoch, t_s=t_s)
     if problem := _passed_over(epoch, trial, known):

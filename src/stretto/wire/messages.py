@@ -42,6 +42,8 @@ class CommandOrder:
     restarts: int
     grace_s: float
     """Between SIGTERM and SIGKILL."""
+    metric: str | None = None
+    """Of a trial: the key that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,132 @@
+"""Files that several jobs write in the one folder in which their commands run: noticed, and told once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MOST_ENTRIES = 2000
+"""Looked at in one look; of a larger folder, those that come first."""
+_PASSED_OVER = frozenset({"runs", "venv", "node_modules", "site-packages"})
+_SOURCES = (".py", ".ipynb", ".toml", ".yaml", ".yml", ".sh", ".md", ".cfg", ".ini")
+"""What people write while their jobs run."""
+_SLACK_S = 0.05
+"""Times of files are a little behind the clock."""
+_SHARE, _FREE_S = 0.02, 0.1
+"""Looking takes no more than this part of the time, and a little at the beginning."""
+
+Scan = Callable[[Path], Iterator[tuple[str, float]]]
+"""Files under a folder, and when each was last written, in seconds since 1970."""
+
+
+@dataclass(slots=True)
+class _Written:
+    """One file: when it was last written, and who may have written it every time."""
+
+    at_s: float
+    by: frozenset[str]
+    first: str
+    """One of those that may have written it when it was seen first."""
+
+
+@dataclass(slots=True)
+class SharedFolder:
+    """Looks at a folder whenever a command there ends.
+
+    A file that was written while some jobs ran was written by one of those. If no job is left that may have
+    written it every time, two jobs have.
+    """
+
+    folder: Path
+    scan: Scan = field(default_factory=lambda: files_written)
+    now_s: Callable[[], float] = time.time
+    stopwatch: Callable[[], float] = time.perf_counter
+    _running: dict[str, float] = field(default_factory=dict)
+    _left: list[tuple[str, float, float]] = field(default_factory=list)
+    """Who has ended since the last look, with their times."""
+    _files: dict[str, _Written] = field(default_factory=dict)
+    _begun_s: float | None = None
+    _looked_s: float = 0.0
+    _found: bool = False
+
+    def started(self, job_id: str) -> None:
+        self._running[job_id] = self.now_s()
+        self._begun_s = self.stopwatch() if self._begun_s is None else self._begun_s
+
+    def ended(self, job_id: str) -> tuple[str, str, str] | None:
+        """A file and two jobs that have written it, if that is known now; said once."""
+        begun_s = self._running.pop(job_id, None)
+        if begun_s is None or self._found:
+            return None
+        self._left.append((job_id, begun_s, self.now_s()))
+        begun = self.stopwatch()
+        if self._looked_s > _FREE_S + _SHARE * (begun - (self._begun_s or begun)):
+            self._left.clear()  # whatever was written meanwhile is nobody's for sure
+            self._files.clear()
+            return None
+        found = self._look(job_id)
+        self._looked_s += self.stopwatch() - begun
+        self._left.clear()
+        self._found = found is not None
+        return found
+
+    def _look(self, job_id: str) -> tuple[str, str, str] | None:
+        for name, at_s in self.scan(self.folder):
+            before = self._files.get(name)
+            if before is not None and before.at_s == at_s:
+                continue
+            by = self._who_ran(at_s)
+            if not by:
+                self._files.pop(name, None)
+                continue
+            if before is None:
+                self._files[name] = _Written(at_s, by, job_id if job_id in by else min(by))
+                continue
+            common = before.by & by
+            if not common:
+                return name, before.first, job_id if job_id in by else min(by)
+            self._files[name] = _Written(
+                at_s, common, before.first if before.first in common else min(common)
+            )
+        return None
+
+    def _who_ran(self, at_s: float) -> frozenset[str]:
+        ran = [job for job, begun_s in self._running.items() if begun_s - _SLACK_S <= at_s]
+        ran += [job for job, begun_s, end_s in self._left if begun_s - _SLACK_S <= at_s <= end_s + _SLACK_S]
+        return frozenset(ran)
+
+
+def files_written(folder: Path) -> Iterator[tuple[str, float]]:
+    """Files in a folder and in its folders, but for what is hidden, source text, or not the jobs' own."""
+    left = _MOST_ENTRIES
+    waiting = [(folder, True)]
+    while waiting and left > 0:
+        where, goes_on = waiting.pop()
+        try:
+            with os.scandir(where) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left <= 0:
+                        break
+                    if entry.name.startswith((".", "__")) or entry.name.lower().endswith(_SOURCES):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        if goes_on and entry.name not in _PASSED_OVER:
+                            waiting.append((Path(entry.path), False))
+                    elif entry.is_file(follow_symlinks=False):
+                        yield os.path.relpath(entry.path, folder), entry.stat(follow_symlinks=False).st_mtime
+        except OSError:
+            continue  # it went meanwhile, or is not to be read
+
+
+def overwritten(found: tuple[str, str, str], folder: Path) -> str:
+    """What is said of that."""
+    name, first, second = found
+    return (
+        f"{first} and {second} have both written {name}: commands run in one folder, {folder}, and what the "
+        "last one writes is what is left. Add --in-folder (in_folder = true), and each job runs in a folder "
+        "of its own; or have the command write to {folder}. This is said once."
+    )

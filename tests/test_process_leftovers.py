@@ -1,0 +1,211 @@
+"""Processes that outlived their guard are ended before the job is started again; nobody else's are."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from process_bench import Bench, all_events, eventually
+from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
+from stretto.substrate import process, process_scarce
+from stretto.substrate.process_child import GuardedCommand
+from stretto.substrate.process_guard import TOKEN, end_leftovers, processes_of
+from stretto.substrate.process_scarce import PATIENCE_S, Retry, limit_text, scarce_number
+
+TRAINS_IN_A_GRANDCHILD = """
+child = "import os, signal, time\\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" \\
+    "open(%r, 'a').write(str(os.getpid()) + '\\\\n')\\ntime.sleep(600)"
+pids = os.path.join({folder!r}, "pids")
+subprocess.Popen([sys.executable, "-I", "-S", "-c", child % pids], start_new_session=True)
+while not os.path.exists(pids):
+    time.sleep(0.01)
+print('{{"work_done": 1}}', flush=True)
+if os.path.exists(os.path.join({folder!r}, "again")):
+    sys.exit(0)
+time.sleep(600)
+"""
+
+
+class Timeline:
+    """Processes that end when they are told, and a clock."""
+
+    def __init__(self, **obeys: bool) -> None:
+        self.now_s = 0.0
+        self.left = dict(enumerate(obeys.values(), start=1))
+        self.signals: list[tuple[int, int]] = []
+
+    def kill(self, pid: int, number: int) -> None:
+        self.signals.append((pid, number))
+        if number == signal.SIGKILL or self.left[pid]:
+            del self.left[pid]
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def end(self, grace_s: float) -> int:
+        return end_leftovers(
+            lambda: list(self.left),
+            grace_s=grace_s,
+            kill=self.kill,
+            clock=lambda: self.now_s,
+            sleep=self.sleep,
+        )
+
+
+def test_leftovers_are_asked_once_and_killed_after_the_grace() -> None:
+    timeline = Timeline(obeys=True, ignores=False)
+    assert timeline.end(2.0) == 2
+    assert timeline.signals == [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)]
+    assert timeline.now_s == pytest.approx(2.0, abs=0.2)
+
+
+def test_what_cannot_be_killed_is_not_waited_for_without_end() -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    assert (
+        end_leftovers(lambda: [1], grace_s=1.0, kill=lambda *_: None, clock=lambda: now_s, sleep=sleep) == 1
+    )
+    assert now_s < 10
+
+
+def test_only_processes_with_the_token_are_found() -> None:
+    sleeper = [sys.executable, "-I", "-S", "-c", "import time; print(1, flush=True); time.sleep(60)"]
+    token = f"secret{os.getpid()}:a"
+    environments = [{TOKEN: token, "STRETTO_START": "1"}, {TOKEN: f"{token}b"}, {"X": f"{TOKEN}={token}"}]
+    started = [subprocess.Popen(sleeper, env=env, stdout=subprocess.PIPE) for env in environments]
+    try:
+        for one in started:
+            assert one.stdout is not None
+            one.stdout.readline()
+        assert processes_of(token) == [started[0].pid]
+        assert processes_of(token, but_start="1") == []
+        assert processes_of(token, but_start="2") == [started[0].pid]
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+
+
+def test_a_killed_guard_leaves_nothing_that_trains_beside_the_retry(tmp_path: Path) -> None:
+    with Bench(tmp_path, retries=1, grace_s=0.2) as bench:
+        substrate = bench.started(bench.code(TRAINS_IN_A_GRANDCHILD.format(folder=str(tmp_path))))
+        pids = tmp_path / "pids"
+        eventually(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        first = int(pids.read_text().split()[0])
+        (tmp_path / "again").touch()
+        (guard,) = [pid for pid in processes_of(token_of(bench)) if is_guard(pid)]
+        os.kill(guard, signal.SIGKILL)
+        events = all_events(substrate)
+        assert isinstance(events[-1], JobFinished)
+        assert first not in processes_of(token_of(bench)), "it was ended before the retry was begun"
+
+
+def test_what_a_killed_guard_of_a_killed_controller_left_is_ended_before_a_start(tmp_path: Path) -> None:
+    with Bench(tmp_path, grace_s=0.2) as bench:
+        substrate = bench.started(bench.code("print('{\"work_done\": 1}', flush=True)"))
+        assert isinstance(all_events(substrate)[-1], JobFinished)
+        code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(600)"
+        left = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code],
+            env={TOKEN: token_of(bench), "STRETTO_START": "before"},
+            stdout=subprocess.PIPE,
+        )
+        assert left.stdout is not None
+        left.stdout.readline()
+        try:
+            again = bench.started(bench.code("print('{\"work_done\": 1}', flush=True)"))
+            eventually(lambda: left.poll() is not None)
+            assert isinstance(all_events(again)[-1], JobFinished)
+        finally:
+            left.kill()
+            left.communicate()
+
+
+def token_of(bench: Bench) -> str:
+    return f"{(bench.folder / 'id').read_text()}:a"
+
+
+def is_guard(pid: int) -> bool:
+    return "process_guard.py" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+class Scarce:
+    """A guard that cannot be started at first."""
+
+    def __init__(self, failures: int, number: int) -> None:
+        self.failures = failures
+        self.number = number
+        self.tries = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.tries += 1
+        if self.tries <= self.failures:
+            raise OSError(self.number, os.strerror(self.number))
+        return _REAL(*arguments, **options)
+
+
+_REAL: Callable[..., Any] = GuardedCommand
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENFILE])
+def test_a_start_that_a_limit_prevents_is_tried_again_and_the_limit_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(process_scarce, "FIRST_WAIT_S", 0.01)
+    scarce = Scarce(2, number)
+    monkeypatch.setattr(process, "GuardedCommand", scarce)
+    with Bench(tmp_path) as bench:
+        substrate = bench.started(bench.code("print('{\"work_done\": 1}', flush=True)"))
+        events = all_events(substrate)
+    assert scarce.tries == 3
+    kinds = [type(event) for event in events]
+    assert kinds == [JobNoted, JobReported, JobFinished]
+    assert limit_text(number) in getattr(events[0], "text", "")
+
+
+def test_another_error_at_a_start_is_no_reason_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GuardedCommand", Scarce(9, errno.EACCES))
+    with Bench(tmp_path) as bench:
+        events = all_events(bench.started(bench.code("")))
+    assert [type(event) for event in events] == [JobFailed]
+
+
+def test_a_start_is_not_tried_for_ever() -> None:
+    retry: Retry | None = None
+    now_s, tries = 5.0, 0
+    while (retry := Retry.at(now_s, retry)) is not None:
+        assert 0 < retry.again_s - now_s <= process_scarce.LONGEST_WAIT_S
+        now_s, tries = retry.again_s, tries + 1
+    assert PATIENCE_S <= now_s - 5.0 <= PATIENCE_S + process_scarce.LONGEST_WAIT_S
+    assert tries < 40
+
+
+def test_limits_are_named() -> None:
+    assert "ulimit -n" in limit_text(errno.EMFILE)
+    assert "ulimit -u" in limit_text(errno.EAGAIN)
+    assert "memory" in limit_text(errno.ENOMEM)
+    assert scarce_number(RuntimeError("can't start new thread")) == errno.EAGAIN
+    assert scarce_number(OSError(errno.ENOENT, "")) is None
+
+
+def test_a_job_that_waits_for_a_limit_can_be_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GuardedCommand", Scarce(99, errno.EMFILE))
+    with Bench(tmp_path) as bench:
+        substrate = bench.started(bench.code(""))
+        assert isinstance(substrate.next_event(60.0), JobNoted)
+        substrate.close()
+        assert substrate.next_event(float("inf")) is None
