@@ -162,7 +162,7 @@ print("no newline at the end", end="")
         ('{"work_done": NaN}', "work_done is 'nan'"),
         ('{"work_done": true}', "work_done is 'True'"),
         ('{"work_done": 1' + "0" * 400 + "}", "it must be a number from 0 to 1e+15"),
-        ('{"epoch": 1.5}', "epoch is 1.5"),
+        ('{"epoch": 1.5}', "epoch is '1.5'"),
         ('{"step_s": 0}', "step_s is '0'"),
         ('{"step_s": 0.1}', "sync_s is missing; with 2 workers"),
         ('{"step_s": 0.1, "sync_s": 0.2}', "sync_s is '0.2'; it must be a number from 0 to step_s"),
