@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -10,17 +11,26 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import stretto
 from stretto.app.given_limits import given_budget_usd, given_deadline_s
 from stretto.app.plan import Planned, plan, plan_json
 from stretto.app.study_run import with_limits
+from stretto.cli.limits import parse_budget_usd
+from stretto.core.units import format_duration, format_usd, parse_duration_s
+from stretto.planning.planner import Rule
+from stretto.planning.tuning import Limits
+from stretto.report.plan_text import plan_text
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
 
 KEYS = {
     "feasible", "deadline_s", "budget_usd", "q", "cost_usd", "jct_s", "p_on_time", "p_in_budget", "stages",
-    "static", "cheapest", "fastest", "frontier", "earliest", "doubts", "planning_s",
+    "static", "cheapest", "fastest", "frontier", "earliest", "instead", "prices", "epoch_s", "start_s",
+    "doubts", "planning_s",
 }  # fmt: skip
+INSTEAD = {"more_time", "more_money", "more_of_both", "fewer_trials", "fewer_epochs", "fewer_of_both"}
 STAGE_KEYS = {
     "stage", "first_epoch", "last_epoch", "trials", "gpus_per_trial", "at_once", "nodes", "instance",
 }  # fmt: skip
@@ -53,6 +63,10 @@ def test_every_documented_field_is_there() -> None:
     points = [*found["frontier"], found["earliest"], found["cheapest"], found["fastest"]]
     assert all(set(point) == {"jct_s", "cost_usd"} for point in points)
     assert found["planning_s"] > 0
+    assert found["instead"] is None
+    assert found["prices"] == [{"instance": "p3.8xlarge", "gpus": 4, "usd_per_hour": 12.24}]
+    assert found["epoch_s"] == pytest.approx(35.0)
+    assert found["start_s"] > 0
 
 
 def test_an_infeasible_study_has_no_chosen_plan() -> None:
@@ -65,6 +79,68 @@ def test_an_infeasible_study_has_no_chosen_plan() -> None:
     assert found["earliest"]["jct_s"] > 60
     assert found["cheapest"]["cost_usd"] <= found["earliest"]["cost_usd"]
     assert found["frontier"]
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.one_of(st.none(), st.integers(60, 700)),
+    st.one_of(st.none(), st.floats(0.05, 5.0)),
+    st.sampled_from(["quantile", "mean"]),
+)
+@example(900, 4.0, "quantile")
+@example(500, 6.0, "quantile")
+@example(None, 2.0, "mean")
+def test_whatever_is_offered_instead_can_be_planned(
+    deadline: int | None, budget_usd: float | None, rule: Rule
+) -> None:
+    """Each offer, typed back as it is shown, and no offer asks for less than was given."""
+    file = with_limits(study_file(NO_LIMITS), deadline_s=deadline, budget_usd=budget_usd)
+    asked = plan(file, rule=rule)
+    if asked.outcome.feasible:
+        assert asked.nearest is None
+        return
+    assert asked.nearest is not None
+    offers = dataclasses.asdict(asked.nearest)
+    assert set(offers) == INSTEAD
+    found = [getattr(asked.nearest, name) for name in INSTEAD if offers[name] is not None]
+    assert found
+    for offer in found:
+        study, limits = asked.tuning.study, offer.limits
+        assert offer.trials <= study.trials
+        assert offer.max_epochs <= study.max_epochs
+        as_shown = {
+            "deadline_s": None
+            if limits.deadline_s is None
+            else parse_duration_s(format_duration(limits.deadline_s)),
+            "budget_usd": None if limits.budget_usd is None else typed_usd(limits, asked.tuning.limits),
+        }
+        rungs = tuple(rung for rung in study.rungs if rung < offer.max_epochs)
+        smaller = dataclasses.replace(study, trials=offer.trials, max_epochs=offer.max_epochs, rungs=rungs)
+        tuning = dataclasses.replace(asked.tuning, study=smaller)
+        again = plan(with_limits(dataclasses.replace(file, tuning=tuning), **as_shown), rule=rule)
+        assert again.outcome.feasible, offer
+    assert any(offers[name] for name in ("more_time", "more_money", "more_of_both"))
+
+
+def typed_usd(limits: Limits, asked: Limits) -> float | None:
+    """What was given stays as it was given; what is offered is typed as it is shown."""
+    if limits.budget_usd is None or limits.budget_usd == asked.budget_usd:
+        return limits.budget_usd
+    return parse_budget_usd(format_usd(limits.budget_usd))
+
+
+def test_a_study_that_cannot_begin_by_its_deadline_is_offered_more_time_only() -> None:
+    found = answer(limited(deadline=5))["instead"]
+    assert found["more_time"]["deadline_s"] > 5
+    assert (
+        found["fewer_trials"]
+        is found["fewer_epochs"]
+        is found["fewer_of_both"]
+        is found["more_money"]
+        is None
+    )
+    text = plan_text(planned(limited(deadline=5)).tuning, planned().outcome)
+    assert "Counted with: p3.8xlarge $12.24/h (4 GPUs); an epoch takes 35 s on one GPU" in text
 
 
 def test_stages_follow_the_rungs() -> None:

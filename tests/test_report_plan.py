@@ -18,12 +18,14 @@ from stretto.app.plan import Planned, plan
 from stretto.app.study_run import with_limits
 from stretto.core.errors import InputError
 from stretto.planning.forecast import Estimate, Forecast, Outcome
+from stretto.planning.nearest import Nearest, Offer
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
 from stretto.report.plan_page import plan_html, write_plan_page
 from stretto.report.plan_text import (
+    answer_lines,
     closing,
     comparison_rows,
     frontier_plot,
@@ -140,21 +142,65 @@ def test_a_unit_that_is_known_is_taken() -> None:
 def test_of_an_infeasible_study_the_earliest_is_shown() -> None:
     nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
     text = plan_text(limited(Limits(deadline_s=60)), nothing)
-    assert (
-        "No plan keeps a deadline of 1m 00s with 90 % likelihood. The earliest deadline that can be kept is "
-        "1h 07m, for $31.00, by a plan that takes 1h 00m on average" in text
+    assert text.startswith(
+        "No plan keeps a deadline of 1m 00s with 90 % likelihood.\nThe plan that ends first takes 1h 00m and "
+        "$31.00 on average, the cheapest 3h 00m and $12.50.\n"
     )
-    assert "the cheapest plan costs $12.50 and takes 3h 00m on average" in text
     assert "Stages of the earliest plan" in text
     assert "E earliest" in text
     assert "| chosen" not in text
+
+
+def test_what_could_be_kept_instead_is_told_in_each_direction() -> None:
+    asked = Limits(deadline_s=3600, budget_usd=20)
+    nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
+    tuning = limited(asked)
+
+    def offer(trials: int = 8, epochs: int = 28, **limits: float) -> Offer:
+        kept = dataclasses.replace(asked, **limits)
+        return Offer(limits=kept, trials=trials, max_epochs=epochs, plan=forecast(15.0, 1800.0))
+
+    found = Nearest(
+        more_time=offer(deadline_s=7260),
+        more_money=offer(budget_usd=31.5),
+        more_of_both=None,
+        fewer_trials=offer(trials=5),
+        fewer_epochs=offer(epochs=11),
+        fewer_of_both=None,
+    )
+    lines = answer_lines(tuning, nothing, found)
+    takes = "(30m 00s and $15.00 on average)"
+    assert lines[1:] == [
+        f"More time: a deadline of 2h 01m can be kept at a budget of $20.00 {takes}.",
+        f"More money: a budget of $31.50 can be kept by 1h 00m {takes}.",
+        f"Fewer trials: 5 instead of 8 fit within both limits {takes}.",
+        f"Fewer epochs: at most 11 instead of 28 fit within both limits {takes}.",
+    ]
+    none = Nearest(
+        more_time=None,
+        more_money=None,
+        more_of_both=offer(deadline_s=7260, budget_usd=31.5),
+        fewer_trials=None,
+        fewer_epochs=None,
+        fewer_of_both=None,
+    )
+    assert answer_lines(tuning, nothing, none)[1:] == [
+        "More time alone does not help: no plan was found at a budget of $20.00.",
+        "More money alone does not help: no plan was found by 1h 00m.",
+        f"More of both: a deadline of 2h 01m and a budget of $31.50 can be kept {takes}.",
+        "Not even one epoch of one trial fits within both limits.",
+    ]
+    small = dataclasses.replace(none, fewer_of_both=offer(trials=2, epochs=1))
+    assert answer_lines(tuning, nothing, small)[-1] == (
+        f"Fewer trials and epochs: 2 trials of one epoch fit within both limits {takes}."
+    )
 
 
 def test_under_the_rule_of_the_mean_nothing_is_said_of_likelihood() -> None:
     fast = forecast(31.0, 3600.0)
     mean = dataclasses.replace(fast, due_s=fast.finish_s.mean)
     nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None, earliest=mean)
-    assert "1m 00s. The earliest" in verdict(limited(Limits(deadline_s=60)), nothing)
+    assert verdict(limited(Limits(deadline_s=60)), nothing) == "No plan keeps a deadline of 1m 00s."
 
 
 def test_the_slots_of_one_machine_are_not_called_nodes() -> None:

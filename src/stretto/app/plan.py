@@ -14,12 +14,15 @@ from stretto.app.threads import one_blas_thread
 from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.planning.forecast import Estimate, Forecast, Outcome
+from stretto.planning.nearest import Nearest, Offer, PlanBy, nearest_plans
 from stretto.planning.planner import Planner, Rule, plan_study
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.rubberband_plan import beginning
 
 BEGIN_S = 0.5
 """Between planning and the start of a run: a plan must keep its deadline that much later, too."""
+LATER = 4.0
+"""What is offered instead keeps its deadline also if planning it takes this many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Planned:
     outcome: Outcome
     rule: Rule
     planning_s: float
+    nearest: Nearest | None = None
+    """What could be kept instead; None if the limits are kept, or if nobody asked."""
 
 
 def plan(
@@ -50,10 +55,15 @@ def plan(
     file = with_limits_as(file, deadline, budget_usd)
     given_choice(planner, get_args(Planner), "planner")
     given_choice(rule, get_args(Rule), "rule")
-    rng = child_rng(given_whole(seed, "seed"), "plan")
+    given_whole(seed, "seed")
+
+    def plan_by(tuning: Tuning) -> Outcome:
+        return plan_study(tuning, child_rng(seed, "plan"), planner=planner, rule=rule)
+
     with one_blas_thread():
-        outcome = plan_study(file.tuning, rng, planner=planner, rule=rule)
-    return Planned(file.tuning, outcome, rule, time.perf_counter() - started)
+        outcome = plan_by(file.tuning)
+        nearest = None if outcome.feasible else nearest_plans(file.tuning, plan_by)
+    return Planned(file.tuning, outcome, rule, time.perf_counter() - started, nearest)
 
 
 def plan_to_begin(
@@ -63,25 +73,34 @@ def plan_to_begin(
     planner: Planner = "search",
     rule: Rule = "quantile",
     seed: int = 0,
+    instead: bool = False,
 ) -> Planned:
     """Plan a study that begins as soon as that is done, with nodes that it has beside what it rents.
 
-    The plan keeps its deadline also after the time it took to find it.
+    The plan keeps its deadline also after the time it took to find it. `instead`: look for what could be
+    kept if the limits cannot, which takes some times as long.
     """
-    start = beginning(tuning, nodes)
+    held = tuple(nodes)
 
-    def plan_by(limits: Limits) -> Outcome:
-        nearer, rng = replace(tuning, limits=limits), child_rng(seed, "plan")
-        return plan_study(nearer, rng, planner=planner, rule=rule, start=start)
+    def plan_later(later_s: float) -> PlanBy:
+        def plan_by(one: Tuning) -> Outcome:
+            nearer = replace(one, limits=_nearer(one.limits, later_s))
+            rng, start = child_rng(seed, "plan"), beginning(one, held)
+            return plan_study(nearer, rng, planner=planner, rule=rule, start=start)
+
+        return plan_by
 
     began_s = time.perf_counter()
     with one_blas_thread():
-        outcome = plan_by(tuning.limits)
+        outcome = plan_later(0.0)(tuning)
         planning_s = time.perf_counter() - began_s
         if not outcome.keeps_deadline(_nearer(tuning.limits, planning_s + BEGIN_S)):
-            outcome = plan_by(_nearer(tuning.limits, 2 * planning_s + BEGIN_S))
+            outcome = plan_later(2 * planning_s + BEGIN_S)(tuning)
             planning_s = time.perf_counter() - began_s
-    return Planned(tuning, outcome, rule, planning_s)
+        nearest = None
+        if instead and not outcome.feasible:
+            nearest = nearest_plans(tuning, plan_later(LATER * planning_s + 2 * BEGIN_S))
+    return Planned(tuning, outcome, rule, planning_s, nearest)
 
 
 def _nearer(limits: Limits, later_s: float) -> Limits:
@@ -93,7 +112,7 @@ def _nearer(limits: Limits, later_s: float) -> Limits:
 def plan_json(planned: Planned) -> dict[str, Any]:
     """The answer for machines; what an infeasible study does not have is null.
 
-    Points are means, but for `earliest`: its `jct_s` is the earliest deadline that can be kept.
+    Points are means, but for `earliest`: its `jct_s` is the earliest deadline that this plan keeps.
     """
     limits, outcome = planned.tuning.limits, planned.outcome
     chosen = outcome.chosen
@@ -112,8 +131,41 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "fastest": _point(outcome.fastest),
         "frontier": [_point(forecast) for forecast in outcome.frontier],
         "earliest": {"jct_s": outcome.earliest.due_s, "cost_usd": outcome.earliest.cost_usd.mean},
+        "instead": _instead(planned.nearest),
+        "prices": [
+            {"instance": one.name, "gpus": one.gpus, "usd_per_hour": one.usd_per_hour}
+            for one in (*planned.tuning.instances, *planned.tuning.own)
+        ],
+        "epoch_s": planned.tuning.profile.latency.epoch_s,
+        "start_s": planned.tuning.profile.start_s,
         "doubts": [{"name": doubt.name, "share": doubt.share} for doubt in outcome.doubts],
         "planning_s": planned.planning_s,
+    }
+
+
+def _instead(nearest: Nearest | None) -> dict[str, Any] | None:
+    """What could be kept, by what would have to change; null where nothing was found."""
+    if nearest is None:
+        return None
+    return {
+        "more_time": _offer(nearest.more_time),
+        "more_money": _offer(nearest.more_money),
+        "more_of_both": _offer(nearest.more_of_both),
+        "fewer_trials": _offer(nearest.fewer_trials),
+        "fewer_epochs": _offer(nearest.fewer_epochs),
+        "fewer_of_both": _offer(nearest.fewer_of_both),
+    }
+
+
+def _offer(offer: Offer | None) -> dict[str, float | int | None] | None:
+    if offer is None:
+        return None
+    return {
+        "deadline_s": offer.limits.deadline_s,
+        "budget_usd": offer.limits.budget_usd,
+        "trials": offer.trials,
+        "max_epochs": offer.max_epochs,
+        **_point(offer.plan),
     }
 
 

@@ -52,7 +52,7 @@ class PlannableStudy:
         file = with_limits(self.file, deadline_s=deadline_s)
         if self.held is None:
             return plan(file, planner=planner, rule=rule, seed=seed)
-        return plan_to_begin(file.tuning, self.held, planner=planner, rule=rule, seed=seed)
+        return plan_to_begin(file.tuning, self.held, planner=planner, rule=rule, seed=seed, instead=True)
 
 
 def study_to_plan(

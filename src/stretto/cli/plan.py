@@ -108,7 +108,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_json(planned), indent=2, allow_nan=False))
     else:
-        print(plan_text(planned.tuning, planned.outcome, unit), end="")
+        print(plan_text(planned.tuning, planned.outcome, unit, nearest=planned.nearest), end="")
     if report is not None:
         write_plan_page(report, planned, unit)
         print(f"report: {report}", file=sys.stderr)

@@ -11,11 +11,12 @@ HOUR_S = 3600.0
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
+_AFTER_UNIT = re.compile(r"(?<=[dhms]) +(?=\d)")
 
 
 def parse_duration_s(text: str, *, where: str = "", other_forms: str = "") -> float:
-    """Seconds of `90`, `90s`, `20m` or `1h30m`; `other_forms` are what may be written instead there."""
-    compact = text.strip().lower()
+    """Seconds of `90`, `90s`, `20m`, `1h30m` or `1h 30m`; `other_forms` may be written instead there."""
+    compact = _AFTER_UNIT.sub("", text.strip().lower())
     parts = _PART.findall(compact)
     mixed = len(parts) > 1 and any(not unit for _, unit in parts)
     if not parts or mixed or "".join(number + unit for number, unit in parts) != compact:
@@ -45,6 +46,16 @@ def format_duration(seconds: float) -> str:
 def format_usd(usd: float) -> str:
     """In cents, $1,234.50; of less than ten the first two digits, $0.0031."""
     size = abs(usd)
-    digits = 2 if size == 0 or size >= 0.1 else min(1 - math.floor(math.log10(size)), 6)
+    digits = _digits(size)
     whole, point, fraction = f"{size:,.{digits}f}".partition(".")
     return f"{'-' if usd < 0 else ''}${whole}{point}{fraction.rstrip('0'):0<2}"
+
+
+def shown_usd_above(usd: float) -> float:
+    """The least sum that is no less and that `format_usd` shows in full."""
+    digits = _digits(usd)
+    return math.ceil(usd * 10.0**digits) / 10.0**digits
+
+
+def _digits(usd: float) -> int:
+    return 2 if usd == 0 or usd >= 0.1 else min(1 - math.floor(math.log10(usd)), 6)

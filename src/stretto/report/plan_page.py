@@ -17,6 +17,8 @@ from stretto.planning.tuning import Limits, Tuning
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.palette import line_style
 from stretto.report.plan_text import (
+    answer_lines,
+    behind,
     closing,
     comparison_rows,
     duration_interval,
@@ -28,7 +30,6 @@ from stretto.report.plan_text import (
     stage_rows,
     steps,
     units,
-    verdict,
 )
 from stretto.report.plotting import graph_objects, safe, styled
 from stretto.substrate.local_nodes import SLOT
@@ -66,7 +67,10 @@ def plan_html(planned: Planned, unit: str = "") -> str:
         lead=f"By Stretto {stretto.__version__}: predicted from the study's profile, not measured.",
     )
     page.heading(2, "Answer")
-    page.text(verdict(tuning, outcome), "lead")
+    answer, *instead = answer_lines(tuning, outcome, planned.nearest)
+    page.text(answer, "lead")
+    for sentence in (*instead, behind(tuning, words.unit.removesuffix("s"))):
+        page.text(sentence)
     for sentence in closing(tuning, outcome):
         page.text(sentence)
     page.html(table_html(*comparison_rows(outcome, words.unit)))

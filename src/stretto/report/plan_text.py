@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stretto.app.machine_profile import MachineProfile
-from stretto.core.units import HOUR_S, format_duration, format_usd
+from stretto.core.units import HOUR_S, counted, format_duration, format_usd
 from stretto.planning.forecast import Estimate, Forecast, Outcome
+from stretto.planning.nearest import Nearest, Offer
 from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.text_table import markdown_table
@@ -25,13 +25,22 @@ LEFT_OUT = (
 """Of plans for where the training was measured."""
 
 
-def plan_text(tuning: Tuning, outcome: Outcome, unit: str = "", *, expected: str = "") -> str:
+def plan_text(
+    tuning: Tuning,
+    outcome: Outcome,
+    unit: str = "",
+    *,
+    expected: str = "",
+    nearest: Nearest | None = None,
+) -> str:
     """The whole answer, for a terminal or for pasting; `unit` is what trials get, where that is known.
 
-    `expected` is what a run that begins at once comes to.
+    `expected` is what a run that begins at once comes to, `nearest` what could be kept instead.
     """
     beyond = expected or (LEFT_OUT if isinstance(tuning.profile, MachineProfile) else "")
-    parts = ["\n".join(filter(None, (verdict(tuning, outcome), beyond))), _trade_off(outcome, unit)]
+    one = (unit or units(outcome.cheapest.plan)).removesuffix("s")
+    answer = (*answer_lines(tuning, outcome, nearest), behind(tuning, one), beyond)
+    parts = ["\n".join(filter(None, answer)), _trade_off(outcome, unit)]
     shown = outcome.followed(tuning.limits)
     instead = "cheapest" if tuning.limits.deadline_s is None else "earliest"
     name = "chosen" if outcome.chosen else instead
@@ -47,12 +56,18 @@ def is_priced(tuning: Tuning) -> bool:
     return any(instance.usd_per_hour for instance in (*tuning.instances, *tuning.own))
 
 
+def answer_lines(tuning: Tuning, outcome: Outcome, nearest: Nearest | None = None) -> list[str]:
+    """The answer, and where it is no, a line for everything that could be kept instead."""
+    if outcome.chosen is not None:
+        return [verdict(tuning, outcome)]
+    return [verdict(tuning, outcome), *_instead(tuning, outcome, nearest)]
+
+
 def verdict(tuning: Tuning, outcome: Outcome) -> str:
-    """The answer in a sentence or two."""
+    """The answer in a sentence."""
     limits, chosen = tuning.limits, outcome.chosen
     if chosen is None:
-        asked = f"{limits_text(limits)}{_how_surely(limits, outcome)}"
-        return f"No plan keeps {asked}. {_what_can_be_kept(limits, outcome)}"
+        return f"No plan keeps {limits_text(limits)}{_how_surely(limits, outcome)}."
     spent = f"{format_usd(chosen.cost_usd.mean)} in {format_duration(chosen.finish_s.mean)}"
     if limits.deadline_s is None and limits.budget_usd is None:
         return f"Without a limit there is a trade-off; a balanced plan takes {spent} (least cost x time)."
@@ -70,21 +85,68 @@ def _how_surely(limits: Limits, outcome: Outcome) -> str:
     return "" if earliest.due_s == earliest.finish_s.mean else f" with {_percent(limits.q)} likelihood"
 
 
-def _what_can_be_kept(limits: Limits, outcome: Outcome) -> str:
-    """The nearest limits; typed back they are kept, so they are rounded up."""
-    earliest, cheapest = outcome.earliest, outcome.cheapest
-    step_s = 1.0 if earliest.due_s < HOUR_S else 60.0
-    soonest = format_duration(math.ceil(earliest.due_s / step_s) * step_s)
-    sentence = (
-        f"The earliest deadline that can be kept is {soonest}, for {format_usd(earliest.cost_usd.mean)}, "
-        f"by a plan that takes {format_duration(earliest.finish_s.mean)} on average; "
-        f"the cheapest plan costs {format_usd(cheapest.cost_usd.mean)} and takes "
-        f"{format_duration(cheapest.finish_s.mean)} on average."
+def _instead(tuning: Tuning, outcome: Outcome, nearest: Nearest | None) -> list[str]:
+    """What could be kept, each in a sentence; where nobody looked for that, what plans take on average."""
+    if nearest is None:
+        earliest, cheapest = outcome.earliest, outcome.cheapest
+        first = f"{format_duration(earliest.finish_s.mean)} and {format_usd(earliest.cost_usd.mean)}"
+        least = f"{format_duration(cheapest.finish_s.mean)} and {format_usd(cheapest.cost_usd.mean)}"
+        return [f"The plan that ends first takes {first} on average, the cheapest {least}."]
+    return [*_with_more(tuning.limits, nearest), *_with_fewer(tuning, nearest)]
+
+
+def _with_more(limits: Limits, nearest: Nearest) -> Iterator[str]:
+    """Larger limits for the same study."""
+    at_budget = "" if limits.budget_usd is None else f" at a budget of {format_usd(limits.budget_usd)}"
+    by_deadline = "" if limits.deadline_s is None else f" by {format_duration(limits.deadline_s)}"
+    if offer := nearest.more_time:
+        later = f"a deadline of {format_duration(offer.limits.deadline_s or 0.0)}"
+        yield f"More time: {later} can be kept{at_budget} ({_takes(offer)})."
+    elif at_budget and by_deadline:
+        yield f"More time alone does not help: no plan was found{at_budget}."
+    if offer := nearest.more_money:
+        larger = f"a budget of {format_usd(offer.limits.budget_usd or 0.0)}"
+        yield f"More money: {larger} can be kept{by_deadline} ({_takes(offer)})."
+    elif at_budget and by_deadline:
+        yield f"More money alone does not help: no plan was found{by_deadline}."
+    if offer := nearest.more_of_both:
+        yield f"More of both: {limits_text(offer.limits)} can be kept ({_takes(offer)})."
+
+
+def _with_fewer(tuning: Tuning, nearest: Nearest) -> Iterator[str]:
+    """Less to train within the same limits."""
+    limits, study = tuning.limits, tuning.study
+    one_limit = limits.deadline_s is None or limits.budget_usd is None
+    within = "within the limit" if one_limit else "within both limits"
+    if offer := nearest.fewer_trials:
+        yield f"Fewer trials: {offer.trials} instead of {study.trials} fit {within} ({_takes(offer)})."
+    if offer := nearest.fewer_epochs:
+        epochs = f"at most {offer.max_epochs} instead of {study.max_epochs}"
+        yield f"Fewer epochs: {epochs} fit {within} ({_takes(offer)})."
+    if offer := nearest.fewer_of_both:
+        trials = f"{counted(offer.trials, 'trial')} of one epoch"
+        yield f"Fewer trials and epochs: {trials} fit {within} ({_takes(offer)})."
+    if not (nearest.fewer_trials or nearest.fewer_epochs or nearest.fewer_of_both):
+        yield f"Not even one epoch of one trial fits {within}."
+
+
+def _takes(offer: Offer) -> str:
+    plan = offer.plan
+    return f"{format_duration(plan.finish_s.mean)} and {format_usd(plan.cost_usd.mean)} on average"
+
+
+def behind(tuning: Tuning, unit: str = "GPU") -> str:
+    """The prices and times that plans are made of, in a sentence."""
+    prices = [
+        f"{one.name} {format_usd(one.usd_per_hour)}/h"
+        + (f" ({counted(one.gpus, unit)})" if one.name != SLOT else "")
+        for one in dict.fromkeys((*tuning.instances, *tuning.own))
+    ]
+    profile = tuning.profile
+    return (
+        f"Counted with: {', '.join(prices)}; an epoch takes {profile.latency.epoch_s:.3g} s on one {unit}, a "
+        f"start {profile.start_s:.3g} s."
     )
-    if limits.budget_usd is not None and cheapest.due_usd > limits.budget_usd:
-        least_usd = math.ceil(100.0 * cheapest.due_usd) / 100.0
-        return f"The least budget that can be kept is {format_usd(least_usd)}. {sentence}"
-    return sentence
 
 
 def closing(tuning: Tuning, outcome: Outcome) -> list[str]:

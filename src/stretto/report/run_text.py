@@ -22,7 +22,7 @@ from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.failures import failure_lines, with_failed
 from stretto.report.names import one_line
-from stretto.report.plan_text import is_priced, plan_text, stage_table, verdict
+from stretto.report.plan_text import answer_lines, is_priced, plan_text, stage_table
 from stretto.report.text_table import markdown_table
 from stretto.search.study import Study
 from stretto.worlds.replay import Origin
@@ -51,7 +51,8 @@ def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> s
         return plan_text(tuning, planned.outcome, SLOTS, expected=expected)
     if planned is not None:  # without a price there is no trade-off to show
         plan = planned.outcome.followed(tuning.limits).plan
-        return f"{verdict(tuning, planned.outcome)}\n{expected}\n\n{stage_table(plan, SLOTS)}\n"
+        answer = "\n".join(answer_lines(tuning, planned.outcome))
+        return f"{answer}\n{expected}\n\n{stage_table(plan, SLOTS)}\n"
     study, limits = tuning.study, tuning.limits
     until = (
         "without a deadline" if limits.deadline_s is None else f"until {format_duration(limits.deadline_s)}"
