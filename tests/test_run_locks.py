@@ -28,7 +28,7 @@ from test_real_standing import BreaksOff
 from tune_world import simulated, write_study
 
 HOLDER = Holder(pid=4711, since_s=1000.0, command="stretto tune study.toml", host="box")
-ROUNDS, STARTERS = 20, 5
+ROUNDS, STARTERS = 12, 5
 CHILD = """
 import sys
 from pathlib import Path
@@ -101,7 +101,7 @@ def test_two_real_starts_under_one_name(tmp_path: Path) -> None:
     starts = []
     for which in ("first", "second"):
         jobs = tmp_path / f"{which}.toml"
-        jobs.write_text(f'[[job]]\nname = "{which}"\ncommand = ["sleep", "1"]\nepochs = 1\n')
+        jobs.write_text(f'[[job]]\nname = "{which}"\ncommand = ["sleep", "0.1"]\nepochs = 1\n')
         command = [sys.executable, "-c", script, "run", str(jobs), "--name", "shared", "--slots", "1"]
         starts.append(
             subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -112,7 +112,7 @@ def test_two_real_starts_under_one_name(tmp_path: Path) -> None:
     assert "working on this run" in loser or "was begun otherwise" in loser
     winner = ("first", "second")[[start.returncode for start in starts].index(0)]
     folder = RunFolder(tmp_path / "runs" / "shared")
-    assert folder.begun_spec().asked["works"] == {winner: "sleep 1"}
+    assert folder.begun_spec().asked["works"] == {winner: "sleep 0.1"}
     assert [path.name for path in (folder.path / "jobs").iterdir()] == [winner]
 
 

@@ -29,11 +29,11 @@ import msgspec
 from stretto.app.real_store import claim
 from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, did_you_mean
 from stretto.core.events import Event, RunStarted
 from stretto.core.plain_json import UnreadableError, read_json
 from stretto.core.private_files import make_private_folder, write_private
-from stretto.core.units import format_duration
+from stretto.core.units import format_duration, several
 from stretto.journal.rows import Damage, find_damage, read_events
 
 RUNS = Path("runs")
@@ -100,6 +100,8 @@ class RunSpec:
     """Of a study: where it was read."""
     usd_per_slot_hour: float = 0.0
     """Of jobs; a study's is in its file."""
+    command: str = ""
+    """The words it was begun by; empty before version 0.2."""
 
     def __post_init__(self) -> None:
         needed = {"policy": str, "seed": int} | ({"study": dict} if self.is_study else {})
@@ -176,7 +178,10 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        return (self.path / "spec.json").is_file()
+        try:
+            return (self.path / "spec.json").is_file()
+        except OSError:  # a name that is too long is no folder's
+            return False
 
     def spec(self) -> RunSpec | None:
         """What the run was begun with; None if it was not."""
@@ -281,11 +286,25 @@ def find_run(run: str, runs: Path = RUNS) -> RunFolder:
         if RunFolder(path).is_begun:
             return RunFolder(path)
     there = sorted(path.parent.name for path in runs.glob("*/spec.json"))
-    raise InputError(
-        f"there is no run {run!r}.",
-        remedy=f"There are {', '.join(there)}; or give a path."
-        if there
-        else f"{runs}/ has none; or give a path.",
+    if (found := next((path for path in (runs / run, Path(run)) if _exists(path)), None)) and run.strip("./"):
+        raise InputError(
+            "is not the folder of a run that was begun.", where=str(found), remedy="It has no spec.json."
+        )
+    raise no_such_run(run, there, runs)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, or not one at all
+        return False
+
+
+def no_such_run(run: str, there: list[str], runs: Path) -> InputError:
+    """With the names that are like it, or that there are."""
+    hint = f"There are {several(there)}; or give a path." if there else f"{runs}/ has none; or give a path."
+    return InputError(
+        f"there is no run {reprlib.repr(run)}.", remedy=f"{did_you_mean(run, there, most=3)}{hint}"
     )
 
 

@@ -50,6 +50,7 @@ from stretto.app.run_folder import (
     run_folder,
 )
 from stretto.core.errors import InputError
+from stretto.core.file_lock import myself
 from stretto.core.source import Arrivals
 from stretto.core.units import HOUR_S
 from stretto.policies.base import Policy
@@ -246,6 +247,7 @@ def _begin(checked: CheckedRun, site: OpenSite, make: MakeSubstrate, describe: A
         RunSpec(
             kind="run",
             started_at_s=time.time(),
+            command=myself().command,
             asked=checked.asked,
             slots=slots,
             usd_per_slot_hour=checked.file.machine.usd_per_slot_hour,

@@ -64,6 +64,7 @@ from stretto.app.replay import Replayed, replay
 from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
 from stretto.app.study_cluster import Offer
 from stretto.core.errors import InputError
+from stretto.core.file_lock import myself
 from stretto.core.units import format_duration
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy
@@ -201,6 +202,7 @@ def _start(
         RunSpec(
             kind="tune",
             started_at_s=time.time(),
+            command=myself().command,
             asked=checked.asked,
             slots=prepared.offer.slots,
             offer=prepared.offer,

@@ -17,6 +17,7 @@ from stretto.cli.plan import plan
 from stretto.cli.profile import profile
 from stretto.cli.report import report
 from stretto.cli.run import run
+from stretto.cli.runs import logs, rm, runs, stop
 from stretto.cli.simulate import simulate
 from stretto.cli.tune import tune
 from stretto.core.errors import InputError, StrettoError
@@ -38,7 +39,22 @@ def _flowing(docstring: str) -> str:
     return "\n\n".join(one if one.startswith("Example") else one.replace("\n", " ") for one in paragraphs)
 
 
-for _command in (simulate, decide, plan, profile, tune, run, explain, report, init, check_policy):
+for _command in (
+    simulate,
+    decide,
+    plan,
+    profile,
+    tune,
+    run,
+    runs,
+    stop,
+    logs,
+    explain,
+    report,
+    rm,
+    init,
+    check_policy,
+):
     app.command(help=_flowing(_command.__doc__ or ""))(_command)
 
 

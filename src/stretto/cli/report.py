@@ -9,27 +9,36 @@ from typing import Annotated, Any
 import typer
 
 from stretto.app.real_result import ending_of, run_outline, tune_result
-from stretto.app.run_folder import RunFolder, find_run
+from stretto.app.run_folder import RUNS, RunFolder, find_run
 from stretto.app.run_jobs import run_result
 from stretto.cli.flags import AsJson, ReportFile
 from stretto.cli.output import check_report
+from stretto.cli.runs import show_runs
+from stretto.core.errors import InputError
 from stretto.report.run_jobs_text import jobs_text
 from stretto.report.run_page import write_run_page
 from stretto.report.run_text import tune_text
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="A run under ./runs, or its folder.")],
+    run: Annotated[
+        str | None, typer.Argument(help="A run under ./runs, or its folder.", show_default="lists the runs")
+    ] = None,
     as_json: AsJson = False,
     report: ReportFile = None,
 ) -> None:
-    """Say what a run came to, or where it stands while it goes on.
+    """Say what a run came to, or where it stands while it goes on; without a name, list the runs.
 
     Restarts are starts and resizes after the first start, retries those after a failure.
 
     Example: [bold]stretto report resnet-cifar --report run.html[/bold]
     """
     check_report(report)
+    if run is None:
+        if report is not None:
+            raise InputError("--report needs a run.", remedy="Name one; `stretto runs` lists them.")
+        show_runs(RUNS, as_json=as_json)
+        return
     folder = find_run(run)
     damage = folder.damage()
     if damage:

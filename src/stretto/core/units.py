@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from stretto.core.errors import InputError
 
@@ -59,3 +60,18 @@ def shown_usd_above(usd: float) -> float:
 
 def _digits(usd: float) -> int:
     return 2 if usd == 0 or usd >= 0.1 else min(1 - math.floor(math.log10(usd)), 6)
+
+
+def format_size(size_bytes: float) -> str:
+    """Of files, to three digits: 512 B, 1.21 MB, 45.3 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 999.5:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.3g} TB"
+
+
+def several(names: Sequence[str], most: int = 10) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,223 @@
+"""`stretto runs`, `stop`, `logs` and `rm`: the small commands about runs that there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.app.real_standing import is_going_on
+from stretto.app.run_folder import RUNS, RunFolder
+from stretto.app.run_list import RunLine, find_folder, list_runs, run_line
+from stretto.app.run_logs import LogLine, follow, list_logs, log_of, pieces_of
+from stretto.app.run_remove import check_removable, remove_run
+from stretto.app.run_stop import ask_to_stop, wait_until_stopped, what_was_saved
+from stretto.cli.flags import AsJson
+from stretto.core.errors import InputError
+from stretto.core.units import format_duration, format_size
+from stretto.report.names import one_line
+from stretto.report.text_table import markdown_table
+
+DAY_S = 86400.0
+LONGEST_COMMAND = 60
+LONGEST_LINE = 80
+
+Run = Annotated[str, typer.Argument(help="A run under ./runs, or its folder.", show_default=False)]
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs there are, the newest first: state, best value, age, size and command.
+
+    A run is running or measuring, or it was stopped (by Ctrl-C or `stretto stop`), interrupted (killed),
+    finished, or ended by its deadline or budget. The command resumes a run that was stopped or
+    interrupted. Damaged runs are listed with what is wrong.
+
+    Example: [bold]stretto runs[/bold]
+    """
+    show_runs(folder, as_json=as_json)
+
+
+def show_runs(folder: Path, *, as_json: bool) -> None:
+    """Print the list, in words or for machines."""
+    found = list_runs(folder)
+    if as_json:
+        plain = [{**dataclasses.asdict(line), "path": str(line.path)} for line in found]
+        print(json.dumps({"runs": plain}, indent=2, allow_nan=False))
+        return
+    if not found:
+        print(f"There are no runs in {folder}/. `stretto tune` and `stretto run` make some.")
+        return
+    heading = ("run", "state", "best", "age", "size", "command")
+    print(markdown_table(heading, [_row(line) for line in found], left=6))
+    for line in found:
+        if line.problem:
+            print(one_line(line.problem))
+
+
+def stop(
+    run: Run,
+    now: Annotated[bool, typer.Option("--now", help="End it at once, like a second Ctrl-C.")] = False,
+) -> None:
+    """Stop a run that is going on, as Ctrl-C does in its terminal, and wait until it has.
+
+    Its jobs save checkpoints and leave; the same command that began the run resumes it. With
+    [bold]--now[/bold] nothing is saved that is not saved yet. To call it twice is the same as once. Ctrl-C
+    while it waits ends only the waiting. The exit code is 0 also if the run was not running.
+
+    Example: [bold]stretto stop resnet-cifar[/bold]
+    """
+    folder = find_folder(run)
+    if not is_going_on(folder):
+        line = run_line(folder, time.time())
+        print(f"{folder.path} is not running: {line.state}.")
+        return
+    holder = ask_to_stop(folder, at_once=now)
+    how = "at once" if now else "once its jobs have saved"
+    print(f"asked process {holder.pid} to stop {how}.", file=sys.stderr, flush=True)
+    try:
+        wait_until_stopped(folder)
+    except KeyboardInterrupt:
+        again = f"`stretto stop {run} --now` ends it at once"
+        print(f"{folder.path} is still stopping; {again}.", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(_stopped(folder))
+
+
+def _stopped(folder: RunFolder) -> str:
+    line = run_line(folder, time.time())
+    if not folder.is_begun:
+        return f"{folder.path}: stopped before it began; nothing of it is kept but what was measured."
+    saved = what_was_saved(folder)
+    parts = [f"{folder.path}: {line.state}", *([saved] if saved else [])]
+    if line.state in {"stopped", "interrupted"}:
+        parts.append(f"resume with: {line.command}")
+    return "; ".join(parts)
+
+
+def logs(
+    run: Run,
+    job: Annotated[str | None, typer.Argument(help="A job or trial of it.", show_default=False)] = None,
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is printed until the run ends.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a job has printed, also of a run that is over or was killed, here or on a Ray cluster.
+
+    Without a job there is a list of all logs, each with its last line; with [bold]-f[/bold] everything
+    that all jobs print, each line with its job in front.
+
+    Example: [bold]stretto logs resnet-cifar trial-003 -f[/bold]
+    """
+    folder = find_folder(run)
+    if as_json and (following or job is not None):
+        raise InputError("--json is for the list of logs.", remedy="Leave out the job and -f.")
+    if job is not None:
+        log = log_of(folder, job)
+    try:
+        if following:
+            follow(folder, job, _write)
+        elif job is None:
+            _show_logs(folder, list_logs(folder), as_json=as_json)
+        elif not log.is_file():
+            print(f"{job} has printed nothing yet: there is no {log}.", file=sys.stderr)
+        else:
+            for piece in pieces_of(log):
+                _write(piece)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _write(piece: bytes) -> None:
+    """As it was printed, colours and all."""
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def _show_logs(folder: RunFolder, found: tuple[LogLine, ...], *, as_json: bool) -> None:
+    if as_json:
+        plain = [{**dataclasses.asdict(line), "path": str(line.path)} for line in found]
+        print(json.dumps({"logs": plain}, indent=2, allow_nan=False))
+        return
+    if not found:
+        print(f"{folder.path} has no logs: none of its jobs was started.")
+        return
+    now_s = time.time()
+    rows = [
+        [
+            one_line(line.job) or "-",
+            format_size(line.size_bytes),
+            "-" if line.changed_s is None else f"{age_text(max(now_s - line.changed_s, 0.0))} ago",
+            str(line.path),
+            _cut(one_line(line.last_line), LONGEST_LINE),
+        ]
+        for line in found
+    ]
+    print(markdown_table(("job", "size", "last", "log", "last line"), rows, left=5))
+    name = folder.name if folder.path.parent == RUNS else str(folder.path)
+    print(f"`stretto logs {name} JOB` prints one, -f follows it.")
+
+
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="RUN..", help="Runs under ./runs, or their folders.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with everything in their folders: journals, logs, checkpoints.
+
+    A run that is running is refused, and so is a folder that is no run. Links are not followed. Copies of
+    checkpoints in a [bold]--store[/bold] stay.
+
+    Example: [bold]stretto rm old-study[/bold]
+    """
+    folders = [find_folder(name) for name in dict.fromkeys(names)]
+    for folder in folders:
+        check_removable(folder)
+    lines = [run_line(folder, time.time()) for folder in folders]
+    if not yes:
+        _agree(lines)
+    for folder, line in zip(folders, lines, strict=True):
+        remove_run(folder)
+        print(f"removed {folder.path} ({format_size(line.size_bytes)})")
+
+
+def _agree(lines: list[RunLine]) -> None:
+    what = "; ".join(_in_words(line) for line in lines)
+    if not sys.stdin.isatty():
+        raise InputError(f"nobody is there to agree that {what} is removed.", remedy="Add --yes.")
+    typer.confirm(f"Remove {what}?", abort=True, err=True)
+
+
+def _in_words(line: RunLine) -> str:
+    facts = ", ".join(filter(None, (line.state, line.best, format_size(line.size_bytes))))
+    return f"{line.path} ({one_line(facts)})"
+
+
+def _row(line: RunLine) -> list[str]:
+    return [
+        one_line(line.name),
+        line.state,
+        one_line(line.best) or "-",
+        age_text(line.age_s),
+        format_size(line.size_bytes),
+        _cut(one_line(line.command), LONGEST_COMMAND) or "-",
+    ]
+
+
+def age_text(age_s: float) -> str:
+    """Compact: 45s, 12m 05s, 3h 20m, 4d 03h."""
+    if age_s < DAY_S:
+        return format_duration(age_s)
+    hours = round(min(age_s, 1e9) / 3600)
+    return f"{hours // 24}d {hours % 24:02d}h"
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
