@@ -98,6 +98,7 @@ def run_line(folder: RunFolder, now_s: float) -> RunLine:
             state = MEASURING if going_on else NOT_BEGUN
         else:
             state, best, best_metric = _standing(folder, spec)
+            problem = folder.damage()
     except (StrettoError, OSError) as error:
         state, problem = RUNNING if going_on else DAMAGED, str(error)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
@@ -121,10 +122,11 @@ def run_line(folder: RunFolder, now_s: float) -> RunLine:
 def _standing(folder: RunFolder, spec: RunSpec) -> tuple[str, str, float | None]:
     """State, best in words, and the best value."""
     study = outline_of(spec.asked["study"], Path(spec.file)).study if spec.is_study else None
-    board, events = Board(study), list(folder.events())
-    for event in events:
+    board, last = Board(study), None
+    for event in folder.events():
         board.observe(event)
-    standing = ending_of(folder) or standing_of(folder, events)
+        last = event
+    standing = ending_of(folder) or standing_of(folder, last)
     state = STATES.get(standing, str(standing))
     if study is None:
         done = sum(line.phase is Phase.FINISHED for line in board.jobs.values())
