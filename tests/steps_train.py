@@ -107,3 +107,16 @@ def changes_weights(config: dict[str, Any], run: Run) -> None:
             with torch.no_grad():
                 model[0].bias.mul_(1.1)
         note(config, step, run.rank, run.workers)
+
+
+def draws_own_batches(config: dict[str, Any], run: Run) -> None:
+    """Epochs without an elastic loader, as a script that was not ported has them."""
+    del config
+    x, y = data()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = run.prepare(model, optimizer)
+    for _ in run.epochs(10_000):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()

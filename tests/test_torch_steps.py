@@ -119,3 +119,11 @@ def test_a_weight_that_one_worker_changes_is_noticed_though_the_error_is_caught(
     seen = rows(tmp_path)
     assert sorted(row for row in seen if row[0] == "caught") == [["caught", 0], ["caught", 1]]
     assert max(row[0] for row in seen if row[0] != "caught") <= 1
+
+
+def test_code_that_draws_its_own_data_is_told_of_steps_after_one_epoch(
+    cradle: Cradle, tmp_path: Path
+) -> None:
+    with gang_of(cradle, tmp_path, "draws_own_batches", describe_only=True) as gang:
+        gang.spawn("w0")
+        assert "loops over run.steps(n, batch_size=..)" in gang.wait("w0", Failed).traceback

@@ -29,7 +29,10 @@ DESCRIBE_S = 300.0
 SILENCE_S = 10.0
 """After so much of it, and whenever that has doubled, it is said who is waited for."""
 LOOK_S = 0.1
-HOW = "Give the loader to run.prepare, and go through it inside run.epochs."
+HOW = (
+    "Give the loader to run.prepare, and go through it inside run.epochs; code that draws its own data loops "
+    "over run.steps(n, batch_size=..)."
+)
 
 Tell = Callable[[str], None]
 Ask = Callable[[Sequence[JobSpec], OpenSite, Path], dict[str, Described]]

@@ -152,6 +152,17 @@ class Engine:
                 remedy="Look at how the data is read and filtered, or lower batch_size or drop drop_last.",
             )
 
+    def _refuse_to_describe(self) -> None:
+        """An epoch is over of code that was started only to hear what it trains on, and it did not say."""
+        task = self.session.task
+        if task is not None and task.describe_only and not self._described:
+            raise InputError(
+                "the first epoch went by without a batch of an elastic loader, so its steps cannot be shared "
+                "out over workers.",
+                remedy="Go through a loader that run.prepare gives, inside run.epochs; code that draws its "
+                "own data loops over run.steps(n, batch_size=..).",
+            )
+
     def refuse_no_step(self) -> None:
         """At the end of a run: one that went through no loader, or never stepped, has trained nothing."""
         never_looped = self._is_whole and not self._described and not self.turn.told
@@ -486,6 +497,7 @@ class Engine:
         """An epoch is over: report it, and wait for what is decided on that."""
         if not self.course.in_epoch:  # the user has finished the run within it
             return
+        self._refuse_to_describe()
         self.course.end_epoch()
         self.end_loop()
         self._meter.skip()
