@@ -323,6 +323,22 @@ def test_a_continued_curve_gains_less_than_was_gained() -> None:
     assert curve[-1] - curve[7] <= rising[7] - rising[3] + 0.05, "a doubling gains no more than the last one"
 
 
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize(
+    "seen", [[1e308, 1.0, 0.5, 0.4, 0.3, 0.2, 0.1], [1e308, -1e308] * 4, [5e-324] * 8, [1.7e308, -1.7e308]]
+)
+def test_losses_that_explode_are_replayed_as_numbers(seen: list[float], direction: Direction) -> None:
+    """Warnings are errors in these tests."""
+    curves = curves_of(RecordedTrial(tuple(seen), 1.0), direction=direction)
+    config = curves.configs[0]
+    assert all(map(math.isfinite, curves.curve(config, 40, child_rng(0, "x"))))
+    found = curves.best_range(config, 40)
+    assert found is not None
+    assert all(map(math.isfinite, found))
+    between = [value for value in by_epoch([(1, seen[0]), (9, seen[1])]) if value is not None]
+    assert all(min(seen[:2]) <= value <= max(seen[:2]) for value in between)
+
+
 def test_short_or_falling_curves_are_held() -> None:
     assert extended([0.1, 0.5, 0.7], 6, Direction.MAX, 1.0)[3:] == (0.7, 0.7, 0.7)
     falling = extended([0.9 - 0.05 * n for n in range(10)], 14, Direction.MAX, 1.0)

@@ -41,6 +41,8 @@ TAIL = 3
 EXPONENTS = np.geomspace(0.1, 2.0, 25)
 LEAST_TIME, TIMES = 0.5, 12
 """Of exponentials, in epochs; and how many are tried up to a third of the recorded epochs."""
+HUGE = 2.0**332
+"""Numbers up to about 1e100 can be squared and added up; larger ones are scaled down to it first."""
 NOISE_POINTS = 20
 """Points of a job's noise scale over training."""
 
@@ -165,7 +167,9 @@ def by_epoch(shown: Iterable[tuple[int, float | None]]) -> tuple[float | None, .
     epochs = np.arange(1, max(known) + 1)
     filled: list[float | None] = [None] * len(epochs)
     if numbers:
-        filled = list(np.interp(epochs, list(numbers), list(numbers.values())).tolist())
+        values = np.array(list(numbers.values()), dtype=float)
+        scale = _scale(values)
+        filled = list((scale * np.interp(epochs, list(numbers), values / scale)).tolist())
     for epoch, value in known.items():
         if value is None:
             filled[epoch - 1] = None
@@ -189,7 +193,9 @@ def extended(
     if not to_come.size:
         return tuple(known)
     sign = 1.0 if direction is Direction.MAX else -1.0
-    more = sign * _continued(sign * np.array(known), to_come)
+    scores = sign * np.array(known)
+    scale = _scale(scores)
+    more = sign * scale * _continued(scores / scale, to_come).clip(-HUGE, HUGE)
     return (*known, *_bounded(more, direction, best_possible))
 
 
@@ -202,7 +208,8 @@ def most_gained(
     doubling gains as much as the last one did.
     """
     sign = 1.0 if direction is Direction.MAX else -1.0
-    scores, last = sign * np.array(values), np.array([float(epochs)])
+    scale = _scale(np.array(values))
+    scores, last = sign * np.array(values) / scale, np.array([float(epochs)])
     if len(scores) < LEAST_EPOCHS:
         gained = max(float(scores[-1] - scores[(len(scores) - 1) // 2]), 0.0)
         ends = [scores[-1] + gained * math.log2(epochs / len(scores))]
@@ -212,7 +219,12 @@ def most_gained(
             for law in (_best_law(scores), min(_power_laws(scores), key=_squares))
         ]
         ends = [float(end) for end in laws]
-    return _bounded(sign * np.array(ends), direction, best_possible)
+    return _bounded(sign * scale * np.array(ends).clip(-HUGE, HUGE), direction, best_possible)
+
+
+def _scale(values: Floats) -> float:
+    """What to divide values by, so that sums of their squares are numbers."""
+    return max(float(np.abs(values).max()) / HUGE, 1.0)
 
 
 def _bounded(values: Floats, direction: Direction, best_possible: float) -> tuple[float, ...]:
