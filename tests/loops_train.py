@@ -1,6 +1,7 @@
 """Training scripts for tests whose loops are not the plain one, and which write down what they see.
 
-`train` has two elastic loops an epoch; `accumulate` steps with every fourth batch, by hand.
+`train` has two elastic loops an epoch; `accumulate` steps with every fourth batch, by hand;
+`together` takes the batches of two loaders for each step.
 """
 
 from __future__ import annotations
@@ -114,3 +115,65 @@ def accumulate(config: dict[str, Any], run: Run) -> None:
             time.sleep(config.get("nap_s", 0.0))
         with torch.no_grad():
             run.report(loss=torch.nn.functional.mse_loss(model(x), y).item())
+
+
+BESIDE = {"zip": (TRAINED, 24), "shorter": (135, 24), "longer": (300, 24), "sizes": (TRAINED, 10)}
+"""Examples and batch size of the second loader; otherwise 60 examples, again and again."""
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def pairs(form: str, first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+    if form in BESIDE:
+        yield from zip(first, second, strict=False)
+    elif form == "forever":
+        yield from zip(first, forever(second), strict=False)
+    else:
+        others = iter(second)
+        for one in first:
+            try:
+                other = next(others)
+            except StopIteration:
+                others = iter(second)
+                other = next(others)
+            yield one, other
+
+
+def together(config: dict[str, Any], run: Run) -> None:
+    torch.set_num_threads(1)
+    x, y = regression()
+    model, optimizer = model_and_optimizer()
+    form = config["form"]
+    examples, batch_size = BESIDE.get(form, (60, 24))
+    more = torch.randn(examples, 6, generator=torch.Generator().manual_seed(9))
+    data = TensorDataset(x, y, torch.arange(TRAINED))
+    others = TensorDataset(more, torch.arange(examples))
+    loading: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if config.get("loads") else {}
+    model, optimizer, first, second = run.prepare(
+        model,
+        optimizer,
+        DataLoader(data, batch_size=24, shuffle=True, **loading),
+        DataLoader(others, batch_size=batch_size, shuffle=True, **loading),
+    )
+    for epoch in run.epochs(config["epochs"]):
+        for (a, b, numbers), (c, other_numbers) in pairs(form, first, second):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(a), b) + 0.1 * model(c).square().mean()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            write_down(config, epoch, "train", run.workers, numbers.tolist())
+            write_down(config, epoch, "beside", run.workers, other_numbers.tolist())
+            time.sleep(config.get("nap_s", 0.0))
+        with torch.no_grad():
+            run.report(loss=torch.nn.functional.mse_loss(model(x), y).item(), steps=run.step)
+
+
+LOOPS = {"accumulate": accumulate, "together": together}
+
+
+def loop(config: dict[str, Any], run: Run) -> None:
+    """The one that the configuration names, in one of its forms."""
+    LOOPS[config["loop"]](config, run)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from stretto.core.errors import InputError
-from stretto.torch.data import ElasticLoader, Position, Source, source_of
+from stretto.torch.data import ElasticLoader, Part, Position, Source, source_of
 from stretto.torch.turn import Layout, Turn
 
 
@@ -46,12 +46,14 @@ def loader_at(
         turn,
         seed=3,
         usual=lambda _: turn.base,
-        before=lambda _: True,
+        before=lambda _: Part.LEADS,
+        leads=lambda _: True,
         after_step=after_step,
+        after_inner=lambda _: None,
         is_over=is_over,
         layout_at=lambda _: turn.base,
         lay_out=lambda _: None,
-        after=lambda: None,
+        after=lambda *_: None,
     )
     loader.position = position
     return loader

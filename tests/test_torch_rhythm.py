@@ -1,10 +1,8 @@
-"""Code that does not step with every batch: where newcomers join it, and what they get."""
+"""The pattern in which code steps, and where newcomers may join it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,85 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-import loops_train
 from stretto.core.errors import InputError
 from stretto.torch import Run
 from stretto.torch.group import Code, DivergedError, Group, MeetingPlace
 from stretto.torch.rhythm import Cadence, Rhythm
-from stretto.wire.messages import Failed, Finished, Left, Park
-from torch_gang import Cradle, Gang
-
-EPOCHS = 5
-FORMS = ("index", "divided", "last", "length", "counter", "first")
-
-
-@pytest.fixture(scope="module")
-def cradle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cradle]:
-    entry = f"{Path(loops_train.__file__)}:accumulate"
-    with Cradle(entry, tmp_path_factory.mktemp("cradle")) as cradle:
-        yield cradle
-
-
-def losses(gang: Gang) -> list[float]:
-    ends = gang.epoch_ends()
-    return [ends[epoch].values["loss"] for epoch in sorted(ends)]
-
-
-def undisturbed(folder: Path, form: str) -> list[float]:
-    """What one worker reaches, by hand."""
-    reported: list[float] = []
-
-    class Told(Run):
-        def report(self, **values: float) -> None:
-            reported.append(values["loss"])
-
-    folder.mkdir()
-    config = {"form": form, "epochs": EPOCHS, "seen": str(folder / "seen")}
-    loops_train.accumulate(config, Told(seed=1))
-    return reported
-
-
-def assert_seen_once(seen: Path) -> set[int]:
-    lines = [json.loads(line) for line in seen.read_text().splitlines()]
-    for epoch in range(EPOCHS):
-        got = [one for at, _, _, some in lines for one in some if at == epoch]
-        assert sorted(got) == list(range(loops_train.TRAINED)), epoch
-    return {workers for _, _, workers, _ in lines}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_accumulated_by_hand_survive_resizes(cradle: Cradle, tmp_path: Path, form: str) -> None:
-    config = {"form": form, "epochs": EPOCHS, "seen": str(tmp_path / "seen"), "nap_s": 0.01}
-    with Gang(cradle, tmp_path / "a", config=config) as gang:
-        gang.spawn("w0")
-        gang.spawn("w1")
-        gang.form("w0")
-        gang.form("w0", "w1")
-        gang.spawn("w2")
-        gang.form("w1", "w2")
-        last = "w1"
-        if form != "counter":  # which nobody keeps when the run is left
-            gang.tell("w1", Park())
-            assert gang.wait("w1", Left).saved
-            gang.trained.clear()
-            gang.spawn("w3")
-            gang.form("w3")
-            last = "w3"
-        gang.wait(last, Finished)
-        assert losses(gang) == pytest.approx(undisturbed(tmp_path / "alone", form), rel=1e-5)
-    assert assert_seen_once(tmp_path / "seen") == {1, 2}
-
-
-def test_workers_that_step_with_other_batches_stop_and_say_so(cradle: Cradle, tmp_path: Path) -> None:
-    """One worker counts two batches more."""
-    config = {"form": "counter", "epochs": 50, "seen": str(tmp_path / "seen"), "ahead": 2}
-    with Gang(cradle, tmp_path / "a", config=config) as gang:
-        gang.spawn("w0")
-        gang.spawn("w1")
-        gang.form("w0", "w1")
-        failed = gang.wait("w1", Failed)
-        assert failed.final
-        assert "run.keep" in failed.traceback
 
 
 def test_steps_with_other_batches_are_told_from_those_of_the_leader() -> None:

@@ -9,6 +9,8 @@ from stretto.torch.data import Position, Source
 
 _APART = 1_000_003
 """Shuffles of an epoch's loops are so far apart that they are never the same."""
+_BESIDE = 1_000
+"""Loops beside others count from here on."""
 
 
 class Loop(Protocol):
@@ -51,6 +53,10 @@ class Course:
         self._loops: dict[int, Position] = {}
         self._done_loops = -1
         """Loops of the epoch up to this one were over when this worker came."""
+        self._beside: dict[int, Position] = {}
+        """Where the loops beside the present one are, by the numbers of their loaders."""
+        self._begun_beside = 0
+        """Loops beside others that the epoch has had."""
         self._mid_epoch = False
         """The state that was taken up lies within an epoch."""
         self._epoch_began_s: float | None = None
@@ -97,6 +103,16 @@ class Course:
         self.advance(loader)
         return True
 
+    def enter_beside(self, number: int, loader: Loop) -> None:
+        """A loop begins beside the present one, or is the one that goes on there already."""
+        if number not in self._beside:
+            self._beside[number] = Position(self.epoch + _APART * (_BESIDE + self._begun_beside))
+            self._begun_beside += 1
+        loader.position = self._beside[number]
+
+    def leave_beside(self, number: int) -> None:
+        self._beside.pop(number, None)
+
     def advance(self, loader: Loop) -> None:
         """A step is done."""
         if self.counts:
@@ -112,7 +128,7 @@ class Course:
     def end_epoch(self) -> None:
         self.epoch += 1
         self.in_epoch = False
-        self._loops, self._done_loops = {}, -1
+        self._loops, self._done_loops, self._begun_beside = {}, -1, 0
         if self.counted is not None:
             # An epoch that the user ended early is over all the same: the next one does not catch up.
             self.units = max(self.units, self.epoch * _units_per_epoch(self.counted))
@@ -145,6 +161,8 @@ class Course:
             "in_epoch": self.in_epoch,
             "loop": self._loop,
             "loops": {loop: _as_list(at) for loop, at in self._loops.items()},
+            "beside": {number: _as_list(at) for number, at in self._beside.items()},
+            "begun_beside": self._begun_beside,
             "counted": None if self._counted_at is None else _as_list(self._counted_at),
         }
 
@@ -152,6 +170,8 @@ class Course:
         self.epoch, self.units = state["epoch"], state["units"]
         self._loops = {loop: Position(*at) for loop, at in state["loops"].items()}
         self._counted_at = None if state["counted"] is None else Position(*state["counted"])
+        self._beside = {number: Position(*at) for number, at in state.get("beside", {}).items()}
+        self._begun_beside = state.get("begun_beside", 0)
         self._mid_epoch = state["in_epoch"]
         self._done_loops = state["loop"] - 1 if self._mid_epoch else -1
 

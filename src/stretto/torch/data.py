@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import itertools
 import random
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from math import ceil
 from typing import Any
 
@@ -40,6 +44,7 @@ _PASSED_ON = (
     "pin_memory_device",
 )
 """Options of DataLoader that mean the same here."""
+_SAME_WEIGHT = 1e-9
 
 
 @dataclass(slots=True)
@@ -174,15 +179,25 @@ class _Cut:
         return self.batches
 
 
+class Part(Enum):
+    """What a loop over a loader is to the steps of the run."""
+
+    LEADS = "its batches are the steps"
+    BESIDE = "it goes on beside another one, as in zip(), or inside its body"
+    OVER = "it was over when this worker came"
+
+
 class ElasticLoader:
     """Iterate over it as over a DataLoader; `batch_size` is the total over all workers.
 
     `usual(source)` says how a loop would share out its steps as things stand.
-    `before(loader)` is asked when a loop begins: False if the loop was already over when this worker came.
+    `before(loader)` is asked when a loop begins, and says what it is.
+    `leads(loader)` says whether it still is the one whose batches are the steps.
     `after_step(loader)` is told when a step is complete: True if the way data is shared out has changed.
+    `after_inner(loader)` is told of a batch beside, if the loop that leads did not go on meanwhile.
     `is_over(loader)` says whether the loop ends here although data may be left, or must go on without.
     `layout_at(step)` says how a step is shared out, and `lay_out(layout)` is told when that changes.
-    `after()` is told when a loop is over, also one that the user breaks off.
+    `after(loader, ran_out)` is told when a loop is over, also one that the user breaks off.
     """
 
     def __init__(
@@ -192,26 +207,36 @@ class ElasticLoader:
         *,
         seed: int,
         usual: Callable[[Source], Layout],
-        before: Callable[[ElasticLoader], bool],
+        before: Callable[[ElasticLoader], Part],
+        leads: Callable[[ElasticLoader], bool],
         after_step: Callable[[ElasticLoader], bool],
+        after_inner: Callable[[ElasticLoader], None],
         is_over: Callable[[ElasticLoader], bool],
         layout_at: Callable[[int], Layout],
         lay_out: Callable[[Layout], None],
-        after: Callable[[], None],
+        after: Callable[[ElasticLoader, bool], None],
     ) -> None:
         self.source = source
         self.position = Position()
+        self.unsettled = 0
+        """Examples of a batch beside that was given, and is not counted as done yet."""
         self._turn = turn
         self._seed = seed
         self._usual = usual
         self._before = before
+        self._leads = leads
         self._after_step = after_step
+        self._after_inner = after_inner
         self._is_over = is_over
         self._layout_at = layout_at
         self._lay_out = lay_out
         self._after = after
         self._drawn: tuple[int, Sequence[int]] | None = None
         """The pass that is under way, and its order."""
+        self._loops = 0
+        """Loops that were begun."""
+        self._part = Part.OVER
+        """Of the loop that was begun last."""
         self._is_open = False
         """A loop is going on."""
         self._iterations = 0
@@ -264,24 +289,103 @@ class ElasticLoader:
     @property
     def left(self) -> int:
         """Examples of this pass that are still to be trained on."""
-        left = self.source.examples - self.position.examples
-        return 0 if self.source.drop_last and left < self._turn.base.total else left
+        left = self.source.examples - self.position.examples - self.unsettled
+        total = self.batch_size if self._part is Part.BESIDE else self._turn.base.total
+        return 0 if self.source.drop_last and left < total else left
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._before(self):
+        own: list[weakref.ref[Iterator[Any]]] = []
+        loop = self._loop(own)
+        own.append(weakref.ref(loop))
+        return loop
+
+    def _loop(self, own: list[weakref.ref[Iterator[Any]]]) -> Iterator[Any]:
+        if self._loops == 0:
+            _refuse_cycle(own[0]())
+        part = self._before(self)
+        if part is Part.OVER:
             return
-        self._is_open, self.asked_length = True, False
+        self._loops += 1
+        number, ran_out = self._loops, False
+        self._part, self._is_open, self.asked_length, self.unsettled = part, True, False, 0
         self._iterations, self._joined_late = 0, self.position.examples > 0
         try:
-            while not self._is_over(self):
-                if self.left == 0:
-                    self.next_pass()
-                    if self.left == 0:  # a pass has nothing to give
-                        return
-                yield from self._stretch()
+            for batch in self._steps() if part is Part.LEADS else self._beside():
+                yield batch
+                self._refuse_two_at_once(number)
+            ran_out = True
         finally:
-            self._is_open = False
-            self._after()
+            if number == self._loops:
+                self._is_open = False
+                self._after(self, ran_out)
+
+    def _refuse_two_at_once(self, number: int) -> None:
+        if number != self._loops:
+            raise InputError(
+                "two loops over the same elastic loader go on at once.",
+                remedy="Prepare a loader for each: their data is shared out separately.",
+            )
+
+    def _steps(self) -> Iterator[Any]:
+        """The batches of a loop that leads."""
+        while not self._is_over(self):
+            if self.left == 0:
+                self.next_pass()
+                if self.left == 0:  # a pass has nothing to give
+                    return
+            yield from self._stretch()
+
+    def _beside(self) -> Iterator[Any]:
+        """The batches of a loop beside the one that leads, whose shares gradients are weighed by.
+
+        A share of another weight would count wrongly. So where both batches cannot be cut in the same
+        proportions, every worker has the whole one beside: its gradient is the same on all, and so the mean.
+        """
+        while self.left:
+            layout, order = self._layout_beside(), self._order()
+            coming: deque[Share] = deque()
+            self._cut.batches = self._cut_beside(layout, order, coming)
+            self._generator.manual_seed(self._chance())
+            for batch in self._batches:
+                share, at = coming.popleft(), self.position.examples
+                if abs(share.weight - self._turn.share.weight) > _SAME_WEIGHT and layout.workers > 1:
+                    batch = self._load(list(order[at : at + share.step_examples]))  # noqa: PLW2901
+                self.unsettled, given_at = share.step_examples, self._turn.given
+                yield batch
+                self._iterations += 1
+                self.settle()
+                if self._turn.given == given_at:
+                    self._after_inner(self)
+                if self._layout_beside() != layout:
+                    break
+
+    def settle(self) -> None:
+        """What was given is done."""
+        self.position.examples += self.unsettled
+        self.unsettled = 0
+
+    def _layout_beside(self) -> Layout:
+        return self._usual(self.source).in_passes(1)
+
+    def _cut_beside(self, layout: Layout, order: Sequence[int], coming: deque[Share]) -> Iterator[list[int]]:
+        at, end = self.position.examples, self.position.examples + self.left
+        while at < end:
+            examples = min(layout.total, end - at)
+            if examples < layout.total and self.source.drop_last:
+                return
+            share = layout.shares(examples)[0]
+            coming.append(share)
+            yield _indices(order, at, share)
+            at += examples
+
+    def _load(self, indices: list[int]) -> Any:
+        dataset: Any = self.source.dataset
+        examples = (
+            dataset.__getitems__(indices)
+            if hasattr(dataset, "__getitems__")
+            else [dataset[index] for index in indices]
+        )
+        return self._batches.collate_fn(examples)
 
     def next_pass(self) -> None:
         self.position = Position(self.position.pass_number + 1)
@@ -296,8 +400,14 @@ class ElasticLoader:
             if layout != self._turn.layout:
                 self._lay_out(layout)
             self._turn.share = share
+            self._turn.given += 1
             yield batch
             self._iterations += 1
+            if not self._leads(self):
+                raise InputError(
+                    "a loop over an elastic loader goes on from one epoch into the next.",
+                    remedy="Begin the loop within each epoch: `for x, y in loader` or iter(loader).",
+                )
             if share.last:
                 self.position.examples += share.step_examples
                 changed = self._after_step(self)
@@ -343,6 +453,17 @@ class ElasticLoader:
         if total > self.source.batch_size and total < left < 1.5 * total and not self.source.drop_last:
             return ceil(left / 2)
         return min(total, left)
+
+
+def _refuse_cycle(loop: object) -> None:
+    """itertools.cycle keeps the batches of its first pass: they stay as they were cut for another group."""
+    if any(type(one) is itertools.cycle for one in gc.get_referrers(loop)):
+        raise InputError(
+            "itertools.cycle repeats the batches that it has kept of an elastic loader, also when workers "
+            "come and go and share batches out otherwise.",
+            remedy="Begin the loop over the loader anew instead: "
+            "`def forever(loader): while True: yield from loader`.",
+        )
 
 
 def _for_fewer(base: Layout, examples: int) -> Layout:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
 from stretto.torch.course import Course, Loop
-from stretto.torch.data import ElasticLoader, Source
+from stretto.torch.data import ElasticLoader, Part, Source
 from stretto.torch.device import backend_for, own_device
 from stretto.torch.fingerprint import Watch
 from stretto.torch.foreign import refuse_wrappers_of
@@ -45,6 +46,30 @@ _MOST_BATCHES_TO_WAIT = 128
 """So long saving and parking wait for a moment where code that counts batches itself can go on from."""
 _TIMED_STEPS = 16
 """So many steps tell how long one takes; of the first two dozen of a size as many are ordinary ones."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The loops that go on."""
+
+    lead: Loop | None = None
+    """The one whose batches are the steps."""
+    beside: list[ElasticLoader] = field(default_factory=list)
+    """Those that go on beside it."""
+    ran_out_at: int = -1
+    """Batches given when one beside ran out last."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits for a moment where code that counts batches itself can go on from."""
+
+    order: Order | None = None
+    """Ends this group."""
+    batches: int = 0
+    """Since that was agreed on, or a checkpoint was due."""
+    epochs: int = 0
+    """Ends of epochs since that was agreed on."""
 
 
 class Engine:
@@ -86,6 +111,7 @@ class Engine:
         self._saved_at = self._place
         """The place of which a checkpoint was surely written."""
         self._in_loop = False
+        self._open = _Open()
         self._loop_is_open = False
         """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
         self._says_whole = False
@@ -99,12 +125,7 @@ class Engine:
         self._cadence = Cadence()
         self._trail = 0
         """Stands for which optimizers stepped in which batches since the group formed."""
-        self._postponed: Order | None = None
-        """What ends this group where newcomers can join."""
-        self._waited = 0
-        """Batches since that was agreed on, or a checkpoint was due."""
-        self._epochs_waited = 0
-        """Ends of epochs since that was agreed on."""
+        self._waiting = _Waiting()
         self._described = False
         self._announcements: list[str] = []
         """Notices about what was prepared, until there is a leader to give them."""
@@ -212,7 +233,7 @@ class Engine:
 
     def _formed(self, form: Form) -> None:
         self._watch.regrouped()
-        self._trail = self._waited = 0
+        self._trail = self._waiting.batches = 0
         self._arrange()
         if self.group.is_leader:
             self.session.send(Formed(form.generation))
@@ -336,6 +357,39 @@ class Engine:
             stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
         self.course.begin_epoch()
 
+    def begin(self, loader: ElasticLoader) -> Part:
+        """A loop over a loader begins: the one that leads, or one beside it."""
+        if self.step_loop is not None:
+            raise InputError(
+                "an elastic loader is used inside `for step in run.steps(n)`, which shares out steps itself.",
+                remedy="Loop over run.epochs(n) and the loader, or draw run.share examples in each step.",
+            )
+        if loader in self._open.beside:
+            self.end(loader, ran_out=False)  # the one before was left standing
+        if self._open.lead is None or self._open.lead is loader:
+            return Part.LEADS if self.begin_loop(loader) else Part.OVER
+        self.course.enter_beside(self._number(loader), loader)
+        self._open.beside.append(loader)
+        return Part.BESIDE
+
+    def leads(self, loader: ElasticLoader) -> bool:
+        return self._open.lead is loader or self._is_finished
+
+    def end(self, loader: ElasticLoader, ran_out: bool) -> None:
+        """A loop is over. If it was beside another one and ran out, that one may be over, too, by zip()."""
+        if loader not in self._open.beside:
+            self.end_loop()
+            return
+        self._open.beside.remove(loader)
+        self.course.leave_beside(self._number(loader))
+        if ran_out:
+            self._open.ran_out_at = self.turn.given
+            self._spread_buffers()
+
+    def _number(self, loader: ElasticLoader) -> int:
+        """Of a loader, in the order in which they were prepared."""
+        return next(number for number, one in enumerate(self._sources) if one is loader.source)
+
     def begin_loop(self, loader: Loop) -> bool:
         """Whether there is anything left of this loop."""
         if not self.course.in_epoch:
@@ -343,16 +397,12 @@ class Engine:
                 "an elastic loader is used outside `for epoch in run.epochs(n)`.",
                 remedy="Loop over run.epochs(n); to evaluate, use an ordinary DataLoader.",
             )
-        if self.step_loop is not None and loader is not self.step_loop:
-            raise InputError(
-                "an elastic loader is used inside `for step in run.steps(n)`, which shares out steps itself.",
-                remedy="Loop over run.epochs(n) and the loader, or draw run.share examples in each step.",
-            )
         self.course.enter_loop(loader)
         if not self._described:
             self._describe(self.course.counted or loader.source)
         self.batching.use(loader.source, adapts=self.course.counts)
         self._in_loop = self._loop_is_open = self.course.find_place(loader)
+        self._open.lead = loader if self._in_loop else None
         self._arrange()
         if self._in_loop:
             self._cadence.begin(self.course.epoch, self.course.loop)
@@ -383,8 +433,11 @@ class Engine:
 
     def end_loop(self) -> None:
         """From here on every pass is a step of its own."""
+        self._open.lead = None
         if self._in_loop:
             self._in_loop = False
+            if self._open.ran_out_at == self.turn.given:
+                self._loop_is_open = False
             self.turn.share = WHOLE
             self.lay_out(self.turn.base.in_passes(1))
 
@@ -394,6 +447,7 @@ class Engine:
     def after_step(self, loader: Loop) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
         self._batches += 1
+        self._settle_beside()
         self._beat(loader)
         self.turn.step += 1
         if self.turn.is_updated or loader is self.step_loop or not self.steppers:
@@ -415,12 +469,36 @@ class Engine:
             self._loop_is_open = False
             self._cadence.end()
             self.end_loop()
-            if self.group.world > 1:
-                self.group.spread(self.luggage.buffers(), self.device)  # all evaluate with the same
+            self._spread_buffers()
             return False
         order = self._order_here(loader)
         self._tend(loader)
         return self._obey(order)
+
+    def _spread_buffers(self) -> None:
+        if self.group.world > 1:
+            self.group.spread(self.luggage.buffers(), self.device)  # all evaluate with the same
+
+    def _settle_beside(self) -> None:
+        """What loops beside have given was part of the step that is over."""
+        together = [loader for loader in self._open.beside if loader.unsettled]
+        if together and (self.turn.layout.passes > 1 or self.course.counts):
+            raise InputError(
+                "two elastic loaders are looped over together, and with adaptive=True or per_worker_batch a "
+                "batch of the first may be made in several passes.",
+                remedy="Leave these out, or loop over one loader whose dataset gives the examples of both.",
+            )
+        for loader in together:
+            loader.settle()
+
+    def after_inner(self, loader: ElasticLoader) -> None:
+        """A batch of a loop inside the body of another one is done."""
+        del loader
+        self._batches += 1
+        self._stepped = self._stepped or bool(self.turn.told)
+        self.turn.updates += self.turn.is_updated
+        self.turn.is_updated = False
+        self.session.count_step()
 
     def _beat(self, loader: Loop) -> None:
         """Take note of who stepped with this batch, and whose gradients wait for a later one."""
@@ -447,20 +525,20 @@ class Engine:
 
     def _order_here(self, loader: Loop) -> Order | None:
         """What is agreed on, where that can be obeyed: a newcomer's count of batches begins at 0."""
-        if self._postponed is None:
+        if self._waiting.order is None:
             if not self._cadence.steps_always:
                 self.group.check_every = 1
             order = self.group.agree(self._wish, trail=self._trail)
             if order is None or order.code not in ENDS_GROUP or self._may_join(loader):
                 return order
-            self._postponed, self._waited, self._epochs_waited = order, 0, 0
+            self._waiting.order, self._waiting.batches, self._waiting.epochs = order, 0, 0
             return None
-        self._waited += 1
-        too_long = self._waited >= _MOST_BATCHES_TO_WAIT
-        if self._may_join(loader) or (too_long and self._postponed.code is Code.PARK):
-            order, self._postponed = self._postponed, None
+        self._waiting.batches += 1
+        too_long = self._waiting.batches >= _MOST_BATCHES_TO_WAIT
+        if self._may_join(loader) or (too_long and self._waiting.order.code is Code.PARK):
+            order, self._waiting.order = self._waiting.order, None
             return order
-        if self._waited == _MOST_BATCHES_TO_WAIT and self.group.is_leader:
+        if self._waiting.batches == _MOST_BATCHES_TO_WAIT and self.group.is_leader:
             self.note(
                 "workers change at the end of the epoch, as the code does not step with every batch, nor in "
                 "a pattern that a newcomer could follow from its beginning."
@@ -469,8 +547,10 @@ class Engine:
 
     def _may_join(self, loader: Loop) -> bool:
         """Steps that the run counts itself have the same numbers everywhere."""
-        if not isinstance(loader, ElasticLoader):
+        if not isinstance(loader, ElasticLoader) or not self.steppers:
             return True
+        if any(one.left == 0 for one in self._open.beside):  # what zip() ends with is not for newcomers
+            return False
         return self._cadence.may_join(lambda: loader.steps)
 
     def _wish(self) -> Order | None:
@@ -518,17 +598,17 @@ class Engine:
 
     def _order_between_epochs(self) -> Order | None:
         """What is agreed on, where that can be obeyed; what has waited for a whole epoch is obeyed anyway."""
-        order, self._postponed = self._postponed, None
+        order, self._waiting.order = self._waiting.order, None
         if order is None:
             order = self.group.agree(self._wish, at_once=True, trail=self._trail)
-            self._epochs_waited = self._waited = 0
+            self._waiting.epochs = self._waiting.batches = 0
         if order is None or order.code is not Code.REGROUP:
             return order
-        self._epochs_waited += 1
-        if self._cadence.may_join_between_epochs or self._epochs_waited > 2:
-            self._epochs_waited = 0
+        self._waiting.epochs += 1
+        if self._cadence.may_join_between_epochs or self._waiting.epochs > 2:
+            self._waiting.epochs = 0
             return order
-        self._postponed = order
+        self._waiting.order = order
         return None
 
     def _hear_leader(self) -> None:
@@ -628,11 +708,11 @@ class Engine:
         now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_after_s:
             self._report()
-        if self._keeper.is_due and self._postponed is None:
-            self._waited += 1
-            fits = self._cadence.steps_always or self._may_join(loader)
-            if fits or self._waited >= _MOST_BATCHES_TO_WAIT:
-                self._waited = 0
+        if self._keeper.is_due and self._waiting.order is None:
+            self._waiting.batches += 1
+            fits = self._cadence.may_save or self._may_join(loader)
+            if fits or self._waiting.batches >= _MOST_BATCHES_TO_WAIT:
+                self._waiting.batches = 0
                 self._save_if_due()
 
     def _save_if_due(self) -> None:

@@ -124,9 +124,19 @@ class Cadence:
         """Every batch so far was a step of every optimizer, or nothing was trained."""
         return self._always_steps
 
+    @property
+    def may_save(self) -> bool:
+        """Whether somebody who goes on from here later does so as if nothing had happened.
+
+        Of a loop that only looks at data, what it has added up so far would be lost.
+        """
+        return self._always_steps and not self._is_idle
+
     def may_join(self, batches: Callable[[], int]) -> bool:
         """Whether a newcomer may join here, amid a loop of so many batches."""
-        if self._is_idle or self._loop.is_plain:
+        if self._is_idle:
+            return False
+        if self._loop.is_plain:
             return True
         if self._run.pattern and (self._run.is_plain or self._run.count > self._loop.count):
             return self._run.begins_anew

@@ -279,12 +279,14 @@ class Run:
             engine.turn,
             seed=engine.seed,
             usual=engine.usual_layout,
-            before=engine.begin_loop,
+            before=engine.begin,
+            leads=engine.leads,
             after_step=engine.after_step,
+            after_inner=engine.after_inner,
             is_over=engine.is_over,
             layout_at=engine.layout_at,
             lay_out=engine.lay_out,
-            after=engine.end_loop,
+            after=engine.end,
         )
 
     def epochs(self, count: int) -> Iterator[int]:

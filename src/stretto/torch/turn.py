@@ -84,6 +84,8 @@ class Turn:
     layout: Layout
     """Of the present step."""
     share: Share = WHOLE
+    given: int = 0
+    """Batches that the loop which leads has given."""
     step: int = 0
     """Steps of elastic loops done before this one."""
     updates: int = 0
