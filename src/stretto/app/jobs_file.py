@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.app import jobs_example
-from stretto.app.real_work import Entry, RealWork, check_command, find_entry
+from stretto.app.real_work import Entry, RealWork, check_command, find_entry, in_own_folder
 from stretto.app.run_folder import NAME_RULE, is_folder_name
 from stretto.app.study_cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
 from stretto.app.study_fields import Fields
@@ -23,7 +23,7 @@ from stretto.wire.messages import Described
 EXAMPLE_JOBS = jobs_example.TEXT
 
 SECTIONS = ("job", "machine")
-JOB_KEYS = ("name", "entry", "command", "epochs", "gpus", "batch", "tier", "submit_at", "config")
+JOB_KEYS = ("name", "entry", "command", "epochs", "gpus", "batch", "tier", "submit_at", "config", "in_folder")
 BATCH_KEYS = ("initial", "max", "per_gpu", "accumulation")
 MOST_BATCH = 10**7
 
@@ -225,11 +225,14 @@ def _work(fields: Fields, path: Path, config: tuple[tuple[str, Value], ...]) -> 
             where=fields.where("entry"),
             remedy='Write entry = "train.py:train", or command = ["python", "train.py"].',
         )
+    in_folder = fields.flag("in_folder", default=False)
     if "entry" in fields:
-        return find_entry(fields.text("entry"), path.parent, where=fields.where("entry"))
+        entry = find_entry(fields.text("entry"), path.parent, where=fields.where("entry"))
+        return in_own_folder(entry, asked=in_folder, where=fields.where("in_folder"))
     argv = fields.list("command", of=str, rule='a list such as ["python", "train.py"]')
     names = [name for name, _ in config]
-    return check_command(argv, names, where=fields.where("command"), folder=path.parent)
+    command = check_command(argv, names, where=fields.where("command"), folder=path.parent)
+    return in_own_folder(command, asked=in_folder)
 
 
 def _batch(fields: Fields) -> BatchSpec:

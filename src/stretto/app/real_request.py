@@ -12,7 +12,15 @@ from pathlib import Path
 from stretto.app.real_cost import left_usd, measuring_usd
 from stretto.app.real_drive import AtDeadline
 from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site
-from stretto.app.real_work import CommandLine, Entry, RealWork, check_command, find_entry
+from stretto.app.real_work import (
+    CommandLine,
+    Entry,
+    RealWork,
+    check_command,
+    find_entry,
+    folder_note,
+    in_own_folder,
+)
 from stretto.app.run_folder import RUNS, RunFolder, Tables, run_folder
 from stretto.app.study_cluster import Offer, slots_offer
 from stretto.app.study_file import StudyOutline, read_outline
@@ -54,6 +62,8 @@ class TuneRequest:
     retries: int = 2
     tensorboard: bool = False
     checkpoints: bool = False
+    in_folder: bool = False
+    """Each trial's command runs in a folder of its own."""
     """The command keeps them, whatever the file says."""
     asked_s: float = field(default_factory=time.monotonic, compare=False)
     """When it was asked for, by the monotonic clock: the deadline counts from then."""
@@ -93,6 +103,7 @@ class Checked:
             **self.site.asked,
             "seed": request.seed,
             "checkpoints": None if isinstance(work, Entry) else self.elastic,
+            **({"in_folder": True} if isinstance(work, CommandLine) and work.in_folder else {}),
         }
 
     @property
@@ -136,6 +147,8 @@ class Checked:
             yield f"[cluster] is for plans and simulations; the run has {slots}, of {site.words}."
         if not isinstance(self.work, Entry):
             yield from _unused(self.work, self.outline)
+        if note := folder_note(self.work, self.folder.path):
+            yield note
         if not self.elastic:
             yield (
                 "Nothing says that the command keeps checkpoints: each trial has one slot, and one that is "
@@ -170,6 +183,8 @@ def check_request(request: TuneRequest) -> Checked:
         raise InputError(
             "--checkpoints is about a command; a training function always has them.", remedy="Leave it out."
         )
+    of_file = outline.in_folder and isinstance(work, CommandLine)
+    work = in_own_folder(work, asked=request.in_folder or of_file)
     limits = _limits(request, outline.limits)
     folder = run_folder(outline.study.name if request.name is None else request.name, request.runs)
     some = tuning_on(slots_offer(1, outline.machine), outline, UNKNOWN, limits, elastic=True)

@@ -78,6 +78,8 @@ class TuneResult:
     """Of the best trial's best epoch."""
     files: Path | None = None
     """The folder of the best trial's command, if it keeps something there."""
+    file_names: tuple[str, ...] = ()
+    """What is in that folder."""
     cost_usd: float
     finished_s: float
     """Seconds from the first start to the last event, and no less than to the deadline that ended it."""
@@ -104,6 +106,11 @@ class TuneResult:
     def succeeded(self) -> bool:
         """It is over, and there is a model."""
         return self.best_metric is not None and self.is_over
+
+    @property
+    def failed(self) -> int:
+        """Trials that failed for good."""
+        return sum(trial.state == Phase.FAILED for trial in self.trials)
 
     @property
     def is_over(self) -> bool:
@@ -240,6 +247,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         best_metric=None if best is None else board.best_value(best),
         checkpoint=None if best is None else kept_checkpoint(folder, best),
         files=None if best is None else command_files(folder, best.job.id),
+        file_names=() if best is None else _file_names(command_files(folder, best.job.id)),
         cost_usd=meter.cost_usd(max(board.now_s, finished_s)) + measuring_usd(folder, spec.asked["study"]),
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
@@ -320,6 +328,29 @@ def command_files(folder: RunFolder, job_id: str) -> Path | None:
     with contextlib.suppress(OSError):
         return files.absolute() if any(files.iterdir()) else None
     return None
+
+
+def _file_names(files: Path | None) -> tuple[str, ...]:
+    if files is None:
+        return ()
+    with contextlib.suppress(OSError):
+        return tuple(sorted(path.name for path in files.iterdir()))
+    return ()
+
+
+def best_tables(result: TuneResult) -> Tables:
+    """What `result.json` says of the best trial."""
+    if result.best_trial is None:
+        return {}
+    best = {
+        "trial": result.best_trial,
+        "config": result.best_config,
+        result.metric: result.best_metric,
+        "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+        "files": None if result.files is None else str(result.files),
+        "file_names": list(result.file_names),
+    }
+    return {"best": best}
 
 
 def _estimate(table: object) -> Estimate | None:

@@ -123,4 +123,5 @@ def check_commands(hands: Hands) -> None:
 def _command(hands: Hands, job: Job) -> Command:
     work = hands.work(job)
     assert isinstance(work, CommandLine)
-    return Command(work.argv, cwd=work.folder, metric=None if hands.study is None else hands.study.metric)
+    metric = None if hands.study is None else hands.study.metric
+    return Command(work.argv, cwd=work.folder, metric=metric, in_folder=work.in_folder)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.core.errors import InputError, did_you_mean
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
 from stretto.search.space import Config
-from stretto.substrate.process_command import Command, check_placeholders
+from stretto.substrate.process_command import Command, check_placeholders, rewritten
 
 _EXAMPLE = "Write FILE:FUNCTION, such as train.py:train."
 
@@ -35,6 +35,13 @@ class CommandLine:
     argv: tuple[str, ...]
     folder: Path | None = None
     """Where it runs, that of the file that has it; None: where this process is."""
+    in_folder: bool = False
+    """Each job's runs in the job's own folder; its relative paths still begin in `folder`."""
+
+    @property
+    def rewritten(self) -> list[str]:
+        """Arguments that are paths from its folder on, and are made absolute to run elsewhere."""
+        return rewritten(self.argv, (self.folder or Path()).absolute()) if self.in_folder else []
 
     @property
     def program(self) -> str:
@@ -47,6 +54,29 @@ class CommandLine:
 
 
 RealWork = Entry | CommandLine
+
+
+def in_own_folder(work: RealWork, *, asked: bool, where: str = "--in-folder") -> RealWork:
+    """The work, run in each job's own folder if that is `asked`; InputError if it cannot be."""
+    if not asked:
+        return work
+    if isinstance(work, Entry):
+        raise InputError(
+            "it is about a command; a training function keeps its checkpoints in its job's folder.",
+            where=where,
+            remedy="Leave it out.",
+        )
+    return replace(work, in_folder=True)
+
+
+def folder_note(work: RealWork, folder: Path) -> str:
+    """What a user should know of commands that run in folders of their own; empty of others."""
+    if not isinstance(work, CommandLine) or not work.in_folder:
+        return ""
+    taken = ", ".join(work.rewritten)
+    begin = (work.folder or Path()).absolute()
+    paths = f"; from {begin} it takes {taken}" if taken else f"; none of its arguments is a path in {begin}"
+    return f"The command runs in {folder}/jobs/NAME/files, a folder of each job's own{paths}."
 
 
 def find_entry(text: str, folder: Path, *, where: str = "") -> Entry:

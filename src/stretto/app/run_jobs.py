@@ -38,7 +38,7 @@ from stretto.app.real_site import LOCAL, OpenSite, Site, SiteRequest, find_site,
 from stretto.app.real_standing import holding, standing_of, state_of
 from stretto.app.real_stop import Stop, interrupting
 from stretto.app.real_substrate import Hands, MakeSubstrate
-from stretto.app.real_work import Entry
+from stretto.app.real_work import Entry, in_own_folder
 from stretto.app.run_folder import (
     RUNS,
     RunFolder,
@@ -82,6 +82,8 @@ class RunRequest:
     seed: int = 0
     retries: int = 2
     tensorboard: bool = False
+    in_folder: bool = False
+    """Each job's command runs in a folder of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ class CheckedRun:
         return {
             "jobs": json.loads(json.dumps(self.file.tables, default=str)),
             "works": {job.name: str(job.work) for job in self.file.jobs},
+            **({"in_folder": True} if self.request.in_folder else {}),
             "policy": request.policy,
             "options": dict(request.options),
             "interval_s": request.interval_s,
@@ -168,7 +171,7 @@ class RunResult:
 
 def check_run(request: RunRequest) -> CheckedRun:
     """Read the jobs and check everything that was asked; InputError for anything wrong."""
-    file = read_jobs(request.jobs)
+    file = _in_folders(read_jobs(request.jobs), asked=request.in_folder)
     if request.retries < 0:
         raise InputError(f"{request.retries} retries are less than none.", remedy="Give 0 or more.")
     if not request.interval_s > 0:
@@ -196,6 +199,12 @@ def check_run(request: RunRequest) -> CheckedRun:
             f"policy {request.policy} rents nodes for a study.", remedy="Take another, or `stretto tune`."
         )
     return checked
+
+
+def _in_folders(file: JobsFile, *, asked: bool) -> JobsFile:
+    """The jobs, whose commands run in folders of their own if that is asked."""
+    jobs = tuple(dataclasses.replace(job, work=in_own_folder(job.work, asked=asked)) for job in file.jobs)
+    return dataclasses.replace(file, jobs=jobs)
 
 
 def finished_run(checked: CheckedRun) -> RunResult | None:
@@ -289,15 +298,16 @@ def run(
     seed: int = 0,
     retries: int = 2,
     tensorboard: bool = False,
+    in_folder: bool = False,
     yes: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Run the jobs of a file, or resume the run of this name, and say what came of it.
 
     They share this machine, or a Ray cluster: `on` is "local", "ray" or "ray:ADDRESS". Files go to
-    `folder`/`name`, checkpoints also to `store`, a path or URL that fsspec knows. `progress`, such as
-    print, is called with a line of text for every change on the way. `yes` lets a run whose journal is
-    damaged go on from before the damage.
+    `folder`/`name`, checkpoints also to `store`, a path or URL that fsspec knows. `in_folder` has each
+    command run in a folder of its own. `progress`, such as print, is called with a line of text for every
+    change on the way. `yes` lets a run whose journal is damaged go on from before the damage.
 
     Ctrl-C or SIGTERM stops it with checkpoints saved, and then raises KeyboardInterrupt; the same call
     goes on with it.
@@ -316,6 +326,7 @@ def run(
             seed=given_whole(seed, "seed"),
             retries=given_whole(retries, "retries"),
             tensorboard=given_flag(tensorboard, "tensorboard"),
+            in_folder=given_flag(in_folder, "in_folder"),
         )
     )
     tell = given_progress(progress)

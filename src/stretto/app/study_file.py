@@ -41,7 +41,17 @@ BUILT_IN_CURVES = "builtin:resnet"
 SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "ray", "profile", "world")
 MOST_DEPTH = 30
 LONGEST_KEY = 100
-STUDY_KEYS = ("name", "metric", "direction", "trials", "sampler", "entry", "command", "checkpoints")
+STUDY_KEYS = (
+    "name",
+    "metric",
+    "direction",
+    "trials",
+    "sampler",
+    "entry",
+    "command",
+    "checkpoints",
+    "in_folder",
+)
 HALVING_KEYS = ("rungs", "min_epochs", "eta", "max_epochs")
 LIMITS_KEYS = ("deadline", "budget_usd", "q")
 SPEED_KEYS = ("epoch_s", "speedup", "spanning", "start_s")
@@ -78,6 +88,8 @@ class StudyOutline:
     command: tuple[str, ...]
     """What to run for a trial instead; empty if nothing is said."""
     checkpoints: bool
+    in_folder: bool
+    """Each trial's command runs in a folder of its own."""
     """The command saves on SIGTERM and goes on from there when it is started again."""
     profile: Profile | None
     """None: not known yet."""
@@ -220,7 +232,8 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
         machine=machine_of(sections.table("machine", MACHINE_KEYS, {})),
         entry=fields.text("entry") if "entry" in fields else None,
         command=tuple(fields.list("command", [], of=str, rule='a list such as ["python", "train.py"]')),
-        checkpoints=_checkpoints(fields),
+        checkpoints=_of_command(fields, "checkpoints", "a training function always has them"),
+        in_folder=_of_command(fields, "in_folder", "a training function keeps its checkpoints in one"),
         profile=_profile(sections.table("profile", PROFILE_KEYS), rented, path)
         if "profile" in sections
         else None,
@@ -231,14 +244,14 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
     )
 
 
-def _checkpoints(fields: Fields) -> bool:
-    if "checkpoints" in fields and "entry" in fields:
+def _of_command(fields: Fields, name: str, otherwise: str) -> bool:
+    if name in fields and "entry" in fields:
         raise InputError(
-            "checkpoints is about a command; a training function always has them.",
-            where=fields.where("checkpoints"),
+            f"{name} is about a command; {otherwise}.",
+            where=fields.where(name),
             remedy="Leave it out.",
         )
-    return fields.flag("checkpoints", default=False)
+    return fields.flag(name, default=False)
 
 
 def _rented(sections: Fields) -> Fields | None:

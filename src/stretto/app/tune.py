@@ -50,6 +50,7 @@ from stretto.app.real_mend import mend
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import (
     TuneResult,
+    best_tables,
     kept_expectation,
     plan_tables,
     read_ending,
@@ -217,7 +218,10 @@ def _start(
     ended_by = drive(_score(prepared, site, make, spec.started_at_s), stop, guarded)
     if ended_by.for_good:
         folder.write("result", {"ended_by": str(ended_by)})
-    return tune_result(folder, ended_by)
+    result = tune_result(folder, ended_by)
+    if ended_by.for_good:
+        folder.write("result", {"ended_by": str(ended_by), **best_tables(result)})
+    return result
 
 
 def tune(
@@ -238,6 +242,7 @@ def tune(
     retries: int = 2,
     tensorboard: bool = False,
     checkpoints: bool = False,
+    in_folder: bool = False,
     yes: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> TuneResult:
@@ -247,8 +252,9 @@ def tune(
     `deadline` is seconds or a text such as 10m. It trains on this machine, or on a Ray cluster: `on` is
     "local", "ray" or "ray:ADDRESS". Files go to `folder`/`name`, checkpoints also to `store`, a path or URL
     that fsspec knows. `checkpoints` says that a command saves on SIGTERM and goes on from there; else a
-    trial that is paused begins anew. `progress`, such as print, is called with a line of text for every
-    change on the way. `yes` lets a run whose journal is damaged go on from before the damage.
+    trial that is paused begins anew. `in_folder` has each trial's command run in a folder of its own.
+    `progress`, such as print, is called with a line of text for every change on the way. `yes` lets a run
+    whose journal is damaged go on from before the damage.
 
     Ctrl-C or SIGTERM stops it with checkpoints saved, and then raises KeyboardInterrupt; the same call
     goes on with it.
@@ -274,6 +280,7 @@ def tune(
             retries=given_whole(retries, "retries"),
             tensorboard=given_flag(tensorboard, "tensorboard"),
             checkpoints=given_flag(checkpoints, "checkpoints"),
+            in_folder=given_flag(in_folder, "in_folder"),
         )
     )
     return _tuned(checked, given_progress(progress), yes=given_flag(yes, "yes"))

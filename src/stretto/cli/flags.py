@@ -17,3 +17,6 @@ Store = Annotated[
     str, typer.Option(metavar="URL", help="Keep checkpoints there too, for every node.", show_default=False)
 ]
 ReportFile = Annotated[Path | None, typer.Option(help="Write an HTML report here.", show_default=False)]
+InFolder = Annotated[
+    bool, typer.Option("--in-folder", help="Each command runs in a folder of its job's own.")
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from stretto.app.real_shown import metrics_after
 from stretto.app.real_site import LOCAL, local_devices
 from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop, unsaved_jobs
-from stretto.app.real_work import Entry
+from stretto.app.real_work import Entry, folder_note
 from stretto.app.run_folder import RunFolder
 from stretto.app.run_jobs import (
     INTERVAL_S,
@@ -30,7 +31,7 @@ from stretto.app.run_jobs import (
     start_run,
 )
 from stretto.app.study_cluster import slots_offer
-from stretto.cli.flags import AsJson, On, Seed, Slots, Store
+from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
 from stretto.cli.live import watching
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
@@ -60,6 +61,7 @@ def run(
     seed: Seed = 0,
     store: Store = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
+    in_folder: InFolder = False,
     yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -90,6 +92,7 @@ def run(
             seed=seed,
             retries=retries,
             tensorboard=tensorboard,
+            in_folder=in_folder,
         )
     )
     result = finished_run(checked) or _run(checked, yes=yes)
@@ -111,9 +114,15 @@ def run(
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
     set_right(checked.folder, yes=yes)
     with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
-        for note in site.notes:
+        for note in (*site.notes, *_folder_notes(checked)):
             print(note, file=sys.stderr)
         return _train(checked, site.offer.slots, yes=yes)
+
+
+def _folder_notes(checked: CheckedRun) -> Iterator[str]:
+    """Where commands run, each way of it once."""
+    notes = (folder_note(job.work, checked.folder.path) for job in checked.file.jobs)
+    yield from dict.fromkeys(filter(None, notes))
 
 
 def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:

@@ -20,7 +20,7 @@ from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import elsewhere, finished, prepare, start
-from stretto.cli.flags import AsJson, On, Seed, Slots, Store
+from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
 from stretto.cli.progress import measuring
@@ -67,6 +67,7 @@ def tune(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="The command saves on SIGTERM and goes on from there.")
     ] = False,
+    in_folder: InFolder = False,
     yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,8 +76,8 @@ def tune(
     The plan comes first, then the run, then the best configuration and its checkpoint. Everything
     lies under runs/NAME. The same command resumes a run that was stopped or killed, and a later
     deadline (from its first start) or a larger budget lets it go on for longer; Ctrl-C saves
-    checkpoints and stops, a second one stops at once. What is not known of the training's speed is
-    measured first. The exit code is 1 if the run is not over or has no model.
+    checkpoints and stops, a second one stops at once. An unknown speed is measured first. The exit
+    code is 1 if the run is not over, has no model, or a trial failed.
 
     Example: [bold]stretto tune study.toml train.py:train --deadline 10m[/bold]
     Example: [bold]stretto tune study.toml --deadline 10m -- python train.py --lr {lr}[/bold]
@@ -105,6 +106,7 @@ def tune(
             retries=retries,
             tensorboard=tensorboard,
             checkpoints=checkpoints,
+            in_folder=in_folder,
         )
     )
     if moved := extend(checked):
@@ -113,7 +115,7 @@ def tune(
     if damage := checked.folder.damage():
         print(damage, file=sys.stderr)
     _show(checked, result, as_json=as_json)
-    if not result.succeeded:
+    if not result.succeeded or result.failed:
         raise typer.Exit(1)
 
 

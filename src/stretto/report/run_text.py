@@ -29,6 +29,8 @@ from stretto.worlds.replay import Origin
 
 SLOTS = "slots"
 """What trials of a real run get: GPUs or cores."""
+MOST_NAMES = 8
+"""Files of a command that are named."""
 MOST_ROWS = 10
 """Trials in the table of a summary: the best."""
 
@@ -142,7 +144,9 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
 def checkpoint_text(result: TuneResult) -> str:
     """Where the best model is; a command keeps it as it likes."""
     if result.checkpoint is None and result.files is not None:
-        return f"what its command saved is in {result.files}"
+        names = ", ".join(result.file_names[:MOST_NAMES])
+        more = f" and {len(result.file_names) - MOST_NAMES} more" * (len(result.file_names) > MOST_NAMES)
+        return f"what its command saved is in {result.files}: {names}{more}"
     return str(result.checkpoint or "none was kept")
 
 
