@@ -75,9 +75,8 @@ def tune(
 
     The plan comes first, then the run, then the best configuration and its checkpoint. Everything
     lies under runs/NAME. The same command resumes a run that was stopped or killed, and a later
-    deadline (from its first start) or a larger budget lets it go on for longer; Ctrl-C saves
-    checkpoints and stops, a second one stops at once. An unknown speed is measured first. The exit
-    code is 1 if the run is not over, has no model, or a trial failed.
+    deadline (from its first start) or a larger budget lets it go on; Ctrl-C saves checkpoints and
+    stops, a second one stops at once. The exit code is 1 if it is not over, or a trial failed.
 
     Example: [bold]stretto tune study.toml train.py:train --deadline 10m[/bold]
     Example: [bold]stretto tune study.toml --deadline 10m -- python train.py --lr {lr}[/bold]
