@@ -345,7 +345,8 @@ def best_tables(result: TuneResult) -> Tables:
     best = {
         "trial": result.best_trial,
         "config": result.best_config,
-        result.metric: result.best_metric,
+        "metric": result.metric,
+        "value": result.best_metric,
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
         "files": None if result.files is None else str(result.files),
         "file_names": list(result.file_names),
