@@ -104,3 +104,23 @@ def test_another_user_can_neither_read_a_run_nor_hold_its_lock() -> None:
         subprocess.run([sys.executable, "-c", tries, *paths[1:]], check=True)
     finally:
         shutil.rmtree(place)
+
+
+def test_files_of_tensorboard_are_closed_once_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics_log = pytest.importorskip("stretto.torch.metrics_log")
+    (tmp_path / "tensorboard").mkdir()
+
+    class Board:
+        def add_scalar(self, *_: object) -> None:
+            (tmp_path / "tensorboard" / "events.1").touch()
+            (tmp_path / "tensorboard" / "events.1").chmod(0o666)
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(metrics_log, "_board", lambda *_: Board())
+    log = metrics_log.MetricsLog(tmp_path, tensorboard=True, note=print)
+    log.write(1, {"loss": 0.5}, workers=1, batch=8)
+    assert modes(tmp_path)["tensorboard/events.1"] == 0o600

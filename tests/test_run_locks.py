@@ -239,3 +239,13 @@ class TestNeighbours:
         assert f"on the same slots ({shared}): /data/runs/a, process 4711 on box" in note
         assert f"(`stretto tune study.toml`, for 1m 30s, since {since})" in note
         assert "`stretto stop /data/runs/a`" in note
+
+
+def test_what_it_trains_on_is_told_later_and_since_when_stays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    with holding(folder):
+        before = holder_of(folder.lock)
+        with holding(folder, devices=("0", "1")):
+            after = holder_of(folder.lock)
+    assert before is not None
+    assert after == dataclasses.replace(before, devices=("0", "1"))

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from stretto.app.real_board import Phase
 from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
 from stretto.core.events import Event, RunPaused
-from stretto.core.file_lock import FileLock, Holder, LockedError, holder_of, is_held, myself
+from stretto.core.file_lock import FileLock, Holder, LockedError, holder_of, is_held
 from stretto.core.private_files import close_to_others, make_private_folder
 from stretto.core.units import format_duration
 
@@ -86,8 +86,8 @@ def holding(folder: RunFolder, devices: tuple[str, ...] = ()) -> Iterator[FileLo
     hold = _holds.by_path.get(place)
     if hold is None:
         hold = _holds.by_path[place] = _taken(folder)
-    if devices:
-        hold.lock.say(myself(devices))
+    if devices and devices != hold.lock.holder.devices:
+        hold.lock.say(replace(hold.lock.holder, devices=devices))
     hold.times += 1
     try:
         yield hold.lock

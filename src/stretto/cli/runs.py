@@ -79,9 +79,10 @@ def stop(
         line = run_line(folder, time.time())
         print(f"{folder.path} is not running: {line.state}.")
         return
+    begun = folder.is_begun
     holder = ask_to_stop(folder, at_once=now)
-    how = "at once" if now else "once its jobs have saved"
-    print(f"asked process {holder.pid} to stop {how}.", file=sys.stderr, flush=True)
+    how = " at once" if now else " once its jobs have saved" if begun else ""
+    print(f"asked process {holder.pid} to stop{how}.", file=sys.stderr, flush=True)
     try:
         wait_until_stopped(folder)
     except KeyboardInterrupt:

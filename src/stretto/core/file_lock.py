@@ -46,15 +46,13 @@ class Holder:
     """One for every slot it trains on: a GPU's name, or nothing for a core."""
 
 
-def myself(devices: tuple[str, ...] = ()) -> Holder:
+def myself() -> Holder:
     """This process as a holder."""
     program, *words = sys.argv or [""]
     command = shlex.join([Path(program).name or "python", *words])
     if len(command) > _LONGEST_COMMAND:
         command = command[:_LONGEST_COMMAND] + " .."
-    return Holder(
-        pid=os.getpid(), since_s=time.time(), command=command, host=socket.gethostname(), devices=devices
-    )
+    return Holder(pid=os.getpid(), since_s=time.time(), command=command, host=socket.gethostname())
 
 
 class FileLock:
@@ -64,10 +62,12 @@ class FileLock:
         """LockedError if another holds it, OSError if there can be no such file."""
         self.path = path
         self.fd = _taken(path)
-        self.say(myself())
+        self.holder = myself()
+        self.say(self.holder)
 
     def say(self, holder: Holder) -> None:
-        """Write down who holds it; a full disk is no reason not to."""
+        """Write down who holds it; that a full disk does not let us is no reason not to hold it."""
+        self.holder = holder
         content = json.dumps(asdict(holder)).encode()
         with suppress(OSError):
             os.ftruncate(self.fd, 0)

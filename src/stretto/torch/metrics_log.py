@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stretto.core.private_files import make_private_folder, private_opener
+from stretto.core.private_files import make_private_folder, open_private, private_opener
 
 OWN_NAMES = frozenset({"epoch", "workers", "batch"})
 """What every line has besides the user's metrics."""
@@ -38,6 +40,13 @@ class MetricsLog:
             for name, value in values.items():
                 self._board.add_scalar(name, value, epoch)
             self._board.flush()
+            self._close_to_others()
+
+    def _close_to_others(self) -> None:
+        """TensorBoard makes its files by the umask."""
+        with contextlib.suppress(OSError):
+            for path in (self._path.parent / "tensorboard").glob("events.*"):
+                os.close(open_private(path, os.O_RDONLY))
 
 
 def _board(folder: Path, note: Callable[[str], None]) -> Any:
