@@ -54,7 +54,7 @@ def test_rigid_gangs_come_whole_or_not_at_all() -> None:
     jobs = [make_job("r", 6), make_job("s", 4), make_job("e", most=8)]
     decision = decide(make_cluster(gpu_nodes(2, 4), [make_view(job) for job in jobs]))
     assert counts(decision) == {"r": 6, "e": 2}
-    assert decision.reasons["s"].text == "Needs 4 workers together; free over all nodes: nothing."
+    assert decision.reasons["s"].text == "Needs 4 workers together, and less is free."
 
 
 def test_bundles_of_parameter_server_jobs() -> None:

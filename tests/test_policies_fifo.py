@@ -42,7 +42,7 @@ def test_the_head_of_the_line_blocks() -> None:
     assert decision.allocations == {"a": on_nodes({"0": 3})}
     assert decision.reasons["b"].code is ReasonCode.WAITS
     assert decision.reasons["b"].text == "Needs 2 workers together; free over all nodes: 1 slot."
-    assert "Behind b" in decision.reasons["c"].text
+    assert decision.reasons["c"].text == "Behind jobs that came first and do not fit yet."
 
 
 def test_what_is_short_is_told_by_resource_where_there_are_several() -> None:

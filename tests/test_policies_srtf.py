@@ -76,9 +76,7 @@ def test_shortest_first_and_longer_ones_that_fit() -> None:
     # d (1 GPU) and b (2) leave one GPU: c does not fit beside them, a does.
     assert set(decision.allocations) == {"a", "b", "d"}
     assert decision.reasons["c"].code is ReasonCode.WAITS
-    assert decision.reasons["c"].text == (
-        "11m 40s left: number 3 of 4 in line; 4 workers do not fit beside those before it."
-    )
+    assert decision.reasons["c"].text == ("11m 40s left: 4 workers do not fit beside jobs with less left.")
 
 
 def test_unknown_jobs_go_first_in_order_of_submission() -> None:

@@ -99,7 +99,7 @@ def test_running_jobs_keep_at_least_what_they_have() -> None:
     running = make_view(make_job("e", 1, least=1, most=8), on_nodes({"0": 4}))
     decision = decide(make_cluster(gpu_nodes(1, 4), [running, make_view(make_job("new"))]))
     assert decision.allocations == {"e": running.allocation}
-    assert decision.reasons["new"].text == "Needs 1 worker together; free over all nodes: nothing."
+    assert decision.reasons["new"].text == "Needs 1 worker together, and less is free."
 
 
 def test_a_rigid_gang_wider_than_a_node_is_packed_whole() -> None:

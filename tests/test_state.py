@@ -235,7 +235,7 @@ class TestJobs:
         assert (job.work_done, job.epoch, job.belief.noise) == (9.0, 1, NoiseSample(1.0, 2.0))
         assert [sample.step_s for sample in observed.speeds.values()] == [0.5]
         assert observed.losses == [LossPoint(1, 0.5)]
-        assert observed.resizes_s == [20.0]
+        assert (observed.resizes.count, observed.resizes.sum_s) == (1, 20.0)
 
     @pytest.mark.parametrize(
         "end", [JobFinished(t_s=5.0, job_id="a"), JobFailed(t_s=5.0, job_id="a", error="no")]

@@ -87,11 +87,13 @@ def jobs_of(tables: dict[str, Any], path: Path) -> JobsFile:
         _job(Fields(table, JOB_KEYS, file=str(path), name=f"job[{index}]"), path)
         for index, table in enumerate(written)
     ]
+    names = set[str]()
     for index, job in enumerate(jobs):
-        if job.name in {other.name for other in jobs[:index]}:
+        if job.name in names:
             raise InputError(
                 f"{job.name!r} is there twice.", where=f"{path}: job[{index}].name", remedy="Rename one."
             )
+        names.add(job.name)
     if len({isinstance(job.work, Entry) for job in jobs}) > 1:
         raise InputError(
             "some jobs have an entry and some a command.", where=str(path), remedy="Run them as two files."

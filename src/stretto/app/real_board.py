@@ -61,6 +61,8 @@ class JobLine:
     """One job as it stands."""
 
     job: Job
+    number: int = 0
+    """In order of submission."""
     phase: Phase = Phase.WAITING
     allocation: Allocation = NOTHING
     batch: BatchChoice | None = None
@@ -109,6 +111,7 @@ class Board:
 
     def __init__(self, study: Study | None = None) -> None:
         self._study = study
+        self._best: JobLine | None = None
         self.jobs: dict[str, JobLine] = {}
         self.now_s = 0.0
         self.last: Event | None = None
@@ -122,7 +125,7 @@ class Board:
         self.now_s = max(self.now_s, event.t_s)
         self.last = event
         if isinstance(event, JobSubmitted):
-            self.jobs[event.job.id] = JobLine(event.job)
+            self.jobs[event.job.id] = JobLine(event.job, len(self.jobs))
         elif isinstance(event, RunPaused | RunResumed):
             self._stands_still(event)
         elif isinstance(event, Decided):
@@ -140,8 +143,7 @@ class Board:
     def best(self) -> JobLine | None:
         """The trial with the best value that did not diverge; of equals, the one submitted first."""
         assert self._study is not None
-        shown = [line for line in self.jobs.values() if self.best_value(line) is not None]
-        return max(shown, key=lambda line: self._score(self.best_value(line)), default=None)
+        return self._best
 
     def best_value(self, line: JobLine) -> float | None:
         """The best a trial showed; None if it showed nothing or diverged."""
@@ -214,11 +216,25 @@ class Board:
     def _reported(self, line: JobLine, event: JobReported) -> None:
         line.epoch, line.work_done = event.epoch, event.work_done
         line.results.extend(event.results)
+        if event.results and self._study is not None:
+            self._compare(line)
         self._epochs.extend((one.epoch_s, one.workers) for one in event.results if one.epoch_s is not None)
         if line.phase in {Phase.STARTING, Phase.PAUSED} and line.allocation:
             line.phase = Phase.RUNNING
         if line.phase not in ENDED:
             line.pace.append((event.t_s, event.work_done))
+
+    def _compare(self, line: JobLine) -> None:
+        """A trial has shown something: it may be the best now, or have diverged and be the best no more."""
+        if line is self._best:
+            if line.value is None:
+                shown = [one for one in self.jobs.values() if one.value is not None]
+                self._best = max(shown, key=self._rank, default=None)
+        elif line.value is not None and (self._best is None or self._rank(line) > self._rank(self._best)):
+            self._best = line
+
+    def _rank(self, line: JobLine) -> tuple[float, int]:
+        return self._score(self.best_value(line)), -line.number
 
     def _put_down(self, line: JobLine) -> None:
         """It stands still, and what it held is gone."""

@@ -31,6 +31,8 @@ BEAT_S = 0.2
 """How soon Ctrl-C is noticed and a display is redrawn."""
 LOOK_S = 1.0
 """How often it is looked whether the run's folder is still there."""
+ALIKE = 100
+"""A policy is shown no more jobs that are alike and wait for their first start, unless more could start."""
 RESIZE_S = 5.0
 """What a start or resize is believed to take before any was seen; most take less here, as training code is
 loaded once for all workers, and nobody stops for a resize."""
@@ -149,6 +151,7 @@ def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop,
         settings=Settings(
             seed=score.seed,
             until_s=until_s,
+            alike=ALIKE,
             beat_s=BEAT_S,
             share_priors=score.share_priors,
             resize_s=RESIZE_S,

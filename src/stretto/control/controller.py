@@ -36,6 +36,9 @@ class Settings:
     """What a start or resize of an application is believed to take while none was seen."""
     until_s: float = math.inf
     """End the run at this time, finished or not."""
+    alike: int = 0
+    """So many at least of the jobs that wait for their first start, and are alike, are shown to the policy,
+    and as many as could start; 0: all. Where thousands wait, a decision should not look at each."""
     beat_s: float = math.inf
     """Come round this often even if nothing happens, to look at `stop` and to call `on_turn`."""
 
@@ -94,7 +97,9 @@ class Controller:
         self._fruitless = 0
         self._held: list[Event] = []
         """Folded already, and not yet in the journal."""
-        self.state = RunState(share_priors=settings.share_priors, resize_s=settings.resize_s)
+        self.state = RunState(
+            share_priors=settings.share_priors, resize_s=settings.resize_s, alike=settings.alike
+        )
         self.decision_s: list[float] = []
         """How long each decision of this process took, fits and tables included."""
 
@@ -235,7 +240,7 @@ class Controller:
             job_id: reason
             for job_id, reason in decision.reasons.items()
             if job_id in changed or self.state.is_news(job_id, reason)
-        }
+        } | self.state.news_of_hidden(decision.reasons)
         self._record(
             [
                 Decided(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.cluster import Node, Wish
-from stretto.core.decision import Reason
+from stretto.core.decision import Reason, ReasonCode
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -43,6 +45,10 @@ class JobState:
     job: Job
     belief: FittedBelief
     observed: Observations
+    number: int = 0
+    """In order of submission."""
+    line: Line | None = None
+    """Where it waits for its first start, if others may be like it."""
     allocation: Allocation = NOTHING
     batch: BatchChoice | None = None
     gpus: int = 0
@@ -95,6 +101,19 @@ class JobState:
 
 
 @dataclass(slots=True)
+class Line:
+    """Jobs that wait for their first start and differ only in when they came: the first one is next."""
+
+    kind: Job
+    """What they have in common."""
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    unsaid: list[str] = field(default_factory=list)
+    """Those of which it was not looked whether their reason is news."""
+    said: Reason | None = None
+    """Why those wait that no policy is shown, as was last told."""
+
+
+@dataclass(slots=True)
 class RunState:
     """Everything the controller knows; `apply` is the only way it changes."""
 
@@ -102,6 +121,8 @@ class RunState:
     """Whether a new job starts from what finished jobs of its application showed."""
     resize_s: float = DEFAULT_RESIZE_S
     """What a start or resize of an application takes while none was seen."""
+    alike: int = 0
+    """So many at least of the jobs in a line are shown to a policy, and as many as could start; 0: all."""
     nodes: dict[str, Node] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     jobs: dict[str, JobState] = field(default_factory=dict)
@@ -115,16 +136,56 @@ class RunState:
     instructions: int = 0
     _reasons: dict[str, Reason] = field(default_factory=dict)
     _priors: dict[str, Observations] = field(default_factory=dict)
+    _submitted: int = 0
+    _lines: dict[Job, Line] = field(default_factory=dict)
+    _in_line: dict[str, dict[str, JobState]] = field(default_factory=dict)
+    """Jobs that are in a line, by application."""
+    _apart: dict[str, JobState] = field(default_factory=dict)
+    """Jobs that are in no line."""
 
     def is_news(self, job_id: str, reason: Reason) -> bool:
         """Whether a job's reason is another than was last recorded."""
         return self._reasons.get(job_id) != reason
 
+    def news_of_hidden(self, shown: Mapping[str, Reason]) -> dict[str, Reason]:
+        """Reasons of the jobs that no policy was shown: they wait as the last one does that it was shown."""
+        news: dict[str, Reason] = {}
+        most = self._most_shown()
+        for line in self._lines.values():
+            if len(line.jobs) <= most:
+                continue
+            reason = shown.get(next(islice(line.jobs, most - 1, None)))
+            if reason is None or reason.code is not ReasonCode.WAITS:
+                continue
+            hidden = islice(line.jobs, most, None) if reason != line.said else line.unsaid
+            news |= {job_id: reason for job_id in hidden if self._is_hidden_news(line, job_id, reason)}
+            line.said, line.unsaid = reason, []
+        return {job_id: reason for job_id, reason in news.items() if job_id not in shown}
+
+    def _is_hidden_news(self, line: Line, job_id: str, reason: Reason) -> bool:
+        return job_id in line.jobs and self.is_news(job_id, reason)
+
+    def _most_shown(self) -> int:
+        """Of a line: one more than could start, so that the last one says why those after it wait."""
+        return max(self.alike, sum(node.gpus for node in self.nodes.values()) + 1)
+
+    def _shown(self) -> list[JobState]:
+        """Jobs that a policy is shown, in order of submission."""
+        most = self._most_shown()
+        if all(len(line.jobs) <= most for line in self._lines.values()):
+            return list(self.jobs.values())
+        shown = list(self._apart.values())
+        for line in self._lines.values():
+            shown += islice(line.jobs.values(), most)
+        return sorted(shown, key=lambda state: state.number)
+
     def view(self, now_s: float) -> ClusterView:
+        shown = self._shown()
         return ClusterView(
             now_s=now_s,
             nodes=tuple(node for node in self.nodes.values() if node.id not in self.draining),
-            jobs=tuple(state.view(now_s) for state in self.jobs.values()),
+            jobs=tuple(state.view(now_s) for state in shown),
+            hidden=len(self.jobs) - len(shown),
             refused=self.refused,
             arrivals=self.arrivals,
         )
@@ -159,9 +220,9 @@ class RunState:
             case JobReported():
                 self._report(event)
             case JobFinished():
-                self._remember(self.jobs.pop(event.job_id))
+                self._remember(self._forget(event.job_id))
             case JobFailed():
-                self.jobs.pop(event.job_id)
+                self._forget(event.job_id)
             case WorkerLost():
                 self.jobs[event.job_id].hold(event.t_s, NOTHING)
             case JobRetried():
@@ -171,10 +232,49 @@ class RunState:
         observed = Observations()
         prior = self._priors.setdefault(job.application, Observations()) if self.share_priors else None
         belief = FittedBelief(job, observed, prior, self.resize_s)
-        self.jobs[job.id] = JobState(job, belief, observed)
+        self._submitted += 1
+        self.jobs[job.id] = state = JobState(job, belief, observed, self._submitted)
+        if self.alike and job.study is None and job.worker.demand.gpu >= 1:
+            self._join_line(state)
+        else:
+            self._apart[job.id] = state
+
+    def _join_line(self, state: JobState) -> None:
+        """Of applications of which nothing was seen one is like another."""
+        job, seen = state.job, self._priors.get(state.job.application)
+        application = job.application if seen is not None and seen != Observations() else ""
+        kind = replace(job, id="", application=application, submit_s=0.0, config=())
+        state.line = self._lines.setdefault(kind, Line(kind))
+        state.line.jobs[job.id] = state
+        state.line.unsaid.append(job.id)
+        self._in_line.setdefault(job.application, {})[job.id] = state
+
+    def _leave_line(self, state: JobState) -> None:
+        """It is like no other any more."""
+        line, job = state.line, state.job
+        if line is None:
+            return
+        state.line = None
+        self._apart[job.id] = state
+        del line.jobs[job.id]
+        if not line.jobs:
+            del self._lines[line.kind]
+        of_application = self._in_line[job.application]
+        del of_application[job.id]
+        if not of_application:
+            del self._in_line[job.application]
+
+    def _forget(self, job_id: str) -> JobState:
+        """It is over."""
+        state = self.jobs.pop(job_id)
+        self._leave_line(state)
+        del self._apart[job_id]
+        self._reasons.pop(job_id, None)
+        return state
 
     def _report(self, event: JobReported) -> None:
         state = self.jobs[event.job_id]
+        self._leave_line(state)
         state.work_done, state.epoch = event.work_done, event.epoch
         for sample in event.speeds:
             state.observed.add_speed(sample)
@@ -185,7 +285,7 @@ class RunState:
             state.results += event.results
             state.epoch_since_s = event.t_s
         if event.resize_s is not None:
-            state.observed.resizes_s.append(event.resize_s)
+            state.observed.resizes.add(event.resize_s)
             state.start_times_s += (event.resize_s,)
             state.epoch_since_s = max(state.epoch_since_s or 0.0, state.begun_s + event.resize_s)
 
@@ -193,11 +293,18 @@ class RunState:
         """A finished job's observations become the prior of its application."""
         if not self.share_priors:
             return
-        prior = self._priors.setdefault(state.job.application, Observations())
+        application = state.job.application
+        prior = self._priors.setdefault(application, Observations())
+        is_first = prior == Observations()
         for sample in state.observed.speeds.values():
             prior.add_speed(sample)
         prior.noise = state.observed.first_noise or prior.noise
-        prior.resizes_s.extend(state.observed.resizes_s)
+        prior.resizes.add_all(state.observed.resizes)
+        if is_first and prior != Observations():
+            for waiting in list(self._in_line.get(application, {}).values()):
+                self._leave_line(waiting)
+                del self._apart[waiting.job.id]
+                self._join_line(waiting)
 
     def _decided(self, event: Decided) -> None:
         self.memory = event.memory
@@ -212,9 +319,10 @@ class RunState:
     def _instructed(self, t_s: float, instruction: Instruction) -> None:
         self.instructions = instruction.number
         if instruction.action is Action.STOP:
-            del self.jobs[instruction.job_id]
+            self._forget(instruction.job_id)
             return
         state = self.jobs[instruction.job_id]
+        self._leave_line(state)
         state.batch = instruction.batch
         if instruction.action is not Action.SET_BATCH:
             state.hold(t_s, instruction.allocation)

@@ -11,7 +11,7 @@ from stretto.models.convergence import ConvergenceFit, fit_convergence
 from stretto.models.noise import PERFECTLY_SCALABLE
 from stretto.models.observations import Observations
 from stretto.models.parameter_server import ServerSpeedFit, fit_server_speed
-from stretto.models.resize import DEFAULT_RESIZE_S, ResizeCost, learn_resize_cost
+from stretto.models.resize import DEFAULT_RESIZE_S, ResizeCost, expected_resize_cost
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
 
 
@@ -108,8 +108,8 @@ class FittedBelief:
 
     @property
     def resize(self) -> ResizeCost:
-        prior = self._prior.resizes_s if self._prior else []
-        return learn_resize_cost(self._observed.resizes_s, prior, self._resize_s)
+        prior = self._prior.resizes if self._prior else None
+        return expected_resize_cost(self._observed.resizes, prior, self._resize_s)
 
     @property
     def max_workers_seen(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.models.resize import TimesSeen
 
 Configuration = tuple[int, int, int, int]
 """(nodes, workers, servers, atomic batch): what a step time belongs to."""
@@ -22,7 +23,7 @@ class Observations:
     first_noise: NoiseSample | None = None
     """Gradient statistics at the beginning, which say more about another job's beginning."""
     losses: list[LossPoint] = field(default_factory=list)
-    resizes_s: list[float] = field(default_factory=list)
+    resizes: TimesSeen = field(default_factory=TimesSeen)
     max_workers_seen: int = 0
     news: tuple[SpeedSample, ...] = ()
     """The speeds as they were when they last said something new: what models are fitted to.

@@ -15,7 +15,7 @@ job. The spread, as relative variance v, is shrunk the same way, from 0.3^2 for 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 DEFAULT_RESIZE_S = 30.0
@@ -40,25 +40,54 @@ class ResizeCost:
     """Times measured, of the job and of its application; with none, this is the default."""
 
 
+@dataclass(slots=True)
+class TimesSeen:
+    """Times as running sums: what is learned of them costs the same however many there were."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    squares: float = 0.0
+
+    def add(self, time_s: float) -> None:
+        self.count += 1
+        self.sum_s += time_s
+        self.squares += time_s * time_s
+
+    def add_all(self, others: TimesSeen) -> None:
+        self.count += others.count
+        self.sum_s += others.sum_s
+        self.squares += others.squares
+
+    def deviation(self, expected_s: float) -> float:
+        """The sum of (time / expected - 1)^2."""
+        relative = self.squares / expected_s**2 - 2.0 * self.sum_s / expected_s + self.count
+        return max(relative, 0.0)
+
+
 def learn_resize_cost(
-    own: Sequence[float], prior: Sequence[float] = (), default_s: float = DEFAULT_RESIZE_S
+    own: Iterable[float], prior: Iterable[float] = (), default_s: float = DEFAULT_RESIZE_S
 ) -> ResizeCost:
     """What the next resize will take, from the times seen of the job and, before it, of its application."""
+    own_times, prior_times = TimesSeen(), TimesSeen()
+    for times, seen_s in ((own_times, own), (prior_times, prior)):
+        for time_s in seen_s:
+            times.add(time_s)
+    return expected_resize_cost(own_times, prior_times, default_s)
 
-    def shrunk(default: float, of_application: Sequence[float], of_job: Sequence[float]) -> float:
-        application = (DEFAULT_WEIGHT * default + sum(of_application)) / (
-            DEFAULT_WEIGHT + len(of_application)
-        )
-        return (APPLICATION_WEIGHT * application + sum(of_job)) / (APPLICATION_WEIGHT + len(of_job))
 
-    expected_s = shrunk(default_s, prior, own)
+def expected_resize_cost(
+    own: TimesSeen, prior: TimesSeen | None = None, default_s: float = DEFAULT_RESIZE_S
+) -> ResizeCost:
+    """The same, of times that were added up."""
+    prior = prior or TimesSeen()
+
+    def shrunk(default: float, of_application: float, of_job: float) -> float:
+        application = (DEFAULT_WEIGHT * default + of_application) / (DEFAULT_WEIGHT + prior.count)
+        return (APPLICATION_WEIGHT * application + of_job) / (APPLICATION_WEIGHT + own.count)
+
+    expected_s = shrunk(default_s, prior.sum_s, own.sum_s)
     if expected_s == 0.0:
-        return ResizeCost(0.0, 0.0, len(own) + len(prior))
-    variance = shrunk(DEFAULT_VARIATION**2, _squared(prior, expected_s), _squared(own, expected_s))
+        return ResizeCost(0.0, 0.0, own.count + prior.count)
+    variance = shrunk(DEFAULT_VARIATION**2, prior.deviation(expected_s), own.deviation(expected_s))
     p90_s = expected_s * (1.0 + NORMAL_P90 * math.sqrt(variance))
-    return ResizeCost(expected_s, p90_s, len(own) + len(prior))
-
-
-def _squared(times_s: Sequence[float], expected_s: float) -> list[float]:
-    """Squared relative deviations."""
-    return [(time_s / expected_s - 1.0) ** 2 for time_s in times_s]
+    return ResizeCost(expected_s, p90_s, own.count + prior.count)

@@ -69,10 +69,17 @@ class ClusterView:
     """Every time nodes that were wished for did not come, in order."""
     arrivals: tuple[NodeAdded, ...] = ()
     """Every node that was rented and came, in order, with how long it took."""
+    hidden: int = 0
+    """Jobs besides `jobs`: each waits for its first start behind jobs that are like it but came before."""
 
     @property
     def capacity(self) -> Resources:
         return total_of([node.capacity for node in self.nodes])
+
+    @property
+    def job_count(self) -> int:
+        """All jobs, also those that are not shown."""
+        return len(self.jobs) + self.hidden
 
     @property
     def total_gpus(self) -> int:

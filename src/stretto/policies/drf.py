@@ -34,12 +34,12 @@ from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
 from stretto.policies.gangs import (
     EmptyCluster,
     Gang,
+    crowded_out,
     held_gang,
     keep_running,
     largest_gang,
     never_fits,
     next_bundle,
-    shortage,
     smallest_gang,
 )
 
@@ -178,7 +178,7 @@ def _explainer(
     def why(job: JobView, code: ReasonCode) -> str:
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
             gang = smallest_gang(job.job)
-            return never_fits(job, gang, empty) or shortage(job, gang, free)
+            return never_fits(job, gang, empty) or crowded_out(gang)
         now = allocations[job.id]
         shares = f"from {percent(job, job.allocation)} to {percent(job, now)}"
         return f"Its dominant share goes {shares} with {held_gang(now)}, the smallest share first."

@@ -17,7 +17,16 @@ from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
-from stretto.policies.gangs import EmptyCluster, keep_running, never_fits, requested_gang, shortage
+from stretto.policies.gangs import (
+    EmptyCluster,
+    crowded_out,
+    keep_running,
+    never_fits,
+    requested_gang,
+    shortage,
+)
+
+BEHIND = "Behind jobs that came first and do not fit yet."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,7 @@ class _Queue:
         first = self._blocked_by
         if first is not None and not self._backfill:
             impossible = never_fits(job, gang, self._empty)
-            self._waits[job.id] = impossible or f"Behind {first.id}, which came first and does not fit yet."
+            self._waits[job.id] = impossible or BEHIND
             return
         allocation = place_packed(job.job, *gang, self._free)
         if allocation is not None:
@@ -64,7 +73,8 @@ class _Queue:
             self.allocations[job.id] = allocation
             return
         impossible = never_fits(job, gang, self._empty)
-        self._waits[job.id] = impossible or shortage(job, gang, self._free)
+        short = crowded_out(gang) if first is not None else shortage(job, gang, self._free)
+        self._waits[job.id] = impossible or short
         if impossible is None and first is None:
             self._blocked_by = job
 

@@ -110,6 +110,11 @@ def shortage(job: JobView, gang: Gang, free: FreeCapacity) -> str:
     return f"Needs {gang} together ({needs}); free over all nodes: {amounts(left)}."
 
 
+def crowded_out(gang: Gang) -> str:
+    """The same in words that stay the same while the job waits: for policies under which many do."""
+    return f"Needs {gang} together, and less is free."
+
+
 def _takes_slots(job: Job) -> bool:
     """Whether its workers take a slot each, be that a GPU or a core, and nothing else."""
     return job.server is None and job.worker.demand == Resources(gpu=1)

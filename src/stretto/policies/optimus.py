@@ -40,11 +40,11 @@ from stretto.policies.common import BASELINE_EVENTS, EPS, check_option, fixed_si
 from stretto.policies.gangs import (
     EmptyCluster,
     Gang,
+    crowded_out,
     held_gang,
     keep_running,
     largest_gang,
     never_fits,
-    shortage,
     smallest_gang,
 )
 from stretto.policies.optimus_outlook import (
@@ -168,7 +168,7 @@ class _Turn:
         plan = self._plans[job.id]
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
             least = Gang(*plan.claim.least)
-            return never_fits(job, least, self._empty) or shortage(job, least, self._free)
+            return never_fits(job, least, self._empty) or crowded_out(least)
         gang = held_gang(self.allocations[job.id])
         if job.job.tier is Tier.RIGID:
             return f"Gets the {gang} it asked for, in order of submission."

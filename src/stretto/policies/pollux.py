@@ -101,7 +101,8 @@ class Pollux:
         plain = speedups.of(solution.placements, penalised=False) / speedups.scale
         shares = dict(zip((job.id for job in view.jobs), plain, strict=True))
         batches = self._batches(view, chosen, speedups)
-        reasons = explain(view, chosen, lambda job, _: self._why(job, chosen, shares, gpus))
+        fair_gpus = speedups.fair_gpus
+        reasons = explain(view, chosen, lambda job, _: self._why(job, chosen, shares, gpus, fair_gpus))
         decision = Decision(
             allocations=chosen,
             batches=batches,
@@ -124,13 +125,17 @@ class Pollux:
         return max(int(min(self.explore * job.belief.max_workers_seen, 1e9)), 1)
 
     def _why(
-        self, job: JobView, chosen: Mapping[str, Allocation], shares: Mapping[str, float], gpus: int
+        self,
+        job: JobView,
+        chosen: Mapping[str, Allocation],
+        shares: Mapping[str, float],
+        gpus: int,
+        fair_gpus: int,
     ) -> str:
         """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
         new, share = chosen.get(job.id), shares[job.id]
-        fair_gpus = max(math.ceil(gpus / len(shares)), 1)
         if new is None:
-            return why_waits(job, gpus, fair_gpus, len(shares))
+            return why_waits(job, gpus, fair_gpus)
         gpus_now, nodes = counted(new.worker_count, "slot"), counted(len(new.nodes), "node")
         before = f"{job.allocation.worker_count} to " if job.allocation else ""
         sizes = f"{before}{gpus_now}, on {nodes}"
@@ -177,7 +182,7 @@ class Speedups:
 
     def __init__(self, view: ClusterView) -> None:
         self._jobs = view.jobs
-        gpus, count = view.total_gpus, max(len(view.jobs), 1)
+        gpus, count = view.total_gpus, max(view.job_count, 1)
         self.fair_gpus = max(math.ceil(gpus / count), 1)
         self.scale = len(view.nodes) / gpus if gpus else 1.0
         self._row, self._table = _table(view)

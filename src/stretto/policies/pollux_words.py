@@ -10,13 +10,12 @@ EXACT_FROM = 100.0
 """Goodput from which whole examples a second are exact enough."""
 
 
-def why_waits(job: JobView, gpus: int, fair_gpus: int, jobs: int) -> str:
-    """The sentence for a job that holds nothing."""
+def why_waits(job: JobView, gpus: int, fair_gpus: int) -> str:
+    """The sentence for a job that holds nothing, in words that stay the same while it waits."""
     least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
     if least > gpus:
         return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
-    fair = counted(fair_gpus, "slot")
-    return f"others gain more: {counted(jobs, 'job')} share the cluster, a fair share is {fair}"
+    return f"others gain more; a fair share is {counted(fair_gpus, 'slot')}"
 
 
 def why_batch(old_goodput: float, new_goodput: float) -> str:

@@ -55,7 +55,7 @@ class Srtf:
             gang = requested_gang(job.job)
             if code not in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
                 return f"{place}; {gang} fit."
-            return never_fits(job, gang, empty) or f"{place}; {gang} do not fit beside those before it."
+            return never_fits(job, gang, empty) or f"{left}: {gang} do not fit beside jobs with less left."
 
         return fixed_size_decision(view, allocations, why), memory
 

@@ -39,12 +39,12 @@ from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_de
 from stretto.policies.gangs import (
     EmptyCluster,
     Gang,
+    crowded_out,
     held_gang,
     keep_running,
     never_fits,
     next_bundle,
     requested_gang,
-    shortage,
     smallest_gang,
 )
 from stretto.policies.remaining import remaining_s
@@ -118,7 +118,7 @@ class _Packing:
     def why(self, job: JobView, code: ReasonCode) -> str:
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
             gang = smallest_gang(job.job)
-            return never_fits(job, gang, self._empty) or shortage(job, gang, self._free)
+            return never_fits(job, gang, self._empty) or crowded_out(gang)
         return f"Gets {held_gang(self.allocations[job.id])}; the best score was its {self._won_by[job.id]}."
 
     def _gather(self) -> bool:
