@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from inputs import SNAPSHOT
 from stretto.app.decide import decide
-from stretto.app.snapshot import SnapshotFile, read_snapshot, view_of
+from stretto.app.snapshot import SnapshotFile, json_data, read_snapshot, view_of
 from stretto.core.errors import InputError
 
 
@@ -267,3 +267,12 @@ def test_what_a_job_holds_beyond_its_limits_it_keeps_or_gets_within_them(tmp_pat
     }
     answer = decide(read_snapshot(write(tmp_path, snapshot)), policy)
     assert limits_broken(snapshot, answer.as_dict()) == []
+
+
+def test_answers_for_machines_have_no_number_that_json_has_not() -> None:
+    found = json_data({"a": [math.nan, 1.5], "b": {"c": math.inf}, "d": (1, None)})
+    assert json.loads(json.dumps(found, allow_nan=False)) == {
+        "a": [None, 1.5],
+        "b": {"c": None},
+        "d": [1, None],
+    }

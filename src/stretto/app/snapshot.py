@@ -322,12 +322,12 @@ def has_batch_limits(job: Job) -> bool:
     return job.batch != UNSAID
 
 
-def as_json(value: Any) -> Any:
+def json_data(value: Any) -> Any:
     """Plain JSON data; what is not a finite number is null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: as_json(item) for key, item in value.items()}
+        return {key: json_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
+        return [json_data(item) for item in value]
     return value

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stretto.app.decide import Answer
 from stretto.app.decide import decide as ask
-from stretto.app.snapshot import read_snapshot
+from stretto.app.snapshot import json_data, read_snapshot
 from stretto.cli.flags import AsJson
 from stretto.core.errors import InputError
 from stretto.policies.registry import check_policies, check_targets, parse_options
@@ -38,7 +38,7 @@ def decide(
     check_targets(options, names)
     answer = ask(read_snapshot(snapshot), names[0], options=options.get(names[0]))
     if as_json:
-        print(json.dumps(answer.as_dict(), indent=2))
+        print(json.dumps(json_data(answer.as_dict()), indent=2, allow_nan=False))
     else:
         _show(answer)
 

@@ -14,6 +14,7 @@ from stretto.app.replay import Replayed, StudyReplay, is_study, replay
 from stretto.app.replay_jobs import recorded_workload, replay_jobs
 from stretto.app.run_folder import RunFolder
 from stretto.app.run_jobs import RunResult, run_result
+from stretto.app.snapshot import json_data
 from stretto.app.study_run import StudyResult
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration, format_usd
@@ -51,7 +52,8 @@ def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options,
     actual = run_result(folder, ending_of(folder))
     if as_json:
         runs = [dataclasses.asdict(one) for one in metrics]
-        print(json.dumps({"actual": actual.as_dict(), "runs": runs}, indent=2))
+        found = json_data({"actual": actual.as_dict(), "runs": runs})
+        print(json.dumps(found, indent=2, allow_nan=False))
     else:
         print(f"{_jobs_really(actual)}\n\n{metrics_text(metrics)}")
 

@@ -15,6 +15,7 @@ from stretto.app.replay import is_study
 from stretto.app.run_folder import find_run
 from stretto.app.simulate import Run, Setup
 from stretto.app.simulate import simulate as run_simulation
+from stretto.app.snapshot import json_data
 from stretto.app.workloads import Request, load_workloads
 from stretto.cli.flags import AsJson, ReportFile, Seed
 from stretto.cli.output import check_report
@@ -196,7 +197,8 @@ def _show(runs: list[Run], *, as_json: bool) -> None:
     if not metrics:
         return
     if as_json:
-        print(json.dumps({"runs": [dataclasses.asdict(one) for one in metrics]}, indent=2))
+        found = json_data({"runs": [dataclasses.asdict(one) for one in metrics]})
+        print(json.dumps(found, indent=2, allow_nan=False))
     elif sys.stdout is not None and sys.stdout.isatty() and Console().width >= TABLE_WIDTH:
         Console().print(metrics_table(metrics))
     else:
