@@ -31,10 +31,15 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
 def parse_json(content: bytes | str, *, finite: bool = True) -> Any:
     """What a text says. UnreadableError for anything that could not be used later.
 
-    With `finite`, numbers that are none or infinite count as damage.
+    With `finite`, numbers that are none or infinite count as damage; without, a whole number of too many
+    digits is infinite.
     """
     try:
-        parsed = json.loads(content, parse_int=_whole, parse_constant=_no_number if finite else None)
+        parsed = json.loads(
+            content,
+            parse_int=_whole if finite else _whole_or_infinite,
+            parse_constant=_no_number if finite else None,
+        )
         _check(parsed, finite=finite)
     except UnreadableError:
         raise
@@ -49,6 +54,10 @@ def _whole(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise UnreadableError(f"a number has {len(digits)} digits")
     return int(digits)
+
+
+def _whole_or_infinite(digits: str) -> float:
+    return int(digits) if len(digits) <= MOST_DIGITS else (-math.inf if digits.startswith("-") else math.inf)
 
 
 def _no_number(text: str) -> float:
