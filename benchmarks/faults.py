@@ -1,10 +1,14 @@
-"""Figure: 200 random faults over running studies, after which everything is as if nothing had happened.
+"""Figure: 500 faults of 20 kinds over studies, jobs and commands, after which all is as if nothing had been.
 
-Studies train for real while workers, nurseries and controllers are killed, workers stopped, checkpoints
-damaged, disks filled, exceptions raised and losses spoilt, in an order that the seed decides. In the end
-every trial must be accounted for with the results of an undisturbed run, every example of an epoch seen once
-by the steps that led there, the journal whole, and no process left.
+Studies train for real while workers, nurseries and controllers are killed or stopped, checkpoints, their
+meta.json and the journal damaged, disks filled, descriptors taken away, clocks stepped, exceptions raised,
+losses spoilt, and a second start tried under the same name. So do jobs of `stretto run` and trials of
+`stretto tune` that are commands, which also lose their guards, flood their output and have their folder
+deleted. What a seed decides comes in the order that it decides. In the end every trial and job must be
+accounted for with the results of an undisturbed run, every example of an epoch seen once by the steps that
+led there, the journal whole, no process left, and whatever was refused refused in words.
 
+Without --full a tenth of it, and nothing on Ray, where benchmarks/ray_faults.py has a figure of its own.
 A figure is missed if there is a single problem.
 """
 
@@ -14,132 +18,220 @@ import argparse
 import itertools
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from common import verdict
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from fault_inject import Disturbed, Fault, Kind, Supply
+import fault_commands
+from fault_commands import Commands, Way
+from fault_inject import Disturbed, Kind, Supply
 from fault_judge import problems
 from fault_seen import steps_of
 from fault_study import lay_out
+from fault_verdict import problems_of
 
-FAULTS = 200
-SHARES = {
+K = TypeVar("K")
+T = TypeVar("T")
+
+STUDIES = {
     Kind.WORKER: 60,
-    Kind.STOP: 20,
-    Kind.RAISE: 30,
+    Kind.STOP: 25,
+    Kind.RAISE: 40,
     Kind.CHECKPOINT: 30,
+    Kind.META: 20,
     Kind.DISK: 20,
-    Kind.NAN: 10,
-    Kind.NURSERY: 12,
-    Kind.CONTROLLER: 12,
-    Kind.JOURNAL: 6,
+    Kind.NAN: 15,
+    Kind.NURSERY: 15,
+    Kind.CONTROLLER: 15,
+    Kind.JOURNAL: 15,
+    Kind.JOURNAL_BYTES: 10,
+    Kind.TWO_STARTS: 10,
+    Kind.FLOOD: 10,
+    Kind.EMFILE: 10,
+    Kind.STOP_CONTROLLER: 5,
+    Kind.STOP_NURSERY: 15,
+    Kind.CLOCK: 5,
 }
 """Those that cost a nursery its imports, which take seconds, are fewer."""
+_Command = fault_commands.Kind
+COMMANDS = {
+    _Command.WORKER: 8,
+    _Command.STOP: 5,
+    _Command.RAISE: 5,
+    _Command.FLOOD: 6,
+    _Command.GUARD: 12,
+    _Command.STOP_GUARD: 8,
+    _Command.CONTROLLER: 5,
+    _Command.STOP_CONTROLLER: 6,
+    _Command.JOURNAL_BYTES: 6,
+    _Command.TWO_STARTS: 5,
+    _Command.EMFILE: 6,
+    _Command.CLOCK: 6,
+    _Command.FOLDER: 8,
+}
+"""Of `run` as many as of `tune`."""
+RAY = 20
+"""Kills and adds of nodes."""
+FEWEST_KINDS, FEWEST = 15, 15
+SHORT = 10
+"""Without --full, one in so many."""
 POLICIES = ("hypersched", "rubberband", "hypersched", "asha")
 TRIALS = 6
 EPOCHS = 16
 NAP_S = 0.05
 """Of a step: studies share the processor, and must last for some faults."""
 AT_ONCE = 3
-"""Studies at the same time: most of a fault's time is waiting."""
-STUDY_S = 240.0
-MOST_OF_A_STUDY = 20
+"""At the same time: most of a fault's time is waiting."""
+STUDY_S = 300.0
+RUN_S = 180.0
+MOST_OF_A_STUDY, MOST_OF_A_RUN = 20, 5
 """Faults, so that it comes to its end in time."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One study."""
+    """One study or run."""
 
-    faults: tuple[tuple[Fault, float | None], ...]
-    """With the seconds until it trained again; None if it had no need to."""
+    faults: tuple[tuple[str, float | None], ...]
+    """Names of kinds, with the seconds until training went on; None if it had no need to, or none is told."""
     problems: tuple[str, ...]
 
 
-def kinds_in_order(count: int, seed: int) -> list[Kind]:
-    """So many faults, each kind in its share, shuffled."""
-    shares = list(SHARES.items())
-    pool = [kind for kind, share in shares for _ in range(max(round(share * count / FAULTS), 1))]
-    chance = random.Random(seed)
-    pool += chance.choices(list(SHARES), list(SHARES.values()), k=max(count - len(pool), 0))
-    chance.shuffle(pool)
-    return pool[:count]
+def in_order(shares: Mapping[K, int], share: int, seed: int) -> list[K]:
+    """As many faults of each kind as it has, or one in `share`, shuffled."""
+    kinds = [kind for kind, number in shares.items() for _ in range(max(round(number / share), 1))]
+    random.Random(seed).shuffle(kinds)
+    return kinds
 
 
-def disturb(folder: Path, policy: str, seed: int, supply: Supply) -> Disturbed:
-    """One study from its start to its end."""
-    folder.mkdir()
-    lay_out(folder, trials=TRIALS, epochs=EPOCHS, nap_s=NAP_S, epoch_s=10 * NAP_S)
-    study = Disturbed(folder, policy, seed)
-    study.live(supply, STUDY_S, MOST_OF_A_STUDY)
-    return study
-
-
-def disturb_all(place: Path, count: int, seed: int) -> list[Disturbed]:
-    """Studies, some at a time, until all faults have been."""
-    supply = Supply(kinds_in_order(count, seed))
+def until_all_were(supply: Supply[K], disturb: Callable[[int], T]) -> list[T]:
+    """One after the other, some at a time, until all faults have been."""
     numbers = itertools.count()
 
-    def work() -> list[Disturbed]:
-        studies = []
+    def work() -> list[T]:
+        done = []
         while len(supply):
-            number = next(numbers)
-            policy = POLICIES[number % len(POLICIES)]
-            studies.append(disturb(place / f"{number:03d}", policy, seed * 1000 + number, supply))
-        return studies
+            done.append(disturb(next(numbers)))
+        return done
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [one for done in [pool.submit(work) for _ in range(AT_ONCE)] for one in done.result()]
 
 
-def judge(study: Disturbed) -> Outcome:
+def disturb_study(number: int, *, place: Path, seed: int, supply: Supply[Kind]) -> Disturbed:
+    """One study from its start to its end."""
+    folder = place / f"study-{number:03d}"
+    folder.mkdir(parents=True)
+    lay_out(folder, trials=TRIALS, epochs=EPOCHS, nap_s=NAP_S, epoch_s=10 * NAP_S)
+    study = Disturbed(folder, POLICIES[number % len(POLICIES)], seed * 1000 + number)
+    study.live(supply, STUDY_S, MOST_OF_A_STUDY)
+    return study
+
+
+def judge_study(study: Disturbed) -> Outcome:
     """What came of a study's faults."""
     found = [*study.problems, *problems(study, trials=TRIALS, epochs=EPOCHS)]
     steps = steps_of(study.run)
     again = [(fault, fault.again(steps)) for fault in study.faults]
     return Outcome(
-        tuple((fault, None if step is None else step.t_s - fault.t_s) for fault, step in again),
+        tuple((fault.kind.name, None if step is None else step.t_s - fault.t_s) for fault, step in again),
         tuple(f"{study.folder.name} {study.policy}: {one}" for one in found),
     )
 
 
-def table(outcomes: list[Outcome]) -> None:
-    """The last column is of those that had to train again; the others' trials were over."""
-    print(f"  {'fault':36} {'number':>6} {'trained on':>10} {'was over':>8} {'median s':>9}")
-    for kind in Kind:
-        times = [time_s for one in outcomes for fault, time_s in one.faults if fault.kind is kind]
-        again = [time_s for time_s in times if time_s is not None]
-        middle = f"{statistics.median(again):9.2f}" if again else ""
-        print(f"  {kind:36} {len(times):>6} {len(again):>10} {len(times) - len(again):>8} {middle}")
+def disturb_commands(number: int, *, place: Path, way: Way, seed: int, supply: Supply[_Command]) -> Outcome:
+    """One run of commands from its start to its end."""
+    folder = place / f"{way}-{number:03d}"
+    folder.mkdir(parents=True)
+    commands = Commands(folder, way, seed * 1000 + number)
+    try:
+        outcome = commands.live(supply, RUN_S, MOST_OF_A_RUN)
+    finally:
+        commands.close()
+    found = tuple(f"{folder.name} {[one.name for one in outcome.faults]}: {p}" for p in problems_of(outcome))
+    return Outcome(tuple((kind.name, None) for kind in outcome.faults), found)
 
 
-def main() -> None:
+def disturb_ray(seed: int) -> list[str]:
+    """Problems of kills and adds of nodes of a Ray cluster."""
+    script = Path(__file__).with_name("ray_faults.py")
+    command = [sys.executable, str(script), "--faults", str(RAY), "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own script
+    print(done.stdout)
+    return [f"Ray: {done.stdout[-500:]} {done.stderr[-500:]}"] if done.returncode else []
+
+
+def table(outcomes: dict[str, list[Outcome]]) -> None:
+    """The last column is of trials that had to train again; the others' were over."""
+    names = list(dict.fromkeys([*(kind.name for kind in Kind), *(kind.name for kind in _Command)]))
+    words = {kind.name: kind.value for kind in (*_Command, *Kind)}
+    print(f"  {'fault':42} " + " ".join(f"{where:>8}" for where in outcomes) + f" {'median s':>9}")
+    for name in names:
+        counts = [sum(kind == name for one in part for kind, _ in one.faults) for part in outcomes.values()]
+        times = [
+            time_s
+            for part in outcomes.values()
+            for one in part
+            for kind, time_s in one.faults
+            if kind == name and time_s is not None
+        ]
+        middle = f"{statistics.median(times):9.2f}" if times else ""
+        print(f"  {words[name]:42} " + " ".join(f"{count:>8}" for count in counts) + f" {middle}")
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--full", action="store_true", help="all of them, and 20 on Ray")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="leave the studies' files in this folder")
+    parser.add_argument("--only", choices=("studies", "run", "tune"), help="leave the others out")
+    parser.add_argument("--keep", type=Path, help="leave all files in this folder")
     given = parser.parse_args()
-    began_s = time.monotonic()
+    share, began_s = (1 if given.full else SHORT), time.monotonic()
+    outcomes: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory(prefix="stretto-faults-") as temporary:
-        studies = disturb_all(given.keep or Path(temporary), given.faults, given.seed)
-        outcomes = [judge(study) for study in studies]
-    number = sum(len(one.faults) for one in outcomes)
-    found = [problem for one in outcomes for problem in one.problems]
-    print(f"Faults: {number} over {len(outcomes)} studies in {time.monotonic() - began_s:.0f} s")
+        place: Path = given.keep or Path(temporary)
+        ways: tuple[Way, ...] = ("run", "tune")
+        for way in ways:
+            if given.only in {None, way}:
+                to_come = Supply(in_order(COMMANDS, share, given.seed))
+                disturb = partial(disturb_commands, place=place, way=way, seed=given.seed, supply=to_come)
+                outcomes[way] = until_all_were(to_come, disturb)
+        if given.only in {None, "studies"}:
+            supply = Supply(in_order(STUDIES, share, given.seed))
+            studies = until_all_were(
+                supply, partial(disturb_study, place=place, seed=given.seed, supply=supply)
+            )
+            outcomes["studies"] = [judge_study(study) for study in studies]
+        on_ray = disturb_ray(given.seed) if given.full and given.only is None else []
+    return report(outcomes, on_ray, RAY if given.full else 0, time.monotonic() - began_s)
+
+
+def report(outcomes: dict[str, list[Outcome]], on_ray: list[str], ray: int, took_s: float) -> int:
+    """Print what came of it; 1 if a figure is missed."""
+    done = [one for part in outcomes.values() for one in part]
+    kinds = Counter(kind for one in done for kind, _ in one.faults)
+    print(f"Faults: {kinds.total() + ray} of {len(kinds)} kinds, {ray} of them on Ray, in {took_s:.0f} s")
     table(outcomes)
+    found = [*on_ray, *(problem for one in done for problem in one.problems)]
     for problem in found:
-        print(f"  problem: {problem}")
-    print(f"  {len(found)} problems, 0 wanted: {verdict(not found and number == given.faults)}")
+        print(f"  problem: {problem[:1500]}")
+    enough = not ray or (len(kinds) >= FEWEST_KINDS and min(kinds.values()) >= FEWEST)
+    print(f"  {len(found)} problems, 0 wanted: {verdict(not found and enough)}")
+    return int(bool(found) or not enough)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

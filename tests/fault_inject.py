@@ -11,17 +11,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from fault_seen import Step, last_step, marks_of, steps_of
 from fault_study import NAME
-from fault_train import POISON, RAISE
+from fault_train import FLOOD, POISON, RAISE
 from live_processes import pids_with
 
+K = TypeVar("K")
 _TESTS = Path(__file__).parent
 _LOOK_S = 0.02
 _PATIENCE_S = 20.0
@@ -45,13 +47,44 @@ class Kind(StrEnum):
     JOURNAL = "no room for the journal"
     RAISE = "exception in user code"
     NAN = "loss is not a number"
+    META = "damaged meta.json, worker killed"
+    FLOOD = "flood of output"
+    STOP_CONTROLLER = "SIGSTOP of the controller for a while"
+    STOP_NURSERY = "SIGSTOP of the nursery for a while"
+    JOURNAL_BYTES = "journal damaged, controller killed"
+    TWO_STARTS = "second start under the same name"
+    EMFILE = "no file descriptors left, worker killed"
+    CLOCK = "clock stepped, controller killed"
 
 
-RESTARTS = frozenset(Kind) - {Kind.DISK, Kind.NAN}
+RESTARTS = frozenset(Kind) - {
+    Kind.DISK,
+    Kind.NAN,
+    Kind.FLOOD,
+    Kind.STOP_CONTROLLER,
+    Kind.STOP_NURSERY,
+    Kind.TWO_STARTS,
+}
 """Whoever is struck by these has to start again."""
-COMMON = frozenset({Kind.NURSERY, Kind.CONTROLLER, Kind.JOURNAL})
+COMMON = frozenset(
+    {
+        Kind.NURSERY,
+        Kind.CONTROLLER,
+        Kind.JOURNAL,
+        Kind.STOP_CONTROLLER,
+        Kind.STOP_NURSERY,
+        Kind.JOURNAL_BYTES,
+        Kind.TWO_STARTS,
+        Kind.CLOCK,
+    }
+)
 """These strike all jobs at once."""
-ENDS_COMMAND = frozenset({Kind.CONTROLLER, Kind.JOURNAL})
+STOPPED_S = 1.5
+"""How long a process stands still, or can open nothing."""
+REFUSED_S = 60.0
+"""Within which a second start has been refused."""
+STEP_S = 1800.0
+"""Of the clock, forwards or back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +113,18 @@ class Worker:
     job_id: str
 
 
-class Supply:
+class Supply(Generic[K]):
     """Faults to come, handed out one by one to the studies that run."""
 
-    def __init__(self, kinds: Iterable[Kind]) -> None:
+    def __init__(self, kinds: Iterable[K]) -> None:
         self._kinds = deque(kinds)
         self._lock = threading.Lock()
 
-    def take(self) -> Kind | None:
+    def take(self) -> K | None:
         with self._lock:
             return self._kinds.popleft() if self._kinds else None
 
-    def give_back(self, kind: Kind) -> None:
+    def give_back(self, kind: K) -> None:
         """There was nothing to strike."""
         with self._lock:
             self._kinds.appendleft(kind)
@@ -114,9 +147,10 @@ class Disturbed:
         self._chance = random.Random(seed)
         self._ended_on_purpose = False
         self._full_until_s = 0.0
+        lay_clock(folder)
         self._process = self._start()
 
-    def live(self, supply: Supply, within_s: float, most: int = 1000) -> None:
+    def live(self, supply: Supply[Kind], within_s: float, most: int = 1000) -> None:
         """Strike again and again, so many times at `most`, until the study is over."""
         end_s = time.monotonic() + within_s
         self._wait(lambda: bool(steps_of(self.run)), 60.0)
@@ -162,9 +196,10 @@ class Disturbed:
 
     # The command
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with (self.folder / "command.log").open("ab") as log:
+    def _start(self, log_name: str = "command.log") -> subprocess.Popen[bytes]:
+        paths = [str(_TESTS), str(self.folder / CLOCK_FOLDER), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, paths))
+        with (self.folder / log_name).open("ab") as log:
             return subprocess.Popen(
                 self._command,
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -203,30 +238,82 @@ class Disturbed:
         return fault if self._do(kind, victim) else None
 
     def _do(self, kind: Kind, victim: Worker) -> bool:
-        job = self.run / "jobs" / victim.job_id
-        match kind:
-            case Kind.WORKER:
-                return _signal(victim.pid, signal.SIGKILL)
-            case Kind.STOP:
-                return _signal(victim.pid, signal.SIGSTOP)
-            case Kind.NURSERY:
-                return _signal(_parent(victim.pid), signal.SIGKILL)
-            case Kind.CONTROLLER:
-                self._ended_on_purpose = True
-                self._process.kill()
-            case Kind.CHECKPOINT:
-                return self._damage(job / "checkpoints") and _signal(victim.pid, signal.SIGKILL)
-            case Kind.DISK:
-                self._limit_files(_FULL_BYTES)
-                self._full_until_s = time.monotonic() + _FULL_S
-            case Kind.JOURNAL:
-                self._ended_on_purpose = True
-                resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-            case Kind.RAISE:
-                (job / RAISE).touch()
-            case Kind.NAN:
-                return self._poison(job)
-        return True
+        job, pid = self.run / "jobs" / victim.job_id, victim.pid
+        checkpoints = job / "checkpoints"
+        acts: dict[Kind, Callable[[], bool | None]] = {
+            Kind.WORKER: lambda: _signal(pid, signal.SIGKILL),
+            Kind.STOP: lambda: _signal(pid, signal.SIGSTOP),
+            Kind.NURSERY: lambda: _signal(_parent(pid), signal.SIGKILL),
+            Kind.CONTROLLER: self._kill_controller,
+            Kind.CHECKPOINT: lambda: self._damage(checkpoints) and _signal(pid, signal.SIGKILL),
+            Kind.DISK: self._fill_disk,
+            Kind.JOURNAL: self._fill_journal,
+            Kind.RAISE: (job / RAISE).touch,
+            Kind.NAN: lambda: self._poison(job),
+            Kind.META: lambda: self._damage_meta(checkpoints) and _signal(pid, signal.SIGKILL),
+            Kind.FLOOD: (job / FLOOD).touch,
+            Kind.STOP_CONTROLLER: lambda: stand_still(self._process.pid),
+            Kind.STOP_NURSERY: lambda: stand_still(_parent(pid)),
+            Kind.JOURNAL_BYTES: self._damage_journal,
+            Kind.TWO_STARTS: self._start_again,
+            Kind.EMFILE: lambda: self._without_descriptors(pid),
+            Kind.CLOCK: self._step_clock,
+        }
+        return acts[kind]() is not False
+
+    def _fill_disk(self) -> None:
+        self._limit_files(_FULL_BYTES)
+        self._full_until_s = time.monotonic() + _FULL_S
+
+    def _fill_journal(self) -> None:
+        self._ended_on_purpose = True
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+
+    def _damage_journal(self) -> None:
+        self._kill_controller()
+        damage_journal(self.run / "journal.sqlite", self._chance)
+
+    def _without_descriptors(self, pid: int) -> bool:
+        with no_descriptors([self._process.pid, _parent(pid)]):
+            struck = _signal(pid, signal.SIGKILL)
+            time.sleep(STOPPED_S)
+        return struck
+
+    def _step_clock(self) -> None:
+        step_clock(self.folder, self._chance)
+        self._kill_controller()
+
+    def _kill_controller(self) -> None:
+        self._ended_on_purpose = True
+        self._process.kill()
+        self._process.wait()
+
+    def _start_again(self) -> None:
+        """Whoever comes second must be refused in words, unless the first was over by then."""
+        second = self._start("second.log")
+        try:
+            code = second.wait(REFUSED_S)
+        except subprocess.TimeoutExpired:
+            second.kill()
+            code = second.wait()
+        said = (self.folder / "second.log").read_text()
+        if self._process.poll() is None and (code != 1 or "InputError: " not in said or "Traceback" in said):
+            self.problems.append(f"a second start was not refused in words, {code}: {said[-1000:]}")
+
+    def _damage_meta(self, checkpoints: Path) -> bool:
+        """Of the newest checkpoint: as bytes get lost, or as nobody can read it."""
+        whole = sorted(path for path in checkpoints.glob("[0-9]*") if len(path.name) == 8)
+        if not whole:
+            return False
+        meta = whole[-1] / "meta.json"
+        with suppress(FileNotFoundError):
+            content = meta.read_bytes()
+            at = self._chance.randrange(len(content))
+            changed = bytes([content[at] ^ (1 << self._chance.randrange(8))])
+            ways = (b"", content[:at], content[:at] + changed + content[at + 1 :], b"[" * 100_000)
+            meta.write_bytes(self._chance.choice(ways))
+            return True
+        return False
 
     def _poison(self, job: Path) -> bool:
         if (job / POISON).exists():
@@ -278,6 +365,72 @@ class Disturbed:
                 if output.name == "stdout.log":
                     found.append(Worker(pid, output.parent.name))
         return sorted(found, key=lambda worker: (worker.job_id, worker.pid))
+
+
+CLOCK_FOLDER = "clock"
+_CLOCK = '''"""A clock that can be stepped: time.time() with the seconds of a file beside this one."""
+
+import time
+from pathlib import Path
+
+_real, _offset = time.time, Path(__file__).with_name("offset")
+
+
+def _stepped():
+    try:
+        return _real() + float(_offset.read_text())
+    except (OSError, ValueError):
+        return _real()
+
+
+time.time = _stepped
+'''
+
+
+def lay_clock(folder: Path) -> None:
+    """A folder of modules; programs that find it first have a clock that can be stepped."""
+    (folder / CLOCK_FOLDER).mkdir()
+    (folder / CLOCK_FOLDER / "sitecustomize.py").write_text(_CLOCK, encoding="utf-8")
+
+
+def step_clock(folder: Path, chance: random.Random) -> None:
+    """The time of day, as everybody in this folder sees it from now on."""
+    (folder / CLOCK_FOLDER / "offset").write_text(str(chance.choice((-STEP_S, STEP_S, 0.0))))
+
+
+def damage_journal(path: Path, chance: random.Random) -> None:
+    """Turn round a few bits where something is written."""
+    data = bytearray(path.read_bytes())
+    written = [at for at in range(100, len(data)) if data[at]]
+    for at in chance.sample(written, min(len(written), chance.choice((1, 1, 3)))):
+        data[at] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+@contextmanager
+def no_descriptors(pids: Iterable[int]) -> Iterator[None]:
+    """Processes that can open nothing for a while."""
+    before = {}
+    for pid in pids:
+        with suppress(OSError):
+            before[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            taken = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken, before[pid][1]))
+    try:
+        yield
+    finally:
+        for pid, limits in before.items():
+            with suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+def stand_still(pid: int) -> bool:
+    """SIGSTOP, and SIGCONT a while later; False if there is no such process."""
+    if not _signal(pid, signal.SIGSTOP):
+        return False
+    time.sleep(STOPPED_S)
+    _signal(pid, signal.SIGCONT)
+    return True
 
 
 def _signal(pid: int, number: signal.Signals) -> bool:

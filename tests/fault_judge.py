@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fault_inject import Disturbed
+from fault_inject import Disturbed, Kind
 from fault_seen import End, Step, ends_of, steps_of
 from fault_study import asked, job_seed
 from fault_train import EXAMPLES, POISON, STEPS, Place, follow
@@ -61,18 +61,22 @@ def problems(study: Disturbed, *, trials: int, epochs: int) -> Iterator[str]:
     for event in run.events():
         if isinstance(event, JobReported):
             told[event.job_id] += [(one.epoch, one.value) for one in event.results]
+    lost = any(fault.kind is Kind.JOURNAL_BYTES for fault in study.faults)
     for trial in result.trials:
-        for problem in _problems_of_trial(run.path / "jobs" / trial.id, trial, told[trial.id], epochs):
+        job = run.path / "jobs" / trial.id
+        for problem in problems_of_trial(job, trial, told[trial.id], epochs, lost=lost):
             yield f"{trial.id}: {problem}"
 
 
-def _problems_of_trial(
-    job: Path, trial: TrialResult, told: list[tuple[int, float | None]], epochs: int
+def problems_of_trial(
+    job: Path, trial: TrialResult, told: list[tuple[int, float | None]], epochs: int, *, lost: bool = False
 ) -> Iterator[str]:
+    """Where the journal was damaged, some epochs that it had may be `lost`."""
     if trial.state not in {"finished", "stopped"}:
         yield f"it is {trial.state}: {trial.error}"
-    if [epoch for epoch, _ in told] != list(range(1, len(told) + 1)):
-        yield f"its epochs were told as {[epoch for epoch, _ in told]}"
+    numbers = [epoch for epoch, _ in told]
+    if numbers != sorted(set(numbers)) or (not lost and numbers != list(range(1, len(told) + 1))):
+        yield f"its epochs were told as {numbers}"
     lr = trial.config["lr"]
     assert isinstance(lr, float)
     truth = undisturbed(lr, job_seed(trial.id), epochs)

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stretto.app.real_drive import AtDeadline, RealSubstrate
+from stretto.app.real_mend import mend
 from stretto.app.real_request import Checked, TuneRequest, check_request
+from stretto.app.real_site import local_devices
+from stretto.app.real_standing import holding
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import finished, prepare, start
@@ -112,7 +115,9 @@ def main() -> None:
     try:
         checked = asked(Path(folder), policy, int(seed))
         if finished(checked) is None:
-            start(prepare(checked), make=impatient)
+            mend(checked.folder, yes=True)
+            with holding(checked.folder, local_devices(checked.site)):
+                start(prepare(checked), make=impatient)
     except StrettoError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -33,6 +34,9 @@ BALLAST = 1 << 16
 SEEN = "seen.jsonl"
 RAISE = "raise"
 """While this file is there, the next step raises and removes it."""
+FLOOD = "flood"
+"""While this file is there, the next step prints without measure and removes it."""
+FLOOD_LINES = 50_000
 POISON = "poison"
 """Has the number of the step whose loss is no number, also when that step is done again."""
 
@@ -89,11 +93,19 @@ class Place:
     def spring(self) -> None:
         if self._folder is None:
             return
+        if self._sprung(RAISE):
+            raise RuntimeError("a trap that was laid for this step")
+        if self._sprung(FLOOD):
+            for number in range(FLOOD_LINES):
+                sys.stdout.write(json.dumps({"step": number, "loss": 0.5}) + "\n")
+
+    def _sprung(self, name: str) -> bool:
+        assert self._folder is not None
         try:
-            (self._folder / RAISE).unlink()
+            (self._folder / name).unlink()
         except FileNotFoundError:
-            return
-        raise RuntimeError("a trap that was laid for this step")
+            return False
+        return True
 
     def poisoned(self, step: int) -> bool:
         try:

@@ -40,6 +40,7 @@ from stretto.app.simulate import Setup as ClusterSetup
 from stretto.app.simulate import simulate
 from stretto.app.snapshot import read_snapshot
 from stretto.app.study_file import read_outline, read_study
+from stretto.app.threads import one_blas_thread
 from stretto.cli.decide import _show as show_decision
 from stretto.cli.explain import explain as explain_command
 from stretto.cli.report import report as report_command
@@ -494,7 +495,8 @@ class Output:
         for event in events:
             state.apply(event)
         policy = make_policy(chance.choice(("pollux", "optimus", "tiresias")))
-        policy.decide(state.view(10.0), None, child_rng(0, "fuzz"))
+        with one_blas_thread():
+            policy.decide(state.view(10.0), None, child_rng(0, "fuzz"))
         history_of(events)
         shown += [f"{line.what} {line.text}" for line in job_lines(events, "a")]
         return "\n".join(shown)

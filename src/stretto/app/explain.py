@@ -45,6 +45,9 @@ from stretto.search.study import Study
 _TRIAL = re.compile(r"trial-(\d{3}|[1-9]\d{3,})")
 """Trials are numbered from 0, in three digits or as many as it takes."""
 
+MOST_AT_ONCE = 100
+"""Epochs that one report ends and that are told one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -187,11 +190,21 @@ class _Epochs:
             return []
         trains_s = self._trains_s(event)
         ended = range(self._epoch + 1, event.epoch + 1)
-        lines = [] if event.results else [self._line(event, epoch, len(ended), held) for epoch in ended]
+        lines = [] if event.results else self._lines(event, ended, held)
         if trains_s is not None:
             lines.insert(0, Line(trains_s, self._job_id, "trains", f"after {event.resize_s:.2f} s"))
         self._epoch = max(self._epoch, event.epoch)
         self._since_s = event.t_s if ended else self._since_s
+        return lines
+
+    def _lines(self, event: JobReported, ended: range, held: Allocation) -> list[Line]:
+        """One for each epoch; of more than anybody reads one by one, for the last ones."""
+        few = ended[-MOST_AT_ONCE:]
+        lines = [self._line(event, epoch, len(ended), held) for epoch in few]
+        if len(few) < len(ended):
+            lines.insert(
+                0, Line(event.t_s, self._job_id, f"epochs {ended[0]} to {few[0] - 1}", "told at once")
+            )
         return lines
 
     def _trains_s(self, event: JobReported) -> float | None:

@@ -70,9 +70,7 @@ def read_result(
     new_mark = mark if again else replace(mark, epoch=epoch, t_s=t_s)
     if problem := _passed_over(epoch, trial, known):
         line.problems.append(problem)
-        back = mark.t_s is not None and epoch < mark.epoch
-        counts_down = _counts_down(trial.metric, epoch, mark.epoch) if back else ""
-        return Shown(new_mark, wrong=counts_down if epoch else _epoch_zero(trial.metric))
+        return Shown(new_mark, wrong="" if epoch else _epoch_zero(trial.metric))
     epoch_s = mark.epoch_s(epoch, t_s)
     nodes = len(allocation.nodes)
     return Shown(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
@@ -89,13 +87,6 @@ def _epoch_zero(metric: str) -> str:
     return (
         f"epochs count from 1, when they are completed: {metric} of epoch 0 was passed over. "
         "Print epoch + 1; this is said once."
-    )
-
-
-def _counts_down(metric: str, epoch: int, last: int) -> str:
-    return (
-        f"epochs must count up: {metric} of epoch {epoch} came after that of epoch {last}, and was passed "
-        "over. Print how many epochs are completed; this is said once."
     )
 
 
