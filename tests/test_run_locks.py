@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from stretto.app.real_neighbours import LiveRun, live_runs, neighbour_notes
 from stretto.app.real_request import TuneRequest, check_request
 from stretto.app.real_standing import holding, is_going_on
 from stretto.app.run_folder import RunFolder, RunSpec, begin
+from stretto.app.run_jobs import RunRequest, check_run, start_run
 from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import RunStarted
@@ -249,3 +252,44 @@ def test_what_it_trains_on_is_told_later_and_since_when_stays(tmp_path: Path) ->
             after = holder_of(folder.lock)
     assert before is not None
     assert after == dataclasses.replace(before, devices=("0", "1"))
+
+
+def test_a_lock_that_was_removed_while_it_was_taken_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    flock = fcntl.flock
+    removed: list[Path] = []
+
+    def after_its_last_holder_removed_it(fd: int, operation: int) -> None:
+        if not removed:
+            removed.append(path)
+            path.unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr("stretto.core.file_lock.fcntl.flock", after_its_last_holder_removed_it)
+    lock = FileLock(path)
+    assert removed
+    assert lock.is_in_place
+    lock.release()
+
+
+def test_nothing_of_a_run_is_written_by_whoever_does_not_hold_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write = RunFolder.write
+    written: list[tuple[str, bool]] = []
+
+    def seen(folder: RunFolder, name: str, tables: dict[str, Any]) -> None:
+        written.append((name, is_going_on(folder)))
+        write(folder, name, tables)
+
+    monkeypatch.setattr(RunFolder, "write", seen)
+    checked = check_request(TuneRequest(study=write_study(tmp_path), work="train.py:train", policy="asha"))
+    start(prepare(checked, make=simulated), make=simulated)
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text('[[job]]\nname = "a"\ncommand = ["true"]\nepochs = 1\n')
+    start_run(check_run(RunRequest(jobs=jobs, slots=1)), make=simulated)
+    assert {name for name, _ in written} == {"spec", "plan", "result", "described"}
+    assert all(held for _, held in written)
