@@ -78,7 +78,7 @@ def steps_now(form: str, index: int, counter: int, length: int) -> bool:
 def regression() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(TRAINED, 6, generator=generator)
-    return x, x.square().sum(1, keepdim=True) + 0.1 * torch.randn(TRAINED, 1, generator=generator)
+    return x, x.square().mean(1, keepdim=True) + 0.1 * torch.randn(TRAINED, 1, generator=generator)
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

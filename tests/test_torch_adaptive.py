@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 import torch
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.allocation import BatchChoice
+from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.noise import GradientNoise
@@ -405,3 +409,101 @@ def test_the_card_bounds_the_batch() -> None:
         change = tuner.propose(NoiseSample(0.0, 1.0), nodes=1, workers=1, current=current, step=step)
         current = change.batch if change else current
     assert 64 < current.atomic <= 100
+
+
+# Schedules
+
+
+SCHEDULES: list[Callable[[torch.optim.Optimizer, int], Any]] = [
+    lambda optimizer, steps: lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps),
+    lambda optimizer, steps: lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps),
+    lambda optimizer, steps: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps),
+    lambda optimizer, steps: lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / steps),
+    lambda optimizer, steps: lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=10),
+            lr_scheduler.PolynomialLR(optimizer, total_iters=steps - 10),
+        ],
+        [10],
+    ),
+]
+
+
+@pytest.mark.parametrize("made", SCHEDULES)
+@pytest.mark.parametrize("batch", [10, 40])
+def test_schedules_come_to_their_end_whatever_the_batch(
+    monkeypatch: pytest.MonkeyPatch, made: Any, batch: int
+) -> None:
+    """205 examples are 21 steps at the user's batch of 10, and fewer at a larger one."""
+    epochs = 4
+    torch.manual_seed(0)
+    run, model = Run(), torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = made(optimizer, 21 * epochs)
+    data = TensorDataset(torch.randn(205, 3, generator=torch.Generator().manual_seed(1)))
+    model, optimizer, scheduler, loader = run.prepare(
+        model, optimizer, scheduler, DataLoader(data, batch_size=10), adaptive=True, max_batch_size=40
+    )
+    run._engine.batching.order = BatchChoice(batch)
+    monkeypatch.setattr(run._engine.batching, "worth", lambda _, examples: examples / 10)
+    steps = 0
+    for _ in run.epochs(epochs):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            torch.autograd.backward(model(x).square().mean())
+            optimizer.step()
+            scheduler.step()
+            steps += run.step_is_complete
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=4e-3)
+    assert 21 * epochs <= scheduler.last_epoch <= 21 * epochs + batch // 10 + 1
+    assert steps == (21 if batch == 10 else 6) * epochs
+
+
+def run_with_rates(change: Callable[[Run, torch.optim.Optimizer, int], object], **how: Any) -> None:
+    run, model = Run(), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(64, 1)), batch_size=8)
+    model, optimizer, loader = run.prepare(model, optimizer, loader, **how)
+    for epoch in run.epochs(2):
+        optimizer.param_groups[0]["lr"] = 0.1 / (epoch + 1)
+        for index, (x,) in enumerate(loader):
+            change(run, optimizer, index)
+            optimizer.zero_grad()
+            torch.autograd.backward(model(x).square().mean())
+            optimizer.step()
+
+
+def own_schedule(_: Run, optimizer: torch.optim.Optimizer, index: int) -> None:
+    optimizer.param_groups[0]["lr"] = 0.1 / (index + 1)
+
+
+def by_progress(run: Run, optimizer: torch.optim.Optimizer, _: int) -> None:
+    optimizer.param_groups[0]["lr"] = 0.1 * (1.0 - run.progress)
+
+
+def test_a_schedule_that_counts_steps_by_itself_is_refused_where_the_batch_adapts() -> None:
+    run_with_rates(own_schedule)
+    run_with_rates(by_progress, adaptive=True)
+    run_with_rates(lambda *_: None, adaptive=True)
+    with pytest.raises(InputError, match=r"the learning rate goes from .* between two steps.*run\.progress"):
+        run_with_rates(own_schedule, adaptive=True)
+
+
+def test_a_schedule_that_is_told_where_it_is_is_refused_where_the_batch_adapts() -> None:
+    run, model = Run(), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+    loader = DataLoader(TensorDataset(torch.ones(64, 1)), batch_size=8)
+    _, scheduler, loader = run.prepare(optimizer, scheduler, loader, adaptive=True)
+
+    def train() -> None:
+        for epoch in run.epochs(1):
+            for index, (x,) in enumerate(loader):
+                torch.autograd.backward(model(x).square().mean())
+                optimizer.step()
+                if run.step_is_complete:
+                    scheduler.step(epoch + index / 8)
+
+    with pytest.raises(InputError, match="is told where it is"):
+        train()

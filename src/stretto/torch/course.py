@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from math import ceil, floor
 from typing import Any, Protocol
 
 from stretto.torch.data import Position, Source
 
 _APART = 1_000_003
 """Shuffles of an epoch's loops are so far apart that they are never the same."""
+_ROUNDING = 1e-6
 _BESIDE = 1_000
 """Loops beside others count from here on."""
 
@@ -124,6 +126,15 @@ class Course:
         if not self.counts:
             return loader.left == 0
         return self.units >= (self.epoch + 1) * _units_per_epoch(loader.source) - 1e-9
+
+    def steps_by(self, worth: float) -> int:
+        """Whole steps that so much more work completes, of as many an epoch as at the initial batch."""
+        assert self.counted is not None
+        source = self.counted
+        of_a_pass = source.examples / source.batch_size
+        steps = int(of_a_pass) if source.drop_last else ceil(of_a_pass)
+        before, after = (units * steps / of_a_pass for units in (self.units, self.units + worth))
+        return floor(after + _ROUNDING) - floor(before + _ROUNDING)
 
     def end_epoch(self) -> None:
         self.epoch += 1

@@ -112,6 +112,7 @@ class Engine:
         """The place of which a checkpoint was surely written."""
         self._in_loop = False
         self._open = _Open()
+        self._worth_of: float | None = None
         self._loop_is_open = False
         """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
         self._says_whole = False
@@ -409,7 +410,7 @@ class Engine:
             self._stepped = self._stepped or bool(self.turn.told)
             self.turn.told.clear()
             for stepper in self.steppers:
-                stepper.begin_loop()
+                stepper.begin_loop(adapts=self.course.counts)
         return self._in_loop
 
     def _describe(self, source: Source) -> None:
@@ -461,8 +462,8 @@ class Engine:
         for meter in (self._meter, self._tuning_meter):
             meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
         if self.course.counts:
-            noise = self.steppers[0].sample() if self.steppers else None
-            self.course.units += self.batching.worth(noise, self.turn.share.step_examples)
+            self.course.units += self._worth()
+            self._worth_of = None
         if self.is_over(loader):
             # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
             # may need what a loop sets. The end of the epoch is near.
@@ -474,6 +475,19 @@ class Engine:
         order = self._order_here(loader)
         self._tend(loader)
         return self._obey(order)
+
+    def _worth(self) -> float:
+        """Steps at the initial batch that the present one is worth; the same whenever it is asked."""
+        if self._worth_of is None:
+            noise = self.steppers[0].sample() if self.steppers else None
+            self._worth_of = self.batching.worth(noise, self.turn.share.step_examples)
+        return self._worth_of
+
+    def steps_of_schedules(self) -> int | None:
+        """By how many steps the present one takes schedules on; None outside of loops that adapt."""
+        if not self._in_loop or not self.course.counts:
+            return None
+        return self.course.steps_by(self._worth())
 
     def _spread_buffers(self) -> None:
         if self.group.world > 1:

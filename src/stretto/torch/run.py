@@ -22,7 +22,7 @@ from stretto.torch.luggage import Stateful
 from stretto.torch.metrics_log import OWN_NAMES
 from stretto.torch.rules import RULES, Rule
 from stretto.torch.session import Alone, Session
-from stretto.torch.stepper import Stepper, quiet_inside_steps
+from stretto.torch.stepper import Stepper, follow_the_work, quiet_inside_steps
 from stretto.torch.steps import Counting, StepLoop
 from stretto.torch.turn import WHOLE
 
@@ -116,6 +116,7 @@ class Run:
     @property
     def progress(self) -> float:
         """How much of the training is done, from 0 to 1: the same on all workers."""
+        self._engine.turn.scheduled += 1
         return min(self._done / self._whole, 1.0) if self._whole else 0.0
 
     @property
@@ -226,7 +227,7 @@ class Run:
             first = not engine.steppers
             engine.steppers.append(Stepper(thing, engine.turn, engine.group, is_first=first))
         elif isinstance(thing, LRScheduler):
-            quiet_inside_steps(thing, ("step",), engine.turn)
+            follow_the_work(thing, engine.turn, engine.steps_of_schedules)
         elif isinstance(thing, torch.amp.GradScaler):
             quiet_inside_steps(thing, ("unscale_", "step", "update"), engine.turn)
         return thing

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stretto.core.errors import InputError
 from stretto.core.observations import NoiseSample
@@ -45,6 +47,10 @@ class Stepper:
         self._is_released = False
         self.waits = False
         """Gradients came that the optimizer was not told to step with yet."""
+        self._watches_rates = False
+        self._rates: list[float] | None = None
+        """Of the last step of the loop, where they are watched."""
+        self._scheduled = 0
         self._probed: list[torch.nn.Parameter] = []
         self._seen: list[tuple[int, int] | None] = []
 
@@ -64,8 +70,9 @@ class Stepper:
         self.noise = NoiseEstimator(self.optimizer, initial_batch)
         self.reducer.watch(self)
 
-    def begin_loop(self) -> None:
-        """Gradients that are there now are not those of the loop."""
+    def begin_loop(self, *, adapts: bool) -> None:
+        """Gradients that are there now are not those of the loop. `adapts`: its batch does."""
+        self._rates, self._watches_rates = None, adapts
         trained = [one for one in self.parameters() if one.requires_grad]
         self._probed = [*trained[:2], *trained[2:][-2:]]
         self._seen = self._probe()
@@ -124,6 +131,8 @@ class Stepper:
         self.reducer.stepped()
         if not self._turn.share.last:
             return None
+        if self._watches_rates:
+            self._refuse_other_schedules()
         self._count()
         if self.noise is None:
             return self._step(**options)
@@ -131,6 +140,20 @@ class Stepper:
             return self._scaled_step(self._factor(), options)
         finally:
             self._end_step(self.noise)
+
+    def _refuse_other_schedules(self) -> None:
+        """InputError if rates change from step to step, and by nothing that knows what a step is worth."""
+        now = [float(one["lr"]) for one in self.optimizer.param_groups if not isinstance(one["lr"], Tensor)]
+        before, self._rates = self._rates, now
+        followed, self._scheduled = self._scheduled != self._turn.scheduled, self._turn.scheduled
+        if before is not None and before != now and not followed:
+            raise InputError(
+                f"the learning rate goes from {before[0]:.6g} to {now[0]:.6g} between two steps of a loop "
+                "with adaptive=True, and not by a scheduler that was given to run.prepare: as steps grow, "
+                "there are fewer of them, and a schedule that counts them would never come to its end.",
+                remedy="Give the scheduler to run.prepare, which then advances it by the work done; compute "
+                "rates from run.progress; change them once an epoch; or leave adaptive=True out.",
+            )
 
     def _count(self) -> None:
         """Of several optimizers, the first one's steps count where no loop tells steps apart."""
@@ -217,6 +240,35 @@ class Stepper:
             part_sqr=None if alone else self._group.sum(self.noise.part_sum().clone()),
             loss_scale=self._loss_scale(),
         )
+
+
+def follow_the_work(scheduler: Any, turn: Turn, steps: Callable[[], int | None]) -> None:
+    """Make a scheduler advance once per step, and by what a step is worth where the batch adapts.
+
+    `steps()` says how many steps at the initial batch the present one makes up for; None where none counts.
+    """
+    kind = type(scheduler)
+
+    @functools.wraps(kind.step)
+    def step(self: Any, *args: Any, **options: Any) -> None:
+        turn.scheduled += 1
+        if not turn.share.last:
+            return
+        count = steps()
+        if count is None or issubclass(kind, ReduceLROnPlateau):
+            kind.step(self, *args, **options)
+            return
+        if args or options:
+            raise InputError(
+                f"the {kind.__name__} is told where it is, amid a loop with adaptive=True, whose number of "
+                "steps is not known before.",
+                remedy="Call step() without arguments: it advances by the work done.",
+            )
+        left = getattr(self, "total_steps", math.inf) - self.last_epoch  # OneCycleLR raises beyond its end
+        for _ in range(int(min(count, left))):
+            kind.step(self)
+
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
 
 
 def quiet_inside_steps(thing: Any, methods: Sequence[str], turn: Turn) -> None:

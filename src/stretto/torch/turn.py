@@ -94,6 +94,9 @@ class Turn:
     """Whether an optimizer has stepped since the last step was over."""
     is_asked: bool = False
     """The code asks which passes complete a step, so it need not take each for one."""
+    scheduled: int = 0
+    """How often prepared schedulers were told to step, or code has asked how much of the training is done:
+    what learning rates may follow."""
     refusal: InputError | None = None
     """Why no optimizer may step any more."""
     backward: Backward = field(default_factory=Backward)
