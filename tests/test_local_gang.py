@@ -500,3 +500,41 @@ def test_sleep_of_the_machine_is_not_silence() -> None:
     assert len(theatre.placed()) == 1
     theatre.wait(31.0, beating=False)
     assert theatre.placed() == []
+
+
+def notes(theatre: Theatre) -> list[str]:
+    return [event.text for event in theatre.events if isinstance(event, JobNoted)]
+
+
+@pytest.mark.parametrize(
+    ("born", "doing"),
+    [
+        (False, "the training code was still being imported"),
+        (True, "the training function had not come to run.epochs() or run.steps()"),
+    ],
+)
+def test_a_gang_that_takes_long_to_begin_says_what_it_is_at_and_so_it_does_at_the_end(
+    born: bool, doing: str
+) -> None:
+    theatre = Theatre(slots=1)
+    theatre.tell(Action.START, 1)
+    theatre.wait(100.0)
+    assert notes(theatre) == [], "it has no slot yet"
+    if born:
+        theatre.place()
+    else:
+        theatre._do(theatre.gang.seated("a.1"))
+    for _ in range(30):
+        theatre.wait(10.0)
+    after = [f"{doing} {text} after it was started" for text in ("30s", "1m 00s", "2m 00s", "4m 00s")]
+    assert notes(theatre) == after
+    theatre._do(theatre.gang.close(theatre.now))
+    assert notes(theatre) == [*after, doing]
+
+
+def test_a_gang_that_trains_says_nothing_of_its_beginning() -> None:
+    theatre = Theatre(slots=1)
+    theatre.started()
+    theatre.wait(100.0)
+    theatre._do(theatre.gang.close(theatre.now))
+    assert notes(theatre) == []

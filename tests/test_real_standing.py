@@ -22,8 +22,9 @@ from stretto.app.run_folder import RunFolder, RunSpec, begin
 from stretto.app.study_cluster import Machine, slots_offer
 from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError
-from stretto.core.events import Event, NodeRefused, RunPaused, RunResumed, RunStarted
+from stretto.core.events import Event, JobNoted, NodeRefused, RunPaused, RunResumed, RunStarted
 from stretto.journal.sqlite import SqliteJournal
+from stretto.substrate.leaving import IMPORTING
 from study_command import StudyCommand
 from tune_world import STUDY, SimulatedHands, endless, simulated, write_study
 
@@ -247,12 +248,18 @@ def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand, name: 
     assert f"runs/tiny/{name}.json: is not as it was written" in stretto.refused("report", "tiny")
 
 
-def test_a_run_without_a_node_says_why_none_came(checked: Checked) -> None:
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (NodeRefused(t_s=2.0, instance="box", count=1, why="no quota"), "no box came (no quota)"),
+        (JobNoted(t_s=2.0, job_id="trial-000", text=IMPORTING), "the training code was still being imported"),
+    ],
+)
+def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: str) -> None:
     folder = checked.folder
     offer = slots_offer(2, Machine())
     begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=checked.asked, slots=2, offer=offer))
-    refused = NodeRefused(t_s=2.0, instance="box", count=1, why="no quota")
     with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
-        journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=()), refused])
+        journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=()), event])
     problem = tune_result(folder, EndedBy.DEADLINE).problem
-    assert problem == "no trial came to the end of an epoch: no box came (no quota)."
+    assert problem == f"no trial came to the end of an epoch: {why}."

@@ -31,6 +31,7 @@ from stretto.core.substrate import Substrate
 from stretto.core.units import counted
 from stretto.models.batch import split_batch
 from stretto.search.source import ANY_BATCH
+from stretto.substrate.leaving import had_not_begun
 
 PROBE = "probe"
 NO_BATCH = "the training function has taken no batch of its loader"
@@ -375,7 +376,7 @@ class Probe:
             case JobReported():
                 self._has_shown = True
                 self._seen.take(event, copy)
-            case JobNoted():
+            case JobNoted() if not had_not_begun(event.text):  # the probe itself says so
                 self._note(event.text)
             case JobRetried():
                 copy.begin(copy.workers, "retry")

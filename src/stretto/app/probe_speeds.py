@@ -26,8 +26,8 @@ MOST_PROBED = 4
 MORE_TIME = (
     "Of the time until the deadline, three quarters are waited for a first sign of training, an eighth for "
     "the end of an epoch, without a deadline 5 and 10 minutes: give a later deadline; or write [profile] "
-    "epoch_s in the study; or measure longer, `stretto profile --study FILE --time 30m`, and write [profile] "
-    'file = "profile.json" in the study.'
+    'epoch_s = 60 and speedup = { "1" = 1.0 } in the study; or measure longer, `stretto profile --study FILE '
+    '--time 30m`, and write [profile] file = "profile.json" in the study.'
 )
 ONLY_LONE = (
     " Epochs were timed only while the other slots were idle; they may take longer beside others, so what is "

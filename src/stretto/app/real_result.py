@@ -29,11 +29,12 @@ from stretto.app.real_standing import is_going_on, standing_of, state_of
 from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
-from stretto.core.events import Event, NodeRefused, RunResumed
+from stretto.core.events import Event, JobNoted, NodeRefused, RunResumed
 from stretto.core.job import Value
 from stretto.core.units import HOUR_S
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
+from stretto.substrate.leaving import had_not_begun
 from stretto.substrate.process_command import own_folder
 from stretto.wire.checkpoint_meta import usable_checkpoints
 
@@ -365,7 +366,7 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
         return f"every trial that was started failed; the first: {failed[0].error.strip()}"
     reported = [line for line in lines if line.epoch]
     if not reported:
-        return f"no trial came to the end of an epoch{_without_nodes(folder, lines)}."
+        return f"no trial came to the end of an epoch{_without_nodes(folder, lines) or _not_begun(folder)}."
     shown = shown_in(folder)
     if metric not in shown.names:
         return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
@@ -380,6 +381,14 @@ def _without_nodes(folder: RunFolder, lines: Sequence[JobLine]) -> str:
     if not refused or any(line.started_s is not None for line in lines):
         return ""
     return f": no {refused[-1].instance} came ({refused[-1].why})"
+
+
+def _not_begun(folder: RunFolder) -> str:
+    """What trials were at when the run was stopped, if they did not even train."""
+    noted = [event.text for event in folder.events() if isinstance(event, JobNoted)]
+    if noted and had_not_begun(noted[-1]):
+        return f": {noted[-1]}"
+    return ": the command has printed none" if folder.begun_spec().asked.get("command") else ""
 
 
 def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:

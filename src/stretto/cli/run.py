@@ -147,7 +147,8 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
                 tell=lambda text: print(text, file=sys.stderr, flush=True),
             )
     except KeyboardInterrupt:
-        print(f"stopped at once; {how_to_resume()}", file=sys.stderr)
+        begun = checked.folder.is_begun
+        print(f"stopped at once; {how_to_resume() if begun else 'nothing was begun.'}", file=sys.stderr)
         raise typer.Exit(1) from None
 
 

@@ -7,12 +7,17 @@ from collections.abc import Callable
 
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
+from stretto.core.units import format_duration
 from stretto.substrate.gang import Gang
 from stretto.substrate.gang_crew import Goal, Member
-from stretto.substrate.gang_effects import Moment, Rules, TrainingJob
+from stretto.substrate.gang_effects import Effect, Moment, Rules, TrainingJob
 from stretto.substrate.gang_losses import Losses
 from stretto.substrate.gang_reports import Account, Held
+from stretto.substrate.leaving import BEFORE_ITS_LOOP, IMPORTING
 from stretto.wire.messages import Ack, FromWorker, Report, Saved
+
+_SILENCE_S = 30.0
+"""After so long without a sign of training it is said what is waited for; then whenever that has doubled."""
 
 
 class TrainingGang(Gang):
@@ -32,6 +37,32 @@ class TrainingGang(Gang):
         places_of: Callable[[Allocation], Counter[str]],
     ) -> None:
         super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
+        self._silence_s = _SILENCE_S
+        self._placed_s: float | None = None
+        """When it was last seen to train, to rest or to wait for a slot."""
+
+    def tick(self, now: Moment) -> list[Effect]:
+        """Of one that takes long to begin, say at growing intervals what it is at."""
+        doing = self._loading()
+        if not doing or self._placed_s is None:
+            self._silence_s, self._placed_s = _SILENCE_S, now.t_s
+        elif now.t_s - self._placed_s >= self._silence_s:
+            self._silence_s *= 2.0
+            self._note(f"{doing} {format_duration(now.t_s - self._placed_s)} after it was started", now)
+        return super().tick(now)
+
+    def close(self, now: Moment) -> list[Effect]:
+        if doing := self._loading():
+            self._note(doing, now)
+        return super().close(now)
+
+    def _loading(self) -> str:
+        """What it is at that has a slot and does not train yet; empty if it does, or has none."""
+        crew = self._crew
+        here = [member for member in crew.members.values() if member.seated and not member.outgoing]
+        if self.goal is not Goal.RUN or crew.group or not here or all(member.store for member in here):
+            return ""
+        return BEFORE_ITS_LOOP if any(member.heard_s is not None for member in here) else IMPORTING
 
     def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
         match message:

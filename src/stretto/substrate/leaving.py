@@ -1,4 +1,4 @@
-"""What is said of a job that was to save and leave, and did not."""
+"""What is said of a job that was to save and leave and did not, or had not even begun to train."""
 
 from __future__ import annotations
 
@@ -9,3 +9,12 @@ FAILED = "while it left: "
 def has_not_saved(note: str) -> bool:
     """Whether this is what was noted of a job."""
     return note.startswith((KILLED, FAILED))
+
+
+IMPORTING = "the training code was still being imported"
+BEFORE_ITS_LOOP = "the training function had not come to run.epochs() or run.steps()"
+
+
+def had_not_begun(note: str) -> bool:
+    """Whether this was noted of a job that did not train yet."""
+    return note.startswith((IMPORTING, BEFORE_ITS_LOOP))
