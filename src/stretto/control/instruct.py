@@ -37,6 +37,8 @@ def _changes(
 ) -> Iterator[tuple[Action, str, Allocation, BatchChoice]]:
     for job in view.jobs:
         new = decision.allocations.get(job.job.id)
+        if not new and not job.allocation.workers and not decision.stops:
+            continue
         if not new:
             if job.job.id in decision.stops:
                 yield Action.STOP, job.id, NOTHING, NO_BATCH
@@ -54,7 +56,7 @@ def _changes(
 
 def check(view: ClusterView, decision: Decision) -> None:
     """Raise PolicyError if the decision cannot be carried out or leaves something unexplained."""
-    known = {job.id for job in view.jobs}
+    known = {job.job.id for job in view.jobs}
     for job_id in (*decision.allocations, *decision.stops):
         if job_id not in known:
             raise PolicyError(f"{job_id} is decided about but is not waiting or running")
@@ -66,7 +68,10 @@ def check(view: ClusterView, decision: Decision) -> None:
     for job in view.jobs:
         if not job.allocation.workers and job.job.id not in decision.reasons:
             raise PolicyError(f"{job.id} waits or starts, and the decision gives no reason for it")
-    if any(decision.allocations.get(job.job.id, NOTHING) != job.allocation for job in view.jobs):
+    if any(
+        new is not job.allocation and new != job.allocation
+        for job, new in ((job, decision.allocations.get(job.job.id, NOTHING)) for job in view.jobs)
+    ):
         _check_changes(view, decision)
     _check_wish(view, decision)
 
@@ -75,7 +80,9 @@ def _check_changes(view: ClusterView, decision: Decision) -> None:
     """What stays as it is was checked when it was decided; together with what changes it must still fit."""
     free = {node.id: node.capacity for node in view.nodes}
     for job in view.jobs:
-        new = decision.allocations.get(job.id, NOTHING)
+        new = decision.allocations.get(job.job.id, NOTHING)
+        if new is NOTHING and not job.allocation.workers:
+            continue
         _check_gang(job, new)
         for node, used in new.uses(job.job).items():
             if node in free or new != job.allocation:  # a job may stay on a node that is draining

@@ -64,6 +64,8 @@ class JobState:
     epoch: int = 0
     results: tuple[Result, ...] = ()
     start_times_s: tuple[float, ...] = ()
+    idle_view: JobView | None = None
+    """As it was last seen, if it holds nothing and nothing was heard of it since."""
 
     def hold(self, t_s: float, allocation: Allocation) -> None:
         """From now on the job holds `allocation`; what it held until now is added up."""
@@ -78,9 +80,18 @@ class JobState:
 
     def begin(self, t_s: float) -> None:
         """What it did of an epoch so far counts no more."""
+        self.idle_view = None
         self.begun_s, self.epoch_since_s = t_s, None
 
     def view(self, now_s: float) -> JobView:
+        if self.idle_view is not None:
+            return self.idle_view.later(now_s - self.job.submit_s, now_s - self.begun_s)
+        view = self._view(now_s)
+        if not self.allocation and self.epoch_since_s is None:
+            self.idle_view = view
+        return view
+
+    def _view(self, now_s: float) -> JobView:
         since_s = now_s - self.counted_until_s
         return JobView(
             job=self.job,
@@ -145,7 +156,8 @@ class RunState:
 
     def is_news(self, job_id: str, reason: Reason) -> bool:
         """Whether a job's reason is another than was last recorded."""
-        return self._reasons.get(job_id) != reason
+        said = self._reasons.get(job_id)
+        return said is not reason and said != reason
 
     def news_of_hidden(self, shown: Mapping[str, Reason]) -> dict[str, Reason]:
         """Reasons of the jobs that no policy was shown: they wait as the last one does that it was shown."""
@@ -275,6 +287,7 @@ class RunState:
     def _report(self, event: JobReported) -> None:
         state = self.jobs[event.job_id]
         self._leave_line(state)
+        state.idle_view = None
         state.work_done, state.epoch = event.work_done, event.epoch
         for sample in event.speeds:
             state.observed.add_speed(sample)
@@ -323,6 +336,7 @@ class RunState:
             return
         state = self.jobs[instruction.job_id]
         self._leave_line(state)
+        state.idle_view = None
         state.batch = instruction.batch
         if instruction.action is not Action.SET_BATCH:
             state.hold(t_s, instruction.allocation)

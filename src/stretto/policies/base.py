@@ -20,7 +20,7 @@ Memory = Any
 """What a policy wants to remember between decisions: plain JSON data. None at the first decision."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobView:
     """One job as a policy sees it: what was asked for, what was observed, what is believed."""
 
@@ -54,6 +54,12 @@ class JobView:
     @property
     def id(self) -> str:
         return self.job.id
+
+    def later(self, age_s: float, start_age_s: float) -> JobView:
+        """The same job, which holds nothing, after some time: a copy, as thousands may wait."""
+        copy = object.__new__(JobView)
+        copy.__dict__.update(self.__dict__, age_s=age_s, start_age_s=start_age_s)
+        return copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,10 +67,16 @@ def requested_batch(job: Job, workers: int) -> BatchChoice:
 def explain(view: ClusterView, allocations: Mapping[str, Allocation], why: Why) -> dict[str, Reason]:
     """A reason for every job whose allocation changes and for every job that waits."""
     reasons: dict[str, Reason] = {}
+    waits: dict[str, Reason] = {}
     for job in view.jobs:
-        code = change(job.allocation, allocations.get(job.id, NOTHING))
-        if code is not ReasonCode.KEPT:
-            reasons[job.id] = Reason(code, why(job, code) if callable(why) else why[job.id])
+        job_id = job.job.id
+        if job.allocation.workers or job_id in allocations:
+            code = change(job.allocation, allocations.get(job_id, NOTHING))
+            if code is not ReasonCode.KEPT:
+                reasons[job_id] = Reason(code, why(job, code) if callable(why) else why[job_id])
+        else:  # most of them, where many wait
+            text = why(job, ReasonCode.WAITS) if callable(why) else why[job_id]
+            reasons[job_id] = waits.get(text) or waits.setdefault(text, Reason(ReasonCode.WAITS, text))
     return reasons
 
 
