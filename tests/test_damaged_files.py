@@ -20,7 +20,7 @@ from stretto.core.errors import InputError
 from stretto.core.plain_json import MOST_DEPTH, UnreadableError, parse_json, read_json
 from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text, usable_checkpoints
 from study_command import StudyCommand
-from tune_world import simulated, write_study
+from tune_world import STUDY, endless, simulated, write_study
 
 DAMAGES = {
     "empty": b"",
@@ -81,7 +81,7 @@ def test_depth_and_size_have_a_limit(tmp_path: Path) -> None:
         read_json(tmp_path / "a", most_bytes=5)
 
 
-@pytest.mark.parametrize("name", ["spec", "result", "plan"])
+@pytest.mark.parametrize("name", ["spec", "result"])
 def test_every_command_says_which_file_is_damaged(over: Checked, stretto: StudyCommand, name: str) -> None:
     for content in DAMAGES.values():
         (over.folder.path / f"{name}.json").write_bytes(content)
@@ -90,6 +90,30 @@ def test_every_command_says_which_file_is_damaged(over: Checked, stretto: StudyC
         code, _, err = stretto(*words)
         assert code in {0, 2}
         assert "Traceback" not in err
+
+
+def test_a_damaged_forecast_is_said_and_ends_no_result(over: Checked, stretto: StudyCommand) -> None:
+    for content in DAMAGES.values():
+        (over.folder.path / "plan.json").write_bytes(content)
+        code, out, _ = stretto("report", "tiny")
+        assert code == 0
+        assert "best accuracy" in out
+        assert "runs/tiny/plan.json: " in out
+    code, out, _ = stretto("tune", "study.toml", "train.py:train", "--policy", "asha")
+    assert code == 0
+    assert "best accuracy" in out
+
+
+def test_so_is_a_damaged_measurement(here: Path, stretto: StudyCommand) -> None:
+    file = write_study(here, STUDY[: STUDY.index("[profile]")])
+    checked = check_request(TuneRequest(study=file, work="train.py:train", policy="asha"))
+    start(prepare(checked, make=endless), make=simulated)
+    checked.folder.profile.write_bytes(b"[" * 100_000)
+    for words in (("report", "tiny"), ("tune", "study.toml", "train.py:train", "--policy", "asha")):
+        code, out, _ = stretto(*words)
+        assert code == 0
+        assert "best accuracy" in out
+        assert "runs/tiny/profile.json: is not JSON" in out
 
 
 def test_a_changed_byte_of_a_folders_file_is_seen(over: Checked) -> None:

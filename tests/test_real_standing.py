@@ -239,13 +239,14 @@ def test_a_probe_that_fails_leaves_no_run(here: Path) -> None:
     assert not checked.folder.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("plan", "{}"), ("plan", '{"finish_s": 3}'), ("result", '{"ended_by": "x"}')]
-)
-def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand, name: str, text: str) -> None:
+def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand) -> None:
     stopped(checked)
-    (checked.folder.path / f"{name}.json").write_text(text)
-    assert f"runs/tiny/{name}.json: is not as it was written" in stretto.refused("report", "tiny")
+    for text in ("{}", '{"finish_s": 3}'):
+        (checked.folder.path / "plan.json").write_text(text)
+        assert "runs/tiny/plan.json: is not as it was written" in stretto("report", "tiny")[1]
+    (checked.folder.path / "result.json").write_text('{"ended_by": "x"}')
+    told = stretto.refused("report", "tiny")
+    assert "runs/tiny/result.json: is not as it was written. Remove it: the command of the run" in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from stretto.app.changes import Change, Changes
 from stretto.app.history import history_of, seen_by
 from stretto.app.real_board import NOT_STARTED, Board
 from stretto.app.real_deadline import is_at_deadline
-from stretto.app.real_result import run_outline
+from stretto.app.real_result import begun_outline
 from stretto.app.real_shown import Metrics, metrics_by_epoch, metrics_text
 from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.core.allocation import Allocation
@@ -99,7 +99,7 @@ class Story:
 def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     """The story of a run, or of one job of it."""
     spec = folder.begun_spec()
-    study = _study(folder, spec)
+    study = _study(spec)
     if job_id is None:
         return Story(
             run=folder.name,
@@ -337,8 +337,8 @@ def _summaries(folder: RunFolder, study: Study | None) -> Iterator[JobSummary]:
         )
 
 
-def _study(folder: RunFolder, spec: RunSpec) -> Study | None:
-    return run_outline(folder, spec).study if spec.is_study else None
+def _study(spec: RunSpec) -> Study | None:
+    return begun_outline(spec).study if spec.is_study else None
 
 
 def _is_of(study: Study, job_id: str) -> bool:

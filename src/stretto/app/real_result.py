@@ -26,7 +26,7 @@ from stretto.app.real_expect import Expectation
 from stretto.app.real_request import UNKNOWN, tuning_on
 from stretto.app.real_shown import never_a_number, shown_in
 from stretto.app.real_standing import is_going_on, standing_of, state_of
-from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables
+from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, Tables, unreadable
 from stretto.app.study_file import StudyOutline, outline_of
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeRefused, RunResumed
@@ -101,7 +101,7 @@ class TuneResult:
     problem: str = ""
     """Why there is no best trial, where that can be said."""
     damaged: tuple[str, ...] = ()
-    """Checkpoints that are not as they were written, in words."""
+    """Checkpoints and files that are not as they were written, in words."""
 
     @property
     def succeeded(self) -> bool:
@@ -153,9 +153,14 @@ class TuneResult:
         return json.loads(json.dumps(plain, default=str, allow_nan=False))  # type: ignore[no-any-return]
 
 
+def begun_outline(spec: RunSpec) -> StudyOutline:
+    """The study of a run, as it was begun, without what was measured of it."""
+    return outline_of(spec.asked["study"], Path(spec.file))
+
+
 def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
-    """The study of a run, as it was begun."""
-    outline = outline_of(spec.asked["study"], Path(spec.file))
+    """The study of a run, as it was begun, with what was measured of it."""
+    outline = begun_outline(spec)
     if outline.profile is None and folder.profile.is_file():
         assert spec.offer is not None
         profile = belief_of(read_profile(folder.profile), outline, spec.offer)
@@ -163,9 +168,9 @@ def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
     return outline
 
 
-def run_tuning(folder: RunFolder, outline: StudyOutline, spec: RunSpec) -> Tuning:
-    """What its policy was told."""
-    budget_usd = left_usd(spec.budget_usd, measuring_usd(folder, spec.asked["study"]))
+def run_tuning(outline: StudyOutline, spec: RunSpec, measured_usd: float) -> Tuning:
+    """What its policy was told, after so much was spent to measure."""
+    budget_usd = left_usd(spec.budget_usd, measured_usd)
     limits = Limits(deadline_s=spec.deadline_s, budget_usd=budget_usd, q=outline.limits.q)
     assert spec.offer is not None
     return tuning_on(spec.offer, outline, outline.profile or UNKNOWN, limits, elastic=spec.elastic)
@@ -219,25 +224,28 @@ def kept_expectation(folder: RunFolder) -> Expectation | None:
 
 
 def _damaged(folder: RunFolder, name: str) -> InputError:
-    return InputError(
-        "is not as it was written.",
-        where=str(folder.path / f"{name}.json"),
-        remedy="Put it back, or start the run anew under another name.",
-    )
+    path = folder.path / f"{name}.json"
+    return unreadable(path, "is not as it was written.")
 
 
 def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     """The summary of a run, over or not."""
     spec = folder.begun_spec()
-    outline = run_outline(folder, spec)
-    tuning = run_tuning(folder, outline, spec)
+    outline = begun_outline(spec)
+    measured_usd, plan = 0.0, None
+    damaged: list[str] = []
+    with _noted(damaged):
+        measured_usd = measuring_usd(folder, spec.asked["study"])
+    with _noted(damaged):
+        plan = kept_expectation(folder)
+    tuning = run_tuning(outline, spec, measured_usd)
     board, meter = Board(tuning.study), RunMeter(tuning, outline.machine.usd_per_slot_hour)
     history = history_of(seen_by(folder.events(), board, meter))
     best = board.best()
     standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
     finished_s = board.now_s if deadline_s is None else _ended_s(folder.events(), deadline_s)
-    plan = kept_expectation(folder)
+    damaged += [text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)]
     return TuneResult(
         run=folder.path,
         policy=spec.policy,
@@ -249,7 +257,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         checkpoint=None if best is None else kept_checkpoint(folder, best),
         files=None if best is None else command_files(folder, best.job.id),
         file_names=() if best is None else _file_names(command_files(folder, best.job.id)),
-        cost_usd=meter.cost_usd(max(board.now_s, finished_s)) + measuring_usd(folder, spec.asked["study"]),
+        cost_usd=meter.cost_usd(max(board.now_s, finished_s)) + measured_usd,
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
@@ -265,9 +273,18 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
             )
         ),
         past_limits=spec.past_limits,
-        damaged=tuple(text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)),
+        damaged=tuple(damaged),
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
+
+
+@contextlib.contextmanager
+def _noted(damaged: list[str]) -> Iterator[None]:
+    """A file that adds to a result, and that is not as it was written, does not end it."""
+    try:
+        yield
+    except InputError as error:
+        damaged.append(str(error))
 
 
 def _ended_s(events: Iterable[Event], deadline_s: float) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 
 from stretto.app.history import JobHistory, history_of
+from stretto.app.real_cost import measuring_usd
 from stretto.app.real_expect import machine_instance
 from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuning, tune_result
 from stretto.app.replay_times import Times
@@ -165,7 +166,7 @@ def study_of_run(folder: RunFolder) -> StudyFile:
     """The study as the run was begun with it, on this machine."""
     spec = folder.begun_spec()
     outline = run_outline(folder, spec)
-    tuning = run_tuning(folder, outline, spec)
+    tuning = run_tuning(outline, spec, measuring_usd(folder, spec.asked["study"]))
     return StudyFile(
         tuning=tuning,
         space=outline.space,

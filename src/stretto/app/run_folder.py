@@ -214,15 +214,15 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _unreadable(path, f"cannot be read ({error.strerror}).") from error
+            raise unreadable(path, f"cannot be read ({error.strerror}).") from error
         except UnreadableError as error:
-            raise _unreadable(path, f"cannot be read as JSON ({error}).") from error
+            raise unreadable(path, f"cannot be read as JSON ({error}).") from error
         if not isinstance(found, dict):
-            raise _unreadable(path, "is not a JSON object.")
+            raise unreadable(path, "is not a JSON object.")
         if _FORMAT_KEY in found or _CHECK_KEY in found:
             check = found.pop(_CHECK_KEY, None)
             if check != _checksum(found) or found.pop(_FORMAT_KEY, None) != FORMAT:
-                raise _unreadable(path, "is not as it was written: its checksum does not match.")
+                raise unreadable(path, "is not as it was written: its checksum does not match.")
         return found
 
     def write(self, name: str, tables: Tables) -> None:
@@ -258,10 +258,15 @@ def _checksum(tables: Tables) -> str:
     return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
-def _unreadable(path: Path, problem: str) -> InputError:
-    return InputError(
-        problem, where=str(path), remedy="Put it back, or start the run anew under another name."
-    )
+def unreadable(path: Path, problem: str) -> InputError:
+    """A file of the folder that is not as it was written."""
+    remedies = {
+        "plan.json": "Remove it: the run goes on, and what was expected of it is not compared.",
+        "result.json": "Remove it: the command of the run finds again what it came to.",
+        "described.json": "Remove it: the training code is asked again.",
+    }
+    remedy = remedies.get(path.name, "Put it back, or start the run anew under another name.")
+    return InputError(problem, where=str(path), remedy=remedy)
 
 
 def first_nodes(folder: RunFolder) -> tuple[Node, ...] | None:

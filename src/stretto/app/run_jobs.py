@@ -48,6 +48,7 @@ from stretto.app.run_folder import (
     check_same,
     first_nodes,
     run_folder,
+    unreadable,
 )
 from stretto.core.errors import InputError
 from stretto.core.file_lock import myself
@@ -395,10 +396,6 @@ def _described(checked: CheckedRun, site: OpenSite, describe: Ask) -> dict[str, 
     try:
         described = msgspec.convert(kept or {}, dict[str, Described])
     except msgspec.ValidationError as error:
-        raise InputError(
-            f"is not as it was written: {error}.",
-            where=str(folder.path / "described.json"),
-            remedy="Remove it, and the training code is asked again.",
-        ) from error
+        raise unreadable(folder.path / "described.json", f"is not as it was written: {error}.") from error
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
     return described | describe(unknown, site, folder.failed_log) if unknown else described

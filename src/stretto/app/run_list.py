@@ -11,10 +11,9 @@ from pathlib import Path
 
 from stretto.app.real_board import Board, Phase
 from stretto.app.real_drive import EndedBy
-from stretto.app.real_result import ending_of
+from stretto.app.real_result import begun_outline, ending_of
 from stretto.app.real_standing import Standing, is_going_on, standing_of
 from stretto.app.run_folder import RUNS, RunFolder, RunSpec, is_folder_name, no_such_run
-from stretto.app.study_file import outline_of
 from stretto.core.errors import InputError, JournalError, StrettoError
 from stretto.core.events import JobSubmitted
 from stretto.core.file_lock import holder_of
@@ -121,7 +120,7 @@ def run_line(folder: RunFolder, now_s: float) -> RunLine:
 
 def _standing(folder: RunFolder, spec: RunSpec) -> tuple[str, str, float | None]:
     """State, best in words, and the best value."""
-    study = outline_of(spec.asked["study"], Path(spec.file)).study if spec.is_study else None
+    study = begun_outline(spec).study if spec.is_study else None
     board, last = Board(study), None
     for event in folder.events():
         board.observe(event)

@@ -311,7 +311,10 @@ def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
     if not result.succeeded:
         return None
     other = COMPARED[1] if checked.request.policy == COMPARED[0] else COMPARED[0]
-    return next(iter(replay(checked.folder, [other]).replayed), None)
+    try:
+        return next(iter(replay(checked.folder, [other]).replayed), None)
+    except InputError:  # what was measured is damaged, as the summary says; the result is not
+        return None
 
 
 def _loading_s(checked: Checked) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.app.real_result import ending_of, run_outline, tune_result
+from stretto.app.real_result import begun_outline, ending_of, tune_result
 from stretto.app.run_folder import RUNS, RunFolder, find_run
 from stretto.app.run_jobs import run_result
 from stretto.cli.flags import AsJson, ReportFile
@@ -56,6 +56,6 @@ def _summary(folder: RunFolder) -> tuple[str, dict[str, Any]]:
     spec, ended_by = folder.begun_spec(), ending_of(folder)
     if spec.is_study:
         result = tune_result(folder, ended_by)
-        return tune_text(result, run_outline(folder, spec).study), result.as_dict()
+        return tune_text(result, begun_outline(spec).study), result.as_dict()
     jobs = run_result(folder, ended_by)
     return jobs_text(jobs), jobs.as_dict()
