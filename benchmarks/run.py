@@ -28,6 +28,7 @@ FIGURES = (
     # training for real
     "resize",
     "equivalence",
+    "overhead",
     "noise_overhead",
     "prediction",
     "ray_tune",

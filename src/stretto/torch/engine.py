@@ -459,8 +459,9 @@ class Engine:
         usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
         usual &= self.course.counts or not self.batching.adaptive
         waits = [wait for stepper in self.steppers for wait in stepper.reducer.waits]
-        for meter in (self._meter, self._tuning_meter):
-            meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
+        self._meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
+        if self.batching.adaptive:
+            self._tuning_meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
         if self.course.counts:
             self.course.units += self._worth()
             self._worth_of = None

@@ -29,7 +29,7 @@ from stretto.torch.pack import as_bytes
 from stretto.torch.stepper import Stepper
 from stretto.torch.turn import Turn
 
-COST = 0.0008
+COST = 0.0005
 FIRST_EXCHANGES = (1, 2, 3, 5, 9)
 """Exchanges of a new group with which its fingerprints are compared."""
 _SAMPLE = 64
@@ -149,7 +149,8 @@ class Watch:
         for number in FIRST_EXCHANGES:
             if number > self._exchanges:
                 return number
-        return self._exchanges + interval(statistics.median(self._costs_s), min(self._steps_s))
+        usual_s = statistics.mean(self._costs_s)
+        return self._exchanges + interval(max(usual_s, self._costs_s[-1]), min(self._steps_s))
 
     def _look_closer(self, own: Fingerprint) -> None:
         """DivergedError, on every worker, if they differ by more than rounding."""

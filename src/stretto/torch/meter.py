@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stretto.core.observations import SpeedSample
 from stretto.torch.mark import Mark, Wait, marker
@@ -23,8 +24,9 @@ class _Sum:
     passes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
+    """Cheap to make, as there is one for every step."""
+
     configuration: Configuration
     waits: tuple[Wait, ...]
     begin: Mark
@@ -32,8 +34,11 @@ class _Step:
 
     @property
     def is_over(self) -> bool:
-        marks = (self.begin, self.end, *(mark for wait in self.waits for mark in wait))
-        return all(mark.is_over for mark in marks)  # streams may differ
+        if not (self.begin.is_over and self.end.is_over):
+            return False
+        return not self.waits or all(
+            mark.is_over for wait in self.waits for mark in wait
+        )  # streams may differ
 
 
 class SpeedMeter:
@@ -48,6 +53,9 @@ class SpeedMeter:
         self._since: Mark | None = None
         self._pending: deque[_Step] = deque()
         self._sums: dict[Configuration, _Sum] = {}
+        self._layout: Layout | None = None
+        """Of the last step, and its configuration: kept, as every step asks."""
+        self._key: Configuration = (0, 0, 0, 0)
 
     def skip(self) -> None:
         """What happens until the next boundary is not an ordinary step."""
@@ -65,17 +73,22 @@ class SpeedMeter:
         """
         since, self._since = self._since, self._mark()
         if since is not None and usual:
-            key = (nodes, layout.workers, layout.atomic, layout.passes)
-            self._pending.append(_Step(key, tuple(waits), since, self._since))
+            if layout is not self._layout or nodes != self._key[0]:
+                self._layout = layout
+                self._key = (nodes, layout.workers, layout.atomic, layout.passes)
+            self._pending.append(_Step(self._key, tuple(waits), since, self._since))
         while self._pending and self._pending[0].is_over:
             self._add(self._pending.popleft())
 
     def _add(self, step: _Step) -> None:
         seconds = step.end.since_s(step.begin)
-        entry = self._sums.setdefault(step.configuration, _Sum(passes=step.configuration[-1]))
+        entry = self._sums.get(step.configuration)
+        if entry is None:
+            entry = self._sums[step.configuration] = _Sum(passes=step.configuration[-1])
         entry.steps += 1
         entry.seconds += seconds
-        entry.sync_s += min(sum(end.since_s(begin) for begin, end in step.waits), seconds)
+        if step.waits:
+            entry.sync_s += min(sum(end.since_s(begin) for begin, end in step.waits), seconds)
 
     @property
     def step_s(self) -> float | None:
