@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from process_bench import Bench, all_events, eventually
+from stretto.core import scarce as scarcity
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
-from stretto.substrate import process, process_scarce
+from stretto.core.scarce import PATIENCE_S, Retry, limit_text, scarce_number
+from stretto.substrate import process
 from stretto.substrate.process_child import GuardedCommand
 from stretto.substrate.process_guard import TOKEN, end_leftovers, processes_of
-from stretto.substrate.process_scarce import PATIENCE_S, Retry, limit_text, scarce_number
 
 TRAINS_IN_A_GRANDCHILD = """
 child = "import os, signal, time\\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" \\
@@ -163,7 +164,7 @@ _REAL: Callable[..., Any] = GuardedCommand
 def test_a_start_that_a_limit_prevents_is_tried_again_and_the_limit_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(process_scarce, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(scarcity, "FIRST_WAIT_S", 0.01)
     scarce = Scarce(2, number)
     monkeypatch.setattr(process, "GuardedCommand", scarce)
     with Bench(tmp_path) as bench:
@@ -188,9 +189,9 @@ def test_a_start_is_not_tried_for_ever() -> None:
     retry: Retry | None = None
     now_s, tries = 5.0, 0
     while (retry := Retry.at(now_s, retry)) is not None:
-        assert 0 < retry.again_s - now_s <= process_scarce.LONGEST_WAIT_S
+        assert 0 < retry.again_s - now_s <= scarcity.LONGEST_WAIT_S
         now_s, tries = retry.again_s, tries + 1
-    assert PATIENCE_S <= now_s - 5.0 <= PATIENCE_S + process_scarce.LONGEST_WAIT_S
+    assert PATIENCE_S <= now_s - 5.0 <= PATIENCE_S + scarcity.LONGEST_WAIT_S
     assert tries < 40
 
 
@@ -209,3 +210,9 @@ def test_a_job_that_waits_for_a_limit_can_be_parked(tmp_path: Path, monkeypatch:
         assert isinstance(substrate.next_event(60.0), JobNoted)
         substrate.close()
         assert substrate.next_event(float("inf")) is None
+
+
+def test_a_limit_is_known_by_what_a_library_says() -> None:
+    said = "the group of 2 did not come together: socket: Too many open files"
+    assert scarcity.scarce_in(said) == errno.EMFILE
+    assert scarcity.scarce_in("connection reset by peer") is None

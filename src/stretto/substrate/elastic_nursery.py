@@ -61,6 +61,8 @@ class Saying:
     pid: int = 0
     code: int | None = None
     error: str = ""
+    number: int = 0
+    """Of an error, if that kept it from being started."""
     text: str = ""
     """Of a note: what the user should know."""
 

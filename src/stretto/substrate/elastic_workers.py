@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from stretto.core.scarce import SCARCE, Retry, limit_text, scarce_number
 from stretto.substrate.elastic_nursery import Saying
 from stretto.substrate.gang_effects import Exit
 from stretto.wire.channel import Channel
@@ -102,6 +103,10 @@ class _Hand:
     """Its process is there."""
     unwanted: bool = False
     """It was told to end."""
+    retry: Retry | None = None
+    """A limit of the machine kept it from being started: when that is tried again."""
+    waits: bool = False
+    """It does so until then."""
     how: Exit | None = None
     """How its process ended, while its last words are waited for."""
     gone_s: float = 0.0
@@ -149,7 +154,9 @@ class Workers:
         hand = self._hands.get(worker_id)
         if hand is None:
             return
-        if self._ground.withdraw(worker_id) or hand.place is None:  # its node may be gone before it had one
+        if (
+            self._ground.withdraw(worker_id) or hand.place is None or hand.waits
+        ):  # its node may be gone before it had one
             self._forget(worker_id, Exit(None, "it was never started"))
         elif hand.nursery is not None and hand.how is None:
             hand.unwanted = True
@@ -167,6 +174,7 @@ class Workers:
 
     def place(self) -> None:
         """Start whoever has a place now."""
+        self._start_again()
         for name in self._ground.abandoned():
             if (left := self._idle.pop(name, None)) is not None:
                 left.nursery.end(left.process)
@@ -195,8 +203,8 @@ class Workers:
     def _start(self, worker_id: str, hand: _Hand, place: Place) -> None:
         try:
             hand.nursery = self._nursery(place.home, hand.task.entry)
-        except OSError as error:
-            self._gone(worker_id, Exit(None, f"a worker cannot be started: {error}"))
+        except (OSError, RuntimeError) as error:
+            self._cannot_start(worker_id, f"a worker cannot be started: {error}", scarce_number(error))
             return
         self._player_of[hand.process] = worker_id
         hand.nursery.spawn(
@@ -206,6 +214,32 @@ class Workers:
             log=hand.log,
             env=place.env,
         )
+
+    def _cannot_start(self, worker_id: str, why: str, number: int | None) -> None:
+        """It has a place, and is tried again there if a limit of the machine is all that was in the way."""
+        hand = self._hands[worker_id]
+        retry = None if number is None else Retry.at(time.monotonic(), hand.retry)
+        if number is None or retry is None:
+            reached = "" if number is None else f": {limit_text(number)}"
+            self._gone(worker_id, Exit(None, f"{why}{reached}"))
+            return
+        hand.retry, hand.waits = retry, True
+        text = f"a worker cannot be started: {limit_text(number)}. It waits and is tried again"
+        if text not in self._noted:
+            self._noted.add(text)
+            self._overseer.noted(worker_id, text)
+
+    def _start_again(self) -> None:
+        now_s = time.monotonic()
+        for worker_id, hand in list(self._hands.items()):
+            if (
+                hand.waits
+                and hand.retry is not None
+                and hand.place is not None
+                and hand.retry.again_s <= now_s
+            ):
+                hand.waits = False
+                self._start(worker_id, hand, hand.place)
 
     def _reuse(self, worker_id: str, hand: _Hand, idle: _Idle) -> None:
         hand.process, hand.nursery, hand.channel = idle.process, idle.nursery, idle.channel
@@ -260,6 +294,9 @@ class Workers:
             return
         if worker_id is None:
             self._drop_idle(lambda idle: idle.process == saying.worker)
+        elif saying.kind == "gone" and saying.number in SCARCE and not self._hands[worker_id].born:
+            del self._player_of[saying.worker]
+            self._cannot_start(worker_id, saying.error, saying.number)
         elif saying.kind == "gone":
             self._gone(worker_id, Exit(saying.code, saying.error))
         else:

@@ -40,6 +40,7 @@ from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobRepo
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.core.private_files import make_private_folder
+from stretto.core.scarce import Retry
 from stretto.substrate.event_queue import EventQueue
 from stretto.substrate.process_child import Exit, Files, GuardedCommand, cannot_start, end_of
 from stretto.substrate.process_command import (
@@ -60,7 +61,6 @@ from stretto.substrate.process_guard import START, TOKEN
 from stretto.substrate.process_history import PastJob, fold
 from stretto.substrate.process_reports import Setup, read_report
 from stretto.substrate.process_run import JobRun, Order, must_wait
-from stretto.substrate.process_scarce import Retry
 from stretto.substrate.process_shared import SharedFolder, overwritten
 from stretto.substrate.process_trials import Mark
 from stretto.substrate.run_identity import identity

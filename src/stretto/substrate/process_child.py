@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.core.private_files import file_mode, private_opener
+from stretto.core.scarce import SCARCE, limit_text
 from stretto.substrate.process_guard import START, TOKEN, end_leftovers, processes_of
-from stretto.substrate.process_scarce import SCARCE, limit_text
 
 _GUARD = Path(__file__).with_name("process_guard.py")
 _PATIENCE_S = 5.0

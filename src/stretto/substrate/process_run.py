@@ -9,12 +9,12 @@ from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.cluster import Node
 from stretto.core.events import JobReported
 from stretto.core.job import Job
+from stretto.core.scarce import Retry
 from stretto.substrate.process_child import Files, GuardedCommand
 from stretto.substrate.process_command import Command
 from stretto.substrate.process_end import Asked
 from stretto.substrate.process_history import Failures
 from stretto.substrate.process_reports import Progress, Setup
-from stretto.substrate.process_scarce import Retry
 from stretto.substrate.process_trials import Mark, Trial
 
 

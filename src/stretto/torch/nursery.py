@@ -189,7 +189,8 @@ class Nursery:
         try:
             begun_fd, begun_write_fd, pid = _fork()
         except OSError as error:  # the machine has no memory, processes or descriptors left for another
-            self._say(say="gone", worker=birth.worker, error=f"a worker cannot be started: {error}")
+            why = f"a worker cannot be started: {error}"
+            self._say(say="gone", worker=birth.worker, error=why, number=error.errno or 0)
             return None
         if pid == 0:
             os.close(begun_fd)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stretto.core.errors import StrettoError
 from stretto.core.private_files import make_private_folder, open_private
+from stretto.core.scarce import limit_text, scarce_in
 from stretto.torch.entry import load_entry
 from stretto.torch.group import DivergedError, PeerLostError
 from stretto.torch.luggage import seed_chance
@@ -70,7 +71,8 @@ def _train(session: Controlled, task: Task) -> Finished | Failed | Left:
         return Left(departure.why, saved=departure.saved, leaves=departure.leaves)
     except PeerLostError as error:
         print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's own log
-        return Left("peer lost", leaves=True)
+        number = scarce_in(str(error))
+        return Left("peer lost", leaves=True) if number is None else Failed(f"{error}: {limit_text(number)}")
     except StrettoError as error:
         print(error, file=sys.stderr)  # noqa: T201 - likewise
         return Failed(str(error), final=isinstance(error, DivergedError))

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stretto.core.scarce import scarce_number
 from stretto.wire.channel import (
     HANDSHAKE_S,
     LONGEST_GREETING,
@@ -28,6 +29,8 @@ from stretto.wire.messages import Message
 _CHUNK = 1 << 16
 _LOOK_S = 1.0
 """How often it is seen whether somebody takes too long to greet."""
+_SCARCE_S = 0.1
+"""How long nobody is let in after the machine had no room for another connection."""
 
 
 class Receiver(Protocol):
@@ -92,7 +95,7 @@ class Listener:
         self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while True:
                 connection, _ = self._server.accept()
                 connection.setblocking(True)  # whoever writes to it waits until it is written
@@ -101,6 +104,11 @@ class Listener:
                 self._selector.register(connection, selectors.EVENT_READ, guest)
                 no_delay(connection)
                 write_greeting(connection, nonce=guest.nonce)
+        except BlockingIOError:
+            pass  # nobody else knocks
+        except OSError as error:
+            if scarce_number(error) is not None:  # they go on knocking until there is room for them
+                time.sleep(_SCARCE_S)
 
     def _turn_away(self, guests: list[_Guest]) -> None:
         for guest in guests:

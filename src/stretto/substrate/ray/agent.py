@@ -21,6 +21,7 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.core.private_files import make_private_folder
+from stretto.core.scarce import scarce_number
 from stretto.substrate.elastic_lock import RunLock
 from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
 from stretto.substrate.ray.keepers import Sitter
@@ -173,7 +174,8 @@ class Agent(Sitter):
             try:
                 self._carry_out(order)
             except Exception as error:  # noqa: BLE001 - one that cannot be carried out must not stop the others
-                gone = Saying("gone", order.worker, error=f"a worker cannot be started: {error}")
+                why, number = f"a worker cannot be started: {error}", scarce_number(error) or 0
+                gone = Saying("gone", order.worker, error=why, number=number)
                 self._news.put(Said(order.entry, gone))
 
     def listen(self) -> News:

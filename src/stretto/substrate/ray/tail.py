@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.core.private_files import make_private_folder, private_opener, write_private
+from stretto.substrate.process_guard import LOG_BYTES
 
 _NAMES = ("stdout.log", "metrics.jsonl")
 _MOST = 1 << 20
@@ -81,6 +82,9 @@ def lay_down(pieces: tuple[Piece, ...], folder: Path) -> None:
         make_private_folder(path.parent)
         with open(path, "ab", opener=private_opener) as file:
             file.write(piece.content)
+            is_too_long = path.suffix == ".log" and file.tell() > LOG_BYTES
+        if is_too_long:  # bounded here as on the node
+            path.replace(_beside(path, ".1"))
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ def scarce_number(error: BaseException) -> int | None:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return errno.EAGAIN
     return None
+
+
+def scarce_in(text: str) -> int | None:
+    """Likewise, of what was said about an error that a library met."""
+    return next((number for number in sorted(SCARCE) if os.strerror(number) in text), None)
 
 
 def limit_text(number: int) -> str:
