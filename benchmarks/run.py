@@ -34,6 +34,7 @@ FIGURES = (
     "ray_tune",
     "controller_load",
     "faults",
+    "stopping",
     # on Ray
     "ray_plan",
     "ray_resize",

@@ -149,6 +149,14 @@ class Commands:
         self.faults.pop()
         return False
 
+    def trains(self) -> bool:
+        return bool(self._workers())
+
+    def revive(self) -> None:
+        """Start it again if a fault has ended it, and can be survived."""
+        if self._ended_on_purpose and Kind.FOLDER not in self.faults:
+            self._is_over()
+
     def said(self) -> str:
         return (self.folder / "command.log").read_text(errors="replace")
 

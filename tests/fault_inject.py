@@ -148,7 +148,7 @@ class Disturbed:
         self._ended_on_purpose = False
         self._full_until_s = 0.0
         lay_clock(folder)
-        self._process = self._start()
+        self.process = self._start()
 
     def live(self, supply: Supply[Kind], within_s: float, most: int = 1000) -> None:
         """Strike again and again, so many times at `most`, until the study is over."""
@@ -157,8 +157,8 @@ class Disturbed:
         while not self._is_over():
             if time.monotonic() > end_s:
                 self.problems.append(f"the study in {self.folder} did not end within {within_s:g} s")
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
                 return
             kind = supply.take() if len(self.faults) < most else None
             if kind is None:
@@ -194,6 +194,27 @@ class Disturbed:
         while not done() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
 
+    def trains(self) -> bool:
+        return bool(self._training())
+
+    def strike(self, kind: Kind) -> bool:
+        """Strike once; False if there is nothing to strike at the moment."""
+        fault = self._strike(kind)
+        self.faults += [] if fault is None else [fault]
+        return fault is not None
+
+    def revive(self) -> None:
+        """Start it again if a fault has ended it."""
+        if self._ended_on_purpose and self.process.poll() is not None:
+            self._is_over()
+
+    def close(self) -> None:
+        """End whatever is left of it."""
+        self._limit_files(resource.RLIM_INFINITY)
+        for pid in [self.process.pid, *pids_with(str(self.folder))]:
+            _signal(pid, signal.SIGKILL)
+        self.process.wait()
+
     # The command
 
     def _start(self, log_name: str = "command.log") -> subprocess.Popen[bytes]:
@@ -213,7 +234,7 @@ class Disturbed:
         if self._full_until_s and time.monotonic() >= self._full_until_s:
             self._full_until_s = 0.0
             self._limit_files(resource.RLIM_INFINITY)
-        code = self._process.poll()
+        code = self.process.poll()
         if code is None:
             return False
         if (self.run / "result.json").exists() and code == 0:
@@ -222,7 +243,7 @@ class Disturbed:
             tail = (self.folder / "command.log").read_text()[-2000:]
             self.problems.append(f"the command ended with {code}: {tail}")
         self._ended_on_purpose = False
-        self._process = self._start()
+        self.process = self._start()
         return False
 
     # The faults
@@ -230,7 +251,7 @@ class Disturbed:
     def _strike(self, kind: Kind) -> Fault | None:
         """None if there is nothing to strike at the moment."""
         workers = self._training()
-        if not workers or self._process.poll() is not None:
+        if not workers or self.process.poll() is not None:
             return None
         victim = self._chance.choice(workers)
         job_id = None if kind in COMMON else victim.job_id
@@ -252,7 +273,7 @@ class Disturbed:
             Kind.NAN: lambda: self._poison(job),
             Kind.META: lambda: self._damage_meta(checkpoints) and _signal(pid, signal.SIGKILL),
             Kind.FLOOD: (job / FLOOD).touch,
-            Kind.STOP_CONTROLLER: lambda: stand_still(self._process.pid),
+            Kind.STOP_CONTROLLER: lambda: stand_still(self.process.pid),
             Kind.STOP_NURSERY: lambda: stand_still(_parent(pid)),
             Kind.JOURNAL_BYTES: self._damage_journal,
             Kind.TWO_STARTS: self._start_again,
@@ -267,14 +288,14 @@ class Disturbed:
 
     def _fill_journal(self) -> None:
         self._ended_on_purpose = True
-        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
 
     def _damage_journal(self) -> None:
         self._kill_controller()
         damage_journal(self.run / "journal.sqlite", self._chance)
 
     def _without_descriptors(self, pid: int) -> bool:
-        with no_descriptors([self._process.pid, _parent(pid)]):
+        with no_descriptors([self.process.pid, _parent(pid)]):
             struck = _signal(pid, signal.SIGKILL)
             time.sleep(STOPPED_S)
         return struck
@@ -285,8 +306,8 @@ class Disturbed:
 
     def _kill_controller(self) -> None:
         self._ended_on_purpose = True
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def _start_again(self) -> None:
         """Whoever comes second must be refused in words, unless the first was over by then."""
@@ -297,7 +318,7 @@ class Disturbed:
             second.kill()
             code = second.wait()
         said = (self.folder / "second.log").read_text()
-        if self._process.poll() is None and (code != 1 or "InputError: " not in said or "Traceback" in said):
+        if self.process.poll() is None and (code != 1 or "InputError: " not in said or "Traceback" in said):
             self.problems.append(f"a second start was not refused in words, {code}: {said[-1000:]}")
 
     def _damage_meta(self, checkpoints: Path) -> bool:
@@ -346,7 +367,7 @@ class Disturbed:
         """Of everything but the command: first of whoever starts workers, which inherit it."""
         for pid in pids_with(str(self.folder)):
             with suppress(ProcessLookupError):
-                if pid != self._process.pid:
+                if pid != self.process.pid:
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
     # The processes

@@ -14,6 +14,7 @@ from stretto.app.real_mend import mend
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_site import local_devices
 from stretto.app.real_standing import holding
+from stretto.app.real_stop import Stop, listening
 from stretto.app.real_substrate import Hands
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import finished, prepare, start
@@ -49,7 +50,7 @@ lr = {{ log = [1e-3, 1e-1] }}
 nap_s = {{ choice = [{nap_s}] }}
 
 [limits]
-deadline = "1h"
+deadline = "{deadline}"
 
 [profile]
 epoch_s = {epoch_s}
@@ -58,9 +59,11 @@ start_s = 0.3
 """
 
 
-def lay_out(folder: Path, *, trials: int, epochs: int, nap_s: float, epoch_s: float) -> None:
+def lay_out(
+    folder: Path, *, trials: int, epochs: int, nap_s: float, epoch_s: float, deadline: str = "1h"
+) -> None:
     """The files of a study in a folder."""
-    text = STUDY.format(trials=trials, epochs=epochs, nap_s=nap_s, epoch_s=epoch_s)
+    text = STUDY.format(trials=trials, epochs=epochs, nap_s=nap_s, epoch_s=epoch_s, deadline=deadline)
     (folder / "study.toml").write_text(text, encoding="utf-8")
     (folder / "train.py").write_text("from fault_train import train\n", encoding="utf-8")
 
@@ -116,8 +119,9 @@ def main() -> None:
         checked = asked(Path(folder), policy, int(seed))
         if finished(checked) is None:
             mend(checked.folder, yes=True)
-            with holding(checked.folder, local_devices(checked.site)):
-                start(prepare(checked), make=impatient)
+            stop = Stop()
+            with holding(checked.folder, local_devices(checked.site)), listening(stop):
+                start(prepare(checked), make=impatient, stop=stop)
     except StrettoError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
