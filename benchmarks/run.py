@@ -33,6 +33,7 @@ FIGURES = (
     "prediction",
     "ray_tune",
     "controller_load",
+    "many_jobs",
     "faults",
     "stopping",
     # on Ray

@@ -366,12 +366,17 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
         gpu_hours=sum(job.gpu_hours for job in jobs),
         cost_usd=meter.cost_usd(board.now_s),
         jobs=jobs,
-        damaged=tuple(text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)),
+        damaged=tuple(
+            text
+            for line in board.jobs.values()
+            if line.started_s is not None
+            for text in damaged_checkpoints(folder, line)
+        ),
     )
 
 
 def _job_result(folder: RunFolder, history: History, line: JobLine, standing: str) -> JobResult:
-    past = history.jobs[line.job.id]
+    past, has_files = history.jobs[line.job.id], line.started_s is not None
     return JobResult(
         id=line.job.id,
         state=state_of(line.phase, standing),
@@ -380,12 +385,12 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
         batch=past.last_batch,
         restarts=past.restarts,
         retries=line.retries,
-        metrics=metrics_by_epoch(folder, line.job.id).get(line.epoch, {}),
+        metrics=metrics_by_epoch(folder, line.job.id).get(line.epoch, {}) if has_files else {},
         gpu_hours=past.gpu_s / HOUR_S,
         error=line.error if line.phase is Phase.FAILED else "",
         log=folder.log(line.job.id),
-        checkpoint=kept_checkpoint(folder, line),
-        files=command_files(folder, line.job.id),
+        checkpoint=kept_checkpoint(folder, line) if has_files else None,
+        files=command_files(folder, line.job.id) if has_files else None,
     )
 
 
