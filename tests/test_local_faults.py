@@ -224,10 +224,11 @@ def test_a_worker_that_cannot_be_forked_is_tried_again_and_no_other_is_affected(
         bench.admit(job_id, entry="crowded")
         bench.run(job_id=job_id)
     events = bench.rest()
-    (retried,) = of_kind(events, JobRetried)
-    assert isinstance(retried, JobRetried)
-    assert retried.job_id == "b"
-    assert "a worker cannot be started: [Errno 11]" in retried.error
+    (noted,) = of_kind(events, JobNoted)
+    assert isinstance(noted, JobNoted)
+    assert noted.job_id == "b"
+    assert "a worker cannot be started: the limit of processes" in noted.text
+    assert of_kind(events, JobRetried) == []
     assert {e.subject for e in of_kind(events, JobFinished)} == {"a", "b"}
 
 
