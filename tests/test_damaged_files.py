@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.profile_file import read_profile
+from stretto.app.profile_file import MeasuredProfile, TimedEpoch, read_profile, write_profile
 from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_result import tune_result
 from stretto.app.real_shown import metrics_after, shown_in
@@ -114,6 +114,36 @@ def test_so_is_a_damaged_measurement(here: Path, stretto: StudyCommand) -> None:
         assert code == 0
         assert "best accuracy" in out
         assert "runs/tiny/profile.json: is not JSON" in out
+
+
+def test_a_changed_byte_of_a_profile_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    measured = MeasuredProfile(
+        what="train.py:train",
+        slots=2,
+        configs=({"lr": 0.1},),
+        epochs=(TimedEpoch(config=0, workers=1, epoch_s=2.5, first=False),),
+        speeds=(),
+        examples=1000,
+        measured_s=10.0,
+        warm_up_s=None,
+        starts_s=(1.5,),
+        resizes_s=(),
+        speed=None,
+        not_measured=(),
+    )
+    write_profile(path, measured)
+    whole = path.read_bytes()
+    assert read_profile(path) == measured
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with contextlib.suppress(InputError):
+            assert read_profile(path) == measured
+    fields = json.loads(whole)
+    del fields["check"]
+    fields["epochs"][0]["epoch_s"] = 3.0
+    path.write_text(json.dumps(fields))
+    assert read_profile(path).epochs[0].epoch_s == 3.0, "whoever changes it on purpose removes the line"
 
 
 def test_a_changed_byte_of_a_folders_file_is_seen(over: Checked) -> None:

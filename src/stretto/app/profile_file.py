@@ -15,7 +15,7 @@ from stretto.app.machine_profile import MachineProfile, at_another_time, beyond_
 from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.observations import SpeedSample
-from stretto.core.plain_json import UnreadableError, read_json
+from stretto.core.plain_json import UnreadableError, checksum, read_json
 from stretto.core.private_files import make_private_folder, write_private
 from stretto.core.seeds import child_rng
 from stretto.core.units import counted
@@ -26,6 +26,8 @@ from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
 
 FORMAT = "stretto-profile"
 VERSION = 1
+CHECK = "check"
+"""The checksum of all else in the file, which those of 0.1 do not have."""
 START_SD = 0.3
 """How much what starts cost differs from what a probe saw, relative to it; chosen like `PACE_SD`."""
 LEAST_STARTS = 3
@@ -324,8 +326,9 @@ def _observations(measured: MeasuredProfile, scaling: Scaling) -> list[Observati
 
 def profile_json(measured: MeasuredProfile) -> dict[str, Any]:
     """The file's content, and the answer for machines."""
-    fields: dict[str, Any] = msgspec.to_builtins(measured)
-    return {"format": FORMAT, "version": VERSION, **fields}
+    measures: dict[str, Any] = msgspec.to_builtins(measured)
+    fields = {"format": FORMAT, "version": VERSION, **measures}
+    return {**fields, CHECK: checksum(fields)}
 
 
 def write_profile(path: Path, measured: MeasuredProfile) -> None:
@@ -346,6 +349,13 @@ def read_profile(path: Path) -> MeasuredProfile:
         raise InputError(f"is not JSON: {error}.", where=where, remedy=_REMEDY) from error
     if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
         raise InputError("is not a profile.", where=where, remedy=_REMEDY)
+    check = fields.pop(CHECK, None)
+    if check is not None and check != checksum({"format": FORMAT, **fields}):
+        raise InputError(
+            f"is not as it was measured: its {CHECK} does not match.",
+            where=where,
+            remedy=f"{_REMEDY} If you changed it on purpose, remove the line with {CHECK}.",
+        )
     if (version := fields.pop("version", None)) != VERSION:
         raise InputError(
             f"is of version {version!r}, and this program reads version {VERSION}.",

@@ -16,7 +16,6 @@ jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import reprlib
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError, did_you_mean
 from stretto.core.events import Event, RunStarted
-from stretto.core.plain_json import UnreadableError, read_json
+from stretto.core.plain_json import UnreadableError, checksum, read_json
 from stretto.core.private_files import make_private_folder, write_private
 from stretto.core.units import format_duration, several
 from stretto.journal.rows import Damage, find_damage, read_events
@@ -221,14 +220,14 @@ class RunFolder:
             raise unreadable(path, "is not a JSON object.")
         if _FORMAT_KEY in found or _CHECK_KEY in found:
             check = found.pop(_CHECK_KEY, None)
-            if check != _checksum(found) or found.pop(_FORMAT_KEY, None) != FORMAT:
+            if check != checksum(found) or found.pop(_FORMAT_KEY, None) != FORMAT:
                 raise unreadable(path, "is not as it was written: its checksum does not match.")
         return found
 
     def write(self, name: str, tables: Tables) -> None:
         """A JSON file of the folder, whole or not at all."""
         checked = {_FORMAT_KEY: FORMAT, **tables}
-        text = json.dumps({**checked, _CHECK_KEY: _checksum(checked)}, indent=1, allow_nan=False) + "\n"
+        text = json.dumps({**checked, _CHECK_KEY: checksum(checked)}, indent=1, allow_nan=False) + "\n"
         write_private(self.path / f"{name}.json", text.encode())
 
     def events(self) -> Iterator[Event]:
@@ -251,11 +250,6 @@ def damage_text(folder: RunFolder, damage: Damage) -> str:
         left = "nothing is known of the run"
     why = ", as the machine went down" if damage.machine_went_down else ""
     return f"{folder.journal} is damaged: {damage.problem}{why}; {left}."
-
-
-def _checksum(tables: Tables) -> str:
-    written = json.dumps(tables, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def unreadable(path: Path, problem: str) -> InputError:

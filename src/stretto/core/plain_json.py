@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -48,6 +49,12 @@ def parse_json(content: bytes | str, *, finite: bool = True) -> Any:
     except (ValueError, OverflowError, MemoryError) as error:
         raise UnreadableError(str(error) or type(error).__name__) from error
     return parsed
+
+
+def checksum(tables: dict[str, Any]) -> str:
+    """Of what an object says, however it is laid out."""
+    written = json.dumps(tables, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def _whole(digits: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.core.errors import InputError
-from stretto.core.plain_json import UnreadableError, parse_json
+from stretto.core.plain_json import UnreadableError, checksum, parse_json
 
 FORMAT = 2
 UNCHECKED_FORMAT = 1
@@ -120,7 +119,7 @@ def _check_size(state: Path, meta: Meta) -> None:
 def meta_text(meta: Meta) -> str:
     """The content of the small file."""
     values = asdict(meta)
-    return json.dumps({**values, CHECK: _checksum(values)})
+    return json.dumps({**values, CHECK: checksum(values)})
 
 
 def read_meta(folder: Path) -> Meta:
@@ -148,7 +147,7 @@ def parse_meta(content: bytes, where: str) -> Meta:
     found = values.get("format")
     if found != UNCHECKED_FORMAT or CHECK in values:
         check = values.pop(CHECK, None)
-        if check != _checksum(values):
+        if check != checksum(values):
             raise CorruptError(f"{META_FILE} does not match its checksum")
         if found != FORMAT:
             raise InputError(
@@ -178,8 +177,3 @@ def _meta(values: dict[str, Any]) -> Meta:
             )
         case _:
             raise CorruptError(f"{META_FILE} cannot be read, it does not say what a checkpoint must")
-
-
-def _checksum(values: dict[str, Any]) -> str:
-    written = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(written.encode()).hexdigest()[:16]
