@@ -292,16 +292,6 @@ def sharded(config: dict[str, Any], run: Run, log: Log) -> None:
     adam(config, run, log)
 
 
-def adaptive_one_cycle(config: dict[str, Any], run: Run, log: Log) -> None:
-    del config, log
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = OneCycleLR(optimizer, 0.1, total_steps=100)
-    run.prepare(model, optimizer, scheduler, DataLoader(Data(), batch_size=BATCH), adaptive=True)
-    for _ in run.epochs(1):
-        pass
-
-
 def unprepared_optimizer(config: dict[str, Any], run: Run, log: Log) -> None:
     data, model = Data(), net()
     model, loader = run.prepare(model, DataLoader(data, batch_size=BATCH, shuffle=True))
@@ -349,7 +339,6 @@ REFUSED: dict[str, Loop] = {
     "own counter sets the rate": own_counter,
     "own process group (DDP)": own_group,
     "FSDP (DTensor)": sharded,
-    "adaptive with OneCycle": adaptive_one_cycle,
     "optimizer not prepared": unprepared_optimizer,
     "closure (LBFGS)": closure,
     "iterable dataset": iterable,
