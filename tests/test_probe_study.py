@@ -285,6 +285,16 @@ def test_a_training_without_an_epoch_is_refused_and_leaves_no_profile(
     assert not list(tmp_path.rglob("profile.json"))
 
 
+def test_a_near_deadline_bounds_the_wait_for_a_sign_of_training(
+    stretto: StudyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tune_world.TRUTH", dataclasses.replace(TRUTH, latency=Latency(epoch_s=1e5)))
+    said = stretto.refused("plan", write_study(tmp_path, UNKNOWN), "train.py:train", "--deadline", "200s")
+    waited_s = re.search(r"the first epoch did not end within (\d)m (\d\d)s", said)
+    assert waited_s is not None
+    assert 60 < 60 * int(waited_s[1]) + int(waited_s[2]) <= 150
+
+
 def test_epochs_may_be_longer_than_a_probe(
     stretto: StudyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

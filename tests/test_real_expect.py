@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stretto.app.machine_profile import MachineProfile
 from stretto.app.plan import BEGIN_S
 from stretto.app.real_expect import (
+    UNKNOWN,
     Expectation,
     after_loading,
     carried_out,
@@ -289,3 +290,10 @@ def test_a_plan_for_where_the_training_was_measured_says_what_it_leaves_out() ->
 def test_without_loading_nothing_changes() -> None:
     before = Expectation(finish_s=Estimate(1.0, 1.0, 1.0), cost_usd=Estimate(0.0, 0.0, 0.0), epochs=None)
     assert after_loading(before, 0.0, None) is before
+
+
+def test_simulations_that_take_too_long_are_given_up() -> None:
+    outline = read_outline(write_study(Path(), TEXT))
+    tuning = tuning_of(BUSY, 600.0)
+    assert expect(outline, tuning, "asha", {}, 0).finish_s is not None
+    assert expect(outline, tuning, "asha", {}, 0, within_s=0.0) == UNKNOWN

@@ -568,3 +568,11 @@ def test_a_full_disk_is_told_before_anything_is_measured(here: Path, monkeypatch
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(InputError, match=r"runs/tiny: .*; 10 bytes are free there"):
         prepare(checked, make=lambda *_: pytest.fail("nothing is started"))
+
+
+def test_the_summary_does_not_wait_for_a_long_comparison(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = asked(here)
+    result = start(prepare(checked, make=simulated), make=simulated)
+    assert elsewhere(checked, result) is not None
+    monkeypatch.setattr("stretto.app.tune.COMPARING_S", 0.0)
+    assert elsewhere(checked, result) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from stretto.app.plan import Planned, plan_to_begin
 from stretto.app.real_cost import stopping_s
 from stretto.app.study_cluster import OWN_MACHINE, Machine, node_type
 from stretto.app.study_file import StudyFile, StudyOutline, WorldSpec
-from stretto.app.study_run import simulate_study
+from stretto.app.study_run import OutOfTimeError, simulate_study
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
@@ -42,6 +43,9 @@ EPOCHS = 6_000
 """Of all trials in all worlds together: where there would be more, there are fewer worlds."""
 MOST_EPOCHS = 30_000
 """Of all trials together: a study that could train more is not simulated beforehand."""
+PLANNING_S = 20.0
+"""Simulations may take so long; with a deadline, at most PLANNING_SHARE of the time until then."""
+PLANNING_SHARE = 1 / 4
 INSTANT_S = 1e-3
 """Left for training where loading code takes all the time there is."""
 DRAWS_EACH = 25
@@ -72,6 +76,9 @@ class Expectation:
     """What of a budget is kept for stopping."""
 
 
+UNKNOWN = Expectation(finish_s=None, cost_usd=None, epochs=None)
+
+
 def expect(
     outline: StudyOutline,
     tuning: Tuning,
@@ -81,22 +88,24 @@ def expect(
     *,
     nodes: Iterable[Node] = (),
     loading_s: float = 0.0,
+    within_s: float = PLANNING_S,
 ) -> Expectation:
     """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in.
 
     `nodes` are those that a policy that rents has from the start, beside what it rents; what they cost is
     known to a study that comes `with_own`. While code is loaded, for `loading_s`, no policy but one that
-    rents trains anything; finish and cost are without it, see `after_loading`.
+    rents trains anything; finish and cost are without it, see `after_loading`. Simulations
+    that take longer than `within_s` are given up: then nothing is known.
     """
     chosen = make_policy(policy, options=options, tuning=tuning)
     rents = rents_nodes(chosen)
     if isinstance(chosen, RubberBand):
         found = _planned(tuning, chosen, seed, tuple(nodes))
     elif _most_epochs(tuning) > MOST_EPOCHS:
-        return Expectation(finish_s=None, cost_usd=None, epochs=None)
+        return UNKNOWN
     else:
         within = tuning if rents else once_loaded(tuning, loading_s)
-        found = _simulated(outline, within, policy, options, seed, rents=rents)
+        found = _simulated(outline, within, policy, options, seed, rents=rents, within_s=within_s)
     if tuning.limits.budget_usd is None:
         return found
     return dataclasses.replace(found, kept_usd=found.first_usd_per_s * stopping_s(tuning.profile))
@@ -192,15 +201,34 @@ def carried_out(
 
 
 def _simulated(
-    outline: StudyOutline, tuning: Tuning, policy: str, options: Mapping[str, str], seed: int, *, rents: bool
+    outline: StudyOutline,
+    tuning: Tuning,
+    policy: str,
+    options: Mapping[str, str],
+    seed: int,
+    *,
+    rents: bool,
+    within_s: float,
 ) -> Expectation:
+    end_s = time.monotonic() + within_s
     rng = child_rng(seed, "expect")
     least, most = WORLDS
     worlds = int(min(max(EPOCHS / _most_epochs(tuning), least), most))
     runs = []
     for world, truth in enumerate(_truths(tuning.profile, rng, worlds)):
         file = simulated_file(outline, tuning, truth, rents=rents)
-        runs.append(simulate_study(file, FAMILIES[0], policy, seed=seed + world, options=options))
+        try:
+            run = simulate_study(
+                file,
+                FAMILIES[0],
+                policy,
+                seed=seed + world,
+                options=options,
+                stop=lambda: time.monotonic() >= end_s,
+            )
+        except OutOfTimeError:
+            return UNKNOWN
+        runs.append(run)
     return Expectation(
         finish_s=_estimate([run.result.finished_s for run in runs]),
         cost_usd=_estimate([run.result.cost_usd for run in runs]),

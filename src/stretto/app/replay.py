@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 
@@ -23,7 +23,7 @@ from stretto.app.real_result import TuneResult, ending_of, run_outline, run_tuni
 from stretto.app.replay_times import Times
 from stretto.app.run_folder import RunFolder
 from stretto.app.study_file import StudyFile, WorldSpec
-from stretto.app.study_run import StudyResult, simulate_study
+from stretto.app.study_run import StudyResult, never, simulate_study
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobReported, NodeAdded
 from stretto.core.units import HOUR_S, counted, format_duration
@@ -122,8 +122,17 @@ def is_study(folder: RunFolder) -> bool:
     return folder.begun_spec().is_study
 
 
-def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | None = None) -> StudyReplay:
-    """The study that was tuned in a run's folder, as it was and under these policies."""
+def replay(
+    folder: RunFolder,
+    policies: Sequence[str],
+    *,
+    options: Options | None = None,
+    stop: Callable[[], bool] = never,
+) -> StudyReplay:
+    """The study that was tuned in a run's folder, as it was and under these policies.
+
+    OutOfTimeError once `stop` says so.
+    """
     spec = folder.begun_spec()
     if not spec.is_study:
         raise InputError(
@@ -134,7 +143,7 @@ def replay(folder: RunFolder, policies: Sequence[str], *, options: Options | Non
     return StudyReplay(
         study=file.tuning.study,
         actual=tune_result(folder, ending_of(folder)),
-        replayed=replay_study(file, events, policies, seed=spec.seed, options=options),
+        replayed=replay_study(file, events, policies, seed=spec.seed, options=options, stop=stop),
         notes=(
             *record.curves.notes,
             *_conditions(
@@ -184,13 +193,16 @@ def replay_study(
     *,
     seed: int = 0,
     options: Options | None = None,
+    stop: Callable[[], bool] = never,
 ) -> tuple[Replayed, ...]:
     """The study of a real run under other policies, or its own; empty if it showed no epoch."""
     record = record_of(file, list(events), seed)
     if not record.curves.trials:
         return ()
     chosen = options or {}
-    return tuple(_replay(file, record, policy, seed, chosen.get(policy)) for policy in policies)
+    return tuple(
+        _replay(file, record, policy, seed=seed, options=chosen.get(policy), stop=stop) for policy in policies
+    )
 
 
 def record_of(file: StudyFile, events: Sequence[Event], seed: int) -> StudyRecord:
@@ -223,14 +235,20 @@ def record_of(file: StudyFile, events: Sequence[Event], seed: int) -> StudyRecor
 
 
 def _replay(
-    file: StudyFile, record: StudyRecord, policy: str, seed: int, options: Mapping[str, str] | None
+    file: StudyFile,
+    record: StudyRecord,
+    policy: str,
+    *,
+    seed: int,
+    options: Mapping[str, str] | None,
+    stop: Callable[[], bool],
 ) -> Replayed:
     rents = rents_nodes(make_policy(policy, options=options, tuning=file.tuning))
     lead, machine = _Lead.of(record, rents=rents), file if rents else _on_one_machine(file)
     usd_per_s = machine.tuning.instances[0].usd_per_hour * machine.fixed_nodes / HOUR_S
     paid_usd = 0.0 if rents else usd_per_s * lead.paid_s
     world = _without(machine, record, lead, paid_usd)
-    run = simulate_study(world, record.curves, policy, seed=seed, options=options)
+    run = simulate_study(world, record.curves, policy, seed=seed, options=options, stop=stop)
     best, extrapolated = _reached(file.tuning.study, record.curves, run.history.jobs.values())
     seen = Counter(
         record.curves.origin(trial.job.config, result.epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ from stretto.app.study_file import StudyFile
 from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, StrettoError
 from stretto.core.resources import Resources
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.planning.tuning import Tuning
@@ -59,6 +59,15 @@ class StudyRun:
     file: StudyFile
 
 
+class OutOfTimeError(StrettoError):
+    """A simulation was stopped before it was over."""
+
+
+def never() -> bool:
+    """No simulation is stopped."""
+    return False
+
+
 def simulate_study(
     file: StudyFile,
     curves: Curves,
@@ -69,6 +78,7 @@ def simulate_study(
     seed: int = 0,
     options: Mapping[str, str] | None = None,
     journal: Journal | None = None,
+    stop: Callable[[], bool] = never,
 ) -> StudyRun:
     """Run the study under the named policy until its trials end, its deadline comes or its budget is spent.
 
@@ -76,6 +86,7 @@ def simulate_study(
     `deadline`, seconds or a text such as 20m, and `budget_usd` take the place of the file's limits.
     `seed` makes another world of the same kind, and other draws of trials. A policy that rents starts
     without nodes; any other has the file's fixed cluster, and pays for it, from the start.
+    OutOfTimeError once `stop` says so.
     """
     if isinstance(curves, str):
         raise InputError(f"{curves!r} names curves.", where="curves", remedy=f"Give load_curves({curves!r}).")
@@ -111,7 +122,10 @@ def simulate_study(
             ),
             settings=Settings(seed=seed, until_s=math.inf if deadline_s is None else deadline_s),
             limit=purse,
+            stop=stop,
         ).run()
+    if stop():
+        raise OutOfTimeError(f"the simulation of {tuning.study.name} was stopped before it was over.")
     spent_s = math.inf if purse is None else purse.ends_s()
     return _summarise(file, policy, seed, journal, spent_s)
 

@@ -33,6 +33,8 @@ from stretto.app.real_drive import (
     wall_clock,
 )
 from stretto.app.real_expect import (
+    PLANNING_S,
+    PLANNING_SHARE,
     Expectation,
     after_loading,
     after_measuring,
@@ -64,6 +66,7 @@ from stretto.app.real_substrate import Hands, MakeSubstrate
 from stretto.app.replay import Replayed, replay
 from stretto.app.run_folder import RUNS, RunSpec, begin, check_same, first_nodes
 from stretto.app.study_cluster import Offer
+from stretto.app.study_run import OutOfTimeError
 from stretto.core.errors import InputError
 from stretto.core.file_lock import myself
 from stretto.core.units import format_duration
@@ -75,6 +78,8 @@ from stretto.search.source import TrialSource, trials_ahead
 
 COMPARED = ("asha", "hypersched")
 """The policy a run is compared with; the second where it is the first itself."""
+COMPARING_S = 3.0
+"""The replay may take so long: the summary of a run waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +168,14 @@ def prepare(
         policy, options, loading_s = request.policy, request.options, _loading_s(checked)
         check_pays_an_epoch(tuning, loading_s, rents=checked.rents)
         found = expect(
-            checked.outline, tuning, policy, options, request.seed, nodes=held, loading_s=loading_s
+            checked.outline,
+            tuning,
+            policy,
+            options,
+            request.seed,
+            nodes=held,
+            loading_s=loading_s,
+            within_s=PLANNING_S if deadline_s is None else min(PLANNING_S, PLANNING_SHARE * deadline_s),
         )
         found = after_loading(found, loading_s, deadline_s)
         limits = tuning_now().limits
@@ -312,7 +324,11 @@ def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
         return None
     other = COMPARED[1] if checked.request.policy == COMPARED[0] else COMPARED[0]
     try:
-        return next(iter(replay(checked.folder, [other]).replayed), None)
+        end_s = time.monotonic() + COMPARING_S
+        compared = replay(checked.folder, [other], stop=lambda: time.monotonic() >= end_s)
+        return next(iter(compared.replayed), None)
+    except OutOfTimeError:  # the result does not wait for it; `simulate --replay` has the time
+        return None
     except InputError:  # what was measured is damaged, as the summary says; the result is not
         return None
 

@@ -18,6 +18,8 @@ from stretto.wire.messages import Ack, FromWorker, Report, Saved
 
 _SILENCE_S = 30.0
 """After so long without a sign of training it is said what is waited for; then whenever that has doubled."""
+_NOTABLE_S = 5.0
+"""One that was started so shortly before the end is not worth a word."""
 
 
 class TrainingGang(Gang):
@@ -52,7 +54,8 @@ class TrainingGang(Gang):
         return super().tick(now)
 
     def close(self, now: Moment) -> list[Effect]:
-        if doing := self._loading():
+        doing, since_s = self._loading(), self._placed_s
+        if doing and since_s is not None and now.t_s - since_s >= _NOTABLE_S:
             self._note(doing, now)
         return super().close(now)
 
