@@ -38,7 +38,7 @@ name = "tiny"
 metric = "accuracy"
 direction = "max"
 trials = {trials}
-command = ["sh", "-c", "for e in 1 2 3; do echo {{\\"epoch\\": $e, \\"accuracy\\": $0}}; done", "{{lr}}"]
+command = ["sh", "trial.sh", "{{lr}}"]
 [halving]
 rungs = [1]
 eta = 3
@@ -51,6 +51,9 @@ speedup = {{ "1" = 1.0, "2" = 1.5 }}
 start_s = 0.05
 [machine]
 slots = 2
+"""
+TRIAL = """
+for epoch in 1 2 3; do echo "{\\"epoch\\": $epoch, \\"accuracy\\": $1}"; done
 """
 
 
@@ -131,6 +134,7 @@ def of_jobs(folder: Path, jobs: int, policy: str, most_s: float) -> bool:
 
 def of_trials(folder: Path, trials: int) -> bool:
     (folder / "tiny.toml").write_text(STUDY.format(trials=trials), encoding="utf-8")
+    (folder / "trial.sh").write_text(TRIAL, encoding="utf-8")
     found = ran(folder, "tiny", ["tune", "tiny.toml", "--policy", "asha"])
     begun_s = time.monotonic()
     subprocess.run(  # noqa: S603 - our own command
@@ -172,6 +176,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--full", action="store_true", help="10,000 jobs under each policy, 5,000 trials")
+    parser.add_argument("--only", choices=("jobs", "trials", "stops"))
     parser.add_argument("--jobs", type=int, default=600)
     parser.add_argument("--trials", type=int, default=500)
     given = parser.parse_args()
@@ -179,10 +184,13 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="stretto-many-") as place:
         folder = Path(place)
-        of_stops(folder)
-        of_jobs(folder, jobs, "fifo", 600.0 * jobs / MANY + 10.0)
-        of_jobs(folder, jobs, "pollux", 1200.0 * jobs / MANY + 10.0)
-        of_trials(folder, trials)
+        if given.only in {None, "stops"}:
+            of_stops(folder)
+        if given.only in {None, "jobs"}:
+            of_jobs(folder, jobs, "fifo", 600.0 * jobs / MANY + 10.0)
+            of_jobs(folder, jobs, "pollux", 1200.0 * jobs / MANY + 10.0)
+        if given.only in {None, "trials"}:
+            of_trials(folder, trials)
 
 
 if __name__ == "__main__":
