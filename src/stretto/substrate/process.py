@@ -127,6 +127,8 @@ class ProcessSubstrate:
         self._last_number = -1
         self._ends_at_once = False
         self._runs: dict[str, JobRun] = {}
+        self._live: dict[str, JobRun] = {}
+        """Those of which something runs, or is about to, and a few that were: most jobs wait or are over."""
         self._changed = threading.Condition()
         """Guards the queue and every `JobRun`, which listening threads change too."""
         self._events = EventQueue()
@@ -148,7 +150,7 @@ class ProcessSubstrate:
         folder = self._folder / job.id
         files = Files(log=folder / "stdout.log", metrics=folder / METRICS, lock=folder / "lock")
         with self._changed:
-            self._runs[job.id] = JobRun(job, command, files)
+            self._runs[job.id] = JobRun(job, command, files, number=len(self._runs))
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
         asked_s = self.now_s()
@@ -157,7 +159,7 @@ class ProcessSubstrate:
                 if instruction.number <= self._last_number:
                     continue
                 self._last_number = instruction.number
-                run = self._runs[instruction.job_id]
+                run = self._live[instruction.job_id] = self._runs[instruction.job_id]
                 if not run.ended:  # else on its own, and the event that says so is on its way
                     _follow(instruction, run, asked_s)
             self._start_waiting()
@@ -171,7 +173,7 @@ class ProcessSubstrate:
             while not self._events:
                 now_s = self.now_s()
                 left_s = until_s - now_s
-                if left_s <= 0 or (math.isinf(left_s) and not any(run.busy for run in self._runs.values())):
+                if left_s <= 0 or (math.isinf(left_s) and not any(run.busy for run in self._live.values())):
                     return None
                 again_s = self._start_again_s(now_s)
                 self._changed.wait(min(left_s, again_s, threading.TIMEOUT_MAX))
@@ -220,6 +222,7 @@ class ProcessSubstrate:
         elif past.allocation and past.batch is not None:
             with self._changed:
                 run.waiting = Order(past.allocation, past.batch, self.now_s())
+                self._live[run.job.id] = run
                 self._start_waiting()
 
     def _start_again_s(self, now_s: float) -> float:
@@ -230,18 +233,19 @@ class ProcessSubstrate:
         return min((again_s - now_s for again_s in self._tried_again_s()), default=math.inf)
 
     def _tried_again_s(self) -> list[float]:
-        waiting = [run.retry for run in self._runs.values() if run.waiting is not None]
+        waiting = [run.retry for run in self._live.values() if run.waiting is not None]
         return [retry.again_s for retry in waiting if retry is not None]
 
     def _start_waiting(self) -> None:
         """Start whoever waits for nothing but this; first those who were admitted first."""
         now_s = self.now_s()
-        for run in self._runs.values():
+        self._live = {job_id: run for job_id, run in self._live.items() if run.busy}
+        for run in sorted(self._live.values(), key=lambda run: run.number):
             order = run.waiting
             if order is not None and run.process is None:
                 if run.retry is not None and now_s < run.retry.again_s:
                     continue
-                if must_wait(run, order, self._runs.values(), self._nodes):
+                if must_wait(run, order, self._live.values(), self._nodes):
                     continue
                 run.waiting = None
                 self._start(run, order)
@@ -275,7 +279,7 @@ class ProcessSubstrate:
         self._identity = self._identity or identity(self._run_dir)
         env |= {TOKEN: token_of(self._identity, run.job.id), START: secrets.token_hex(8)}
         if run.command.gang:
-            run.port = free_port([other.port for other in self._runs.values()])
+            run.port = free_port([other.port for other in self._live.values()])
             world = setup.allocation.worker_count
             env |= gang_environment(
                 run.job.id, world=world, local_world=world, restarts=restarts, port=run.port
@@ -354,6 +358,7 @@ class ProcessSubstrate:
 
     def _on_exit(self, run: JobRun, how: Exit) -> None:
         with self._changed:
+            self._live[run.job.id] = run
             wanted = not run.leaving
             self._release(run)
             self._look_at_folder(run)

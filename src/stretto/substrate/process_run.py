@@ -34,6 +34,8 @@ class JobRun:
     job: Job
     command: Command
     files: Files
+    number: int = 0
+    """In the order in which jobs were admitted."""
     setup: Setup | None = None
     process: GuardedCommand | None = None
     leaving: bool = False
