@@ -144,9 +144,9 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
 def checkpoint_text(result: TuneResult) -> str:
     """Where the best model is; a command keeps it as it likes."""
     if result.checkpoint is None and result.files is not None:
-        names = ", ".join(result.file_names[:MOST_NAMES])
+        names = ": " * bool(result.file_names) + ", ".join(result.file_names[:MOST_NAMES])
         more = f" and {len(result.file_names) - MOST_NAMES} more" * (len(result.file_names) > MOST_NAMES)
-        return f"what its command saved is in {result.files}: {names}{more}"
+        return f"what its command saved is in {result.files}{names}{more}"
     return str(result.checkpoint or "none was kept")
 
 
