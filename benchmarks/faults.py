@@ -215,8 +215,9 @@ def main() -> int:
                 supply, partial(disturb_study, place=place, seed=given.seed, supply=supply)
             )
             outcomes["studies"] = [judge_study(study) for study in studies]
-        on_ray = disturb_ray(given.seed) if given.full and given.only is None else []
-    return report(outcomes, on_ray, RAY if given.full else 0, time.monotonic() - began_s)
+        ray = RAY if given.full and given.only is None else 0
+        on_ray = disturb_ray(given.seed) if ray else []
+    return report(outcomes, on_ray, ray, time.monotonic() - began_s)
 
 
 def report(outcomes: dict[str, list[Outcome]], on_ray: list[str], ray: int, took_s: float) -> int:

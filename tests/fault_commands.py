@@ -285,7 +285,7 @@ class Commands:
         if not over:
             second.kill()
             second.wait()
-        if self.process.poll() is None:
+        if self.process.poll() is None and not (self.run / "result.json").exists():
             said = (self.folder / "second.log").read_text(errors="replace")
             self._second_starts.append(Ending(code=code, said=said))
 

@@ -318,7 +318,8 @@ class Disturbed:
             second.kill()
             code = second.wait()
         said = (self.folder / "second.log").read_text()
-        if self.process.poll() is None and (code != 1 or "InputError: " not in said or "Traceback" in said):
+        going_on = self.process.poll() is None and not (self.run / "result.json").exists()
+        if going_on and (code != 1 or "InputError: " not in said or "Traceback" in said):
             self.problems.append(f"a second start was not refused in words, {code}: {said[-1000:]}")
 
     def _damage_meta(self, checkpoints: Path) -> bool:

@@ -149,10 +149,10 @@ def try_command(subject: Subject, data: bytes, folder: Path) -> Tried:
         return Tried(
             refused=False, problem=f"stretto {' '.join(arguments)}: {done.returncode}: {said[-2000:]}"
         )
-    refused = said.startswith("error: ")
-    if not done.stdout.strip() and not refused:
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    if not done.stdout.strip() and not errors:
         return Tried(refused=False, problem=f"stretto {' '.join(arguments)} says nothing, {done.returncode}")
-    return Tried(refused=refused, problem=wrong_with_sentence(said) if refused else "")
+    return Tried(refused=bool(errors), problem=wrong_with_sentence(said) if errors else "")
 
 
 def wrong_with_sentence(text: str) -> str:
