@@ -152,7 +152,7 @@ def try_command(subject: Subject, data: bytes, folder: Path) -> Tried:
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     if not done.stdout.strip() and not errors:
         return Tried(refused=False, problem=f"stretto {' '.join(arguments)} says nothing, {done.returncode}")
-    return Tried(refused=bool(errors), problem=wrong_with_sentence(said) if errors else "")
+    return Tried(refused=bool(errors), problem=wrong_with_sentence("\n".join(errors)) if errors else "")
 
 
 def wrong_with_sentence(text: str) -> str:
