@@ -30,11 +30,11 @@ from fuzz_inputs import Kind, fuzz
 
 NUMBERS = {
     Kind.SNAPSHOT: 9000,
-    Kind.TOML: 10000,
-    Kind.CSV: 9000,
+    Kind.TOML: 9000,
+    Kind.CSV: 11000,
     Kind.META: 6000,
     Kind.JOURNAL: 6000,
-    Kind.LINES: 7000,
+    Kind.LINES: 6000,
     Kind.OTHERS: 3000,
 }
 COMMANDS = {

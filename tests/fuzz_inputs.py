@@ -431,16 +431,43 @@ class Tables:
             )
             return ["plan", "study.toml", "--set", "rubberband.planner=published"]
         if b"epoch" in data[:80]:
-            curves = STUDY.replace("builtin:resnet", "csv:table.csv").replace(
-                "max_epochs = 28", "max_epochs = 2"
-            )
-            short = curves.replace('rungs = "additive"\nmin_epochs = 4', "rungs = [1]").replace(
-                "trials = 8", "trials = 2"
-            )
-            head, _, rest = short.partition("[space]")
-            (folder / "study.toml").write_text(head + "[limits]" + rest.partition("[limits]")[2])
+            _write_curves_study(folder, "csv:table.csv", "max")
             return ["simulate", "--study", "study.toml", "--policy", "asha"]
         return ["simulate", "table.csv", "--policy", "fifo"]
+
+
+class TaskSets:
+    """Learning curves as TaskSet has them."""
+
+    def spoil(self, chance: random.Random) -> bytes:
+        runs = [
+            {"hp": {"lr": 0.1 * run, "kind": "x"}, "valid": {"loss": [2.0, 1.5, 1.0 / run]}} for run in (1, 2)
+        ]
+        return spoiled(chance, json.dumps(runs), JSON_TEXT)
+
+    def read(self, data: bytes, folder: Path, chance: random.Random) -> str:
+        del chance
+        (folder / "runs.json").write_bytes(data)
+        return repr(load_curves("taskset:runs.json", folder=folder, direction=Direction.MIN))
+
+    def command(self, data: bytes, folder: Path) -> list[str]:
+        (folder / "runs.json").write_bytes(data)
+        _write_curves_study(folder, "taskset:runs.json", "min")
+        return ["simulate", "--study", "study.toml", "--policy", "asha"]
+
+
+def _write_curves_study(folder: Path, curves: str, direction: str) -> None:
+    """A study of two trials and two epochs on a table of curves."""
+    head, _, rest = STUDY.partition("[space]")
+    text = (head + "[limits]" + rest.partition("[limits]")[2]).replace("builtin:resnet", curves)
+    for old, new in (
+        ("max_epochs = 28", "max_epochs = 2"),
+        ('rungs = "additive"\nmin_epochs = 4', "rungs = [1]"),
+        ("trials = 8", "trials = 2"),
+        ('direction = "max"', f'direction = "{direction}"'),
+    ):
+        text = text.replace(old, new)
+    (folder / "study.toml").write_text(text)
 
 
 LINES = (
@@ -755,7 +782,7 @@ class Profiles:
 SUBJECTS: dict[Kind, tuple[Subject, ...]] = {
     Kind.SNAPSHOT: (Snapshots(),),
     Kind.TOML: (Studies(), Jobs()),
-    Kind.CSV: (Tables(),),
+    Kind.CSV: (Tables(), TaskSets()),
     Kind.META: (Metas(),),
     Kind.JOURNAL: (RunFiles(("journal.sqlite",)),),
     Kind.LINES: (Output(),),
