@@ -334,5 +334,5 @@ def test_what_a_command_keeps_in_its_folder_is_named(tmp_path: Path) -> None:
     assert command_files(folder, "trial-000") is None, "it is empty"
     (files / "last.pt").touch()
     assert command_files(folder, "trial-000") == files
-    result = dataclasses.replace(result_of(["trial-000"], SEARCHED), files=files)
-    assert f"checkpoint      what its command saved is in {files}\n" in tune_text(result, SEARCHED)
+    result = dataclasses.replace(result_of(["trial-000"], SEARCHED), files=files, file_names=("last.pt",))
+    assert f"checkpoint      what its command saved is in {files}: last.pt\n" in tune_text(result, SEARCHED)

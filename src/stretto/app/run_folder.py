@@ -3,7 +3,7 @@
 spec.json        what was asked for, and when the run first started on the wall clock
 profile.json     what a probe measured, where there was one
 plan.json        what was expected before anything started
-journal.sqlite   everything that happened
+journal.sqlite   everything that happened; journal.sqlite.end says which event was the last
 journal.sqlite.lock  held by the process that works on the run, and says which it is
 stop.asked       `stretto stop` was called, and the run is stopping
 result.json      what it came to, once it is over
