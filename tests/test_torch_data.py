@@ -47,7 +47,6 @@ def loader_at(
         seed=3,
         usual=lambda _: turn.base,
         before=lambda _: Part.LEADS,
-        leads=lambda _: True,
         after_step=after_step,
         after_inner=lambda _: None,
         is_over=is_over,

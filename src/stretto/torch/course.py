@@ -19,6 +19,8 @@ class Loop(Protocol):
     """A pass over the data, by a loader or by counting."""
 
     position: Position
+    asked_length: bool
+    """Somebody has asked for its length while it went on."""
 
     @property
     def source(self) -> Source: ...

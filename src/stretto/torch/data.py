@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -192,7 +192,6 @@ class ElasticLoader:
 
     `usual(source)` says how a loop would share out its steps as things stand.
     `before(loader)` is asked when a loop begins, and says what it is.
-    `leads(loader)` says whether it still is the one whose batches are the steps.
     `after_step(loader)` is told when a step is complete: True if the way data is shared out has changed.
     `after_inner(loader)` is told of a batch beside, if the loop that leads did not go on meanwhile.
     `is_over(loader)` says whether the loop ends here although data may be left, or must go on without.
@@ -208,7 +207,6 @@ class ElasticLoader:
         seed: int,
         usual: Callable[[Source], Layout],
         before: Callable[[ElasticLoader], Part],
-        leads: Callable[[ElasticLoader], bool],
         after_step: Callable[[ElasticLoader], bool],
         after_inner: Callable[[ElasticLoader], None],
         is_over: Callable[[ElasticLoader], bool],
@@ -224,7 +222,6 @@ class ElasticLoader:
         self._seed = seed
         self._usual = usual
         self._before = before
-        self._leads = leads
         self._after_step = after_step
         self._after_inner = after_inner
         self._is_over = is_over
@@ -310,21 +307,18 @@ class ElasticLoader:
         self._part, self._is_open, self.asked_length, self.unsettled = part, True, False, 0
         self._iterations, self._joined_late = 0, self.position.examples > 0
         try:
-            for batch in self._steps() if part is Part.LEADS else self._beside():
-                yield batch
-                self._refuse_two_at_once(number)
+            yield from self._steps() if part is Part.LEADS else self._beside()
             ran_out = True
         finally:
             if number == self._loops:
                 self._is_open = False
                 self._after(self, ran_out)
 
-    def _refuse_two_at_once(self, number: int) -> None:
-        if number != self._loops:
-            raise InputError(
-                "two loops over the same elastic loader go on at once.",
-                remedy="Prepare a loader for each: their data is shared out separately.",
-            )
+    def _refuse_two_at_once(self) -> NoReturn:
+        raise InputError(
+            "two loops over the same elastic loader go on at once.",
+            remedy="Prepare a loader for each: their data is shared out separately.",
+        )
 
     def _steps(self) -> Iterator[Any]:
         """The batches of a loop that leads."""
@@ -341,6 +335,7 @@ class ElasticLoader:
         A share of another weight would count wrongly. So where both batches cannot be cut in the same
         proportions, every worker has the whole one beside: its gradient is the same on all, and so the mean.
         """
+        number = self._loops
         while self.left:
             layout, order = self._layout_beside(), self._order()
             coming: deque[Share] = deque()
@@ -352,6 +347,8 @@ class ElasticLoader:
                     batch = self._load(list(order[at : at + share.step_examples]))  # noqa: PLW2901
                 self.unsettled, given_at = share.step_examples, self._turn.given
                 yield batch
+                if number != self._loops:
+                    self._refuse_two_at_once()
                 self._iterations += 1
                 self.settle()
                 if self._turn.given == given_at:
@@ -392,7 +389,7 @@ class ElasticLoader:
 
     def _stretch(self) -> Iterator[Any]:
         """Batches from here on, until the data of this pass ends, the loop is over or the layout changes."""
-        coming: deque[tuple[Layout, Share]] = deque()
+        number, coming = self._loops, deque[tuple[Layout, Share]]()
         self._cut.batches = self._cut_up(self._order(), coming)
         self._generator.manual_seed(self._chance())
         for batch in self._batches:
@@ -402,12 +399,9 @@ class ElasticLoader:
             self._turn.share = share
             self._turn.given += 1
             yield batch
+            if number != self._loops:
+                self._refuse_two_at_once()
             self._iterations += 1
-            if not self._leads(self):
-                raise InputError(
-                    "a loop over an elastic loader goes on from one epoch into the next.",
-                    remedy="Begin the loop within each epoch: `for x, y in loader` or iter(loader).",
-                )
             if share.last:
                 self.position.examples += share.step_examples
                 changed = self._after_step(self)

@@ -44,6 +44,7 @@ _LOOK_S = 0.05
 _MOST_STEPS_BETWEEN_LOOKS = 50
 _MOST_BATCHES_TO_WAIT = 128
 """So long saving and parking wait for a moment where code that counts batches itself can go on from."""
+_TRAILS = 1 << 61
 _TIMED_STEPS = 16
 """So many steps tell how long one takes; of the first two dozen of a size as many are ordinary ones."""
 
@@ -373,9 +374,6 @@ class Engine:
         self._open.beside.append(loader)
         return Part.BESIDE
 
-    def leads(self, loader: ElasticLoader) -> bool:
-        return self._open.lead is loader or self._is_finished
-
     def end(self, loader: ElasticLoader, ran_out: bool) -> None:
         """A loop is over. If it was beside another one and ran out, that one may be over, too, by zip()."""
         if loader not in self._open.beside:
@@ -447,8 +445,14 @@ class Engine:
 
     def after_step(self, loader: Loop) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
+        if self._open.lead is not loader and not self._is_finished:
+            raise InputError(
+                "a loop over an elastic loader goes on from one epoch into the next.",
+                remedy="Begin the loop within each epoch: `for x, y in loader` or iter(loader).",
+            )
         self._batches += 1
-        self._settle_beside()
+        if self._open.beside:
+            self._settle_beside()
         self._beat(loader)
         self.turn.step += 1
         if self.turn.is_updated or loader is self.step_loop or not self.steppers:
@@ -517,16 +521,25 @@ class Engine:
 
     def _beat(self, loader: Loop) -> None:
         """Take note of who stepped with this batch, and whose gradients wait for a later one."""
-        steps, waits = 0, False
+        told, steps, waits = self.turn.told, 0, False
         for place, stepper in enumerate(self.steppers):
-            told = id(stepper.optimizer) in self.turn.told
-            steps |= told << place
-            waits |= stepper.beat(told=told)
-        self.turn.told.clear()
-        self._stepped = self._stepped or bool(steps)
-        by_hand = waits and not steps and isinstance(loader, ElasticLoader)
+            if id(stepper.optimizer) in told:
+                steps |= 1 << place
+                stepper.stepped()
+            else:
+                waits |= stepper.passed()
+        told.clear()
+        if steps:
+            self._stepped = True
+        elif waits and loader is not self.step_loop:
+            self._refuse_accumulation()
+        self._cadence.beat(steps, len(self.steppers), waits=waits, asked_length=loader.asked_length)
+        self._trail = (self._trail * 31 + steps + 1) % _TRAILS
+
+    def _refuse_accumulation(self) -> None:
+        """InputError where what code counts as batches may be several passes of one."""
         split = self.turn.layout.passes > 1 and not self.turn.is_asked
-        if by_hand and (split or self.course.counts):
+        if split or self.course.counts:
             raise InputError(
                 "a batch came to its end without optimizer.step(), so gradients are accumulated by hand, and "
                 "with adaptive=True or per_worker_batch a batch may be made in several passes.",
@@ -534,14 +547,11 @@ class Engine:
                 "adaptive=True out and count batches where run.step_is_complete. A GradScaler is given to "
                 "run.prepare, too.",
             )
-        asked_length = isinstance(loader, ElasticLoader) and loader.asked_length
-        self._cadence.beat(steps, len(self.steppers), waits=waits, asked_length=asked_length)
-        self._trail = (self._trail * 31 + steps + 1) % (1 << 61)
 
     def _order_here(self, loader: Loop) -> Order | None:
         """What is agreed on, where that can be obeyed: a newcomer's count of batches begins at 0."""
         if self._waiting.order is None:
-            if not self._cadence.steps_always:
+            if not self._cadence.always_steps:
                 self.group.check_every = 1
             order = self.group.agree(self._wish, trail=self._trail)
             if order is None or order.code not in ENDS_GROUP or self._may_join(loader):

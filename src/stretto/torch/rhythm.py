@@ -92,27 +92,37 @@ class Cadence:
         """Nothing was trained in the present loop."""
         self._asked_length = False
         """The code asks for the length of the loader within the loop: it may step with its last batch."""
-        self._always_steps = True
+        self.always_steps = True
+        """Every batch so far was a step of every optimizer, or nothing was trained."""
+        self._usual: int | None = None
+        """What steps with every batch, once that is known: most code is of this kind."""
 
     def begin(self, epoch: int, loop: int) -> None:
         """A loop begins, unless it is the one that a newcomer joins."""
         if self._at == [epoch, loop]:
             return
         self._at = [epoch, loop]
-        self._loop = Rhythm()
+        self._loop, self._usual = Rhythm(), None
         self._stepped, self._is_idle, self._asked_length = 0, True, False
 
     def beat(self, steps: int, optimizers: int, *, waits: bool, asked_length: bool) -> None:
         """A batch is done: which optimizers stepped, of how many, and whether gradients wait for a step."""
-        self._asked_length |= asked_length
+        if asked_length:
+            self._asked_length = True
+        if steps == self._usual:
+            self._loop.count += 1
+            self._run.count += 1
+            return
         if not steps and not waits and self._is_idle:
             return
         everyone = (1 << optimizers) - 1
         self._is_idle = False
         self._stepped |= steps
-        self._always_steps &= steps == everyone
+        self.always_steps &= steps == everyone
         self._loop.beat(steps, self._steps_of.get(self._at[1]) or everyone)
         self._run.beat(steps, everyone)
+        plain = self._loop.is_plain and self._run.is_plain and self.always_steps
+        self._usual = steps if plain else None
 
     def end(self) -> None:
         """The loop came to its end."""
@@ -120,17 +130,12 @@ class Cadence:
         self._ends_evenly[self._at[1]] = bool(self._loop.pattern)
 
     @property
-    def steps_always(self) -> bool:
-        """Every batch so far was a step of every optimizer, or nothing was trained."""
-        return self._always_steps
-
-    @property
     def may_save(self) -> bool:
         """Whether somebody who goes on from here later does so as if nothing had happened.
 
         Of a loop that only looks at data, what it has added up so far would be lost.
         """
-        return self._always_steps and not self._is_idle
+        return self.always_steps and not self._is_idle
 
     def may_join(self, batches: Callable[[], int]) -> bool:
         """Whether a newcomer may join here, amid a loop of so many batches."""
@@ -148,7 +153,7 @@ class Cadence:
 
     @property
     def may_join_between_epochs(self) -> bool:
-        return self._always_steps or self._run.is_broken or self._run.begins_anew
+        return self.always_steps or self._run.is_broken or self._run.begins_anew
 
     def state(self) -> dict[str, Any]:
         return {
@@ -157,12 +162,13 @@ class Cadence:
             "at": list(self._at),
             "steps_of": dict(self._steps_of),
             "ends_evenly": dict(self._ends_evenly),
-            "flags": [self._stepped, self._is_idle, self._asked_length, self._always_steps],
+            "flags": [self._stepped, self._is_idle, self._asked_length, self.always_steps],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        self._usual = None
         self._run.restore(state["run"])
         self._loop.restore(state["loop"])
         self._at = list(state["at"])
         self._steps_of, self._ends_evenly = dict(state["steps_of"]), dict(state["ends_evenly"])
-        self._stepped, self._is_idle, self._asked_length, self._always_steps = state["flags"]
+        self._stepped, self._is_idle, self._asked_length, self.always_steps = state["flags"]

@@ -281,7 +281,6 @@ class Run:
             seed=engine.seed,
             usual=engine.usual_layout,
             before=engine.begin,
-            leads=engine.leads,
             after_step=engine.after_step,
             after_inner=engine.after_inner,
             is_over=engine.is_over,

@@ -52,7 +52,10 @@ class Stepper:
         """Of the last step of the loop, where they are watched."""
         self._scheduled = 0
         self._probed: list[torch.nn.Parameter] = []
-        self._seen: list[tuple[int, int] | None] = []
+        self._seen: list[tuple[int, int] | None] | None = []
+        """Of the gradients, after the last batch; None if that was a step."""
+        self._at_step: tuple[int, int] | None = None
+        """Of the first gradient, after the last step."""
 
         @functools.wraps(self._step)
         def step(_: Optimizer, *args: Any, **options: Any) -> Any:
@@ -77,11 +80,22 @@ class Stepper:
         self._probed = [*trained[:2], *trained[2:][-2:]]
         self._seen = self._probe()
 
-    def beat(self, *, told: bool) -> bool:
-        """A batch is done: whether it has left gradients that wait for a step."""
-        seen, self._seen = self._seen, self._probe()
-        came = not told and self._seen != seen and any(one is not None for one in self._seen)
-        self.waits = not told and (came or self.waits)
+    def stepped(self) -> None:
+        """A batch is done that the optimizer was told to step with; brief, as it comes with every batch."""
+        self.waits = False
+        gradient = self._probed[0].grad if self._probed else None
+        self._at_step = None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
+        self._seen = None
+
+    def passed(self) -> bool:
+        """A batch is done that it was not told to step with: whether gradients were left that wait."""
+        before, self._seen = self._seen, self._probe()
+        came = any(one is not None for one in self._seen)
+        if before is not None:
+            came &= self._seen != before
+        elif self._seen and self._seen[0] is not None:
+            came &= self._seen[0] != self._at_step
+        self.waits |= came
         return came
 
     def _probe(self) -> list[tuple[int, int] | None]:

@@ -44,6 +44,7 @@ class StepLoop:
     ) -> None:
         self.source = counting.source
         self.position = Position()
+        self.asked_length = False
         self._counting = counting
         self._last = last
         """Where training ends, in steps."""
