@@ -62,9 +62,9 @@ class TuneRequest:
     retries: int = 2
     tensorboard: bool = False
     checkpoints: bool = False
+    """The command keeps them, whatever the file says."""
     in_folder: bool = False
     """Each trial's command runs in a folder of its own."""
-    """The command keeps them, whatever the file says."""
     asked_s: float = field(default_factory=time.monotonic, compare=False)
     """When it was asked for, by the monotonic clock: the deadline counts from then."""
 

@@ -88,9 +88,9 @@ class StudyOutline:
     command: tuple[str, ...]
     """What to run for a trial instead; empty if nothing is said."""
     checkpoints: bool
+    """The command saves on SIGTERM and goes on from there when it is started again."""
     in_folder: bool
     """Each trial's command runs in a folder of its own."""
-    """The command saves on SIGTERM and goes on from there when it is started again."""
     profile: Profile | None
     """None: not known yet."""
     has_cluster: bool
