@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from rich.live import Live
 
@@ -21,6 +23,7 @@ from stretto.app.real_stop import Stop
 from stretto.app.run_folder import RunFolder
 from stretto.app.tune import Prepared, prepare, start
 from stretto.cli.live import Display, Outlook, PlainLines
+from stretto.cli.progress import stoppable
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.decision import Reason, ReasonCode
 from stretto.core.events import (
@@ -345,3 +348,15 @@ def test_the_page_and_the_story(prepared: Prepared, tmp_path: Path) -> None:
     assert "submitted: lr = " in told
     assert "start with 1 worker (local: 1): Trial 1 of 6: a slot is free for it." in told
     assert "| trial-000 " in story_text(explain(folder))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_between_two_phases_ends_a_command_with_a_sentence(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as left, stoppable(RunFolder(tmp_path / "none")):
+        signal.raise_signal(number)
+    assert left.value.exit_code == 1
+    assert capsys.readouterr().err == "stopped before training began; nothing was begun.\n"
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stretto.core.errors import InputError
     from stretto.worlds.curve_files import load_curves
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Answer",
     "InputError",

@@ -57,6 +57,26 @@ def listening(stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does, wherever nothing in it listens for them."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [number for number in SIGNALS[1:] if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def interrupting() -> Iterator[Stop]:
     """For who calls from Python: a request to stop is obeyed first, and then interrupts the caller, too."""
     stop = Stop()

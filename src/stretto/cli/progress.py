@@ -19,6 +19,8 @@ from rich.progress import (
 
 from stretto.app.probe_seen import Progress as ProbeProgress
 from stretto.app.real_lines import measuring_line
+from stretto.app.real_stop import signals_interrupt
+from stretto.app.run_folder import RunFolder
 from stretto.app.simulate import Tick
 from stretto.core.units import format_duration
 
@@ -49,6 +51,18 @@ def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[P
             print("stopped before the run went on; it is as it was.", file=sys.stderr)
         else:
             print("stopped while measuring; nothing was begun.", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def stoppable(folder: RunFolder) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block with a sentence, also where nothing listens: between two phases."""
+    try:
+        with signals_interrupt():
+            yield
+    except KeyboardInterrupt:
+        begun = "; the same command goes on with the run" if folder.is_begun else ""
+        print(f"stopped{begun or ' before training began; nothing was begun'}.", file=sys.stderr)
         raise typer.Exit(1) from None
 
 

@@ -33,6 +33,7 @@ from stretto.app.run_jobs import (
 from stretto.app.study_cluster import slots_offer
 from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
 from stretto.cli.live import watching
+from stretto.cli.progress import stoppable
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.units import counted, parse_duration_s
@@ -112,11 +113,12 @@ def run(
 
 
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
-    set_right(checked.folder, yes=yes)
-    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
-        for note in (*site.notes, *_folder_notes(checked)):
-            print(note, file=sys.stderr)
-        return _train(checked, site.offer.slots, yes=yes)
+    with stoppable(checked.folder):
+        set_right(checked.folder, yes=yes)
+        with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
+            for note in (*site.notes, *_folder_notes(checked)):
+                print(note, file=sys.stderr)
+            return _train(checked, site.offer.slots, yes=yes)
 
 
 def _folder_notes(checked: CheckedRun) -> Iterator[str]:

@@ -23,7 +23,7 @@ from stretto.app.tune import elsewhere, finished, prepare, start
 from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
 from stretto.cli.limits import parse_budget_usd, parse_deadline_s
 from stretto.cli.live import Outlook, watching
-from stretto.cli.progress import measuring
+from stretto.cli.progress import measuring, stoppable
 from stretto.cli.run import YES, agree, how_it_stopped, how_to_resume, set_right
 from stretto.cli.words import work_of
 from stretto.core.errors import InputError
@@ -119,12 +119,13 @@ def tune(
 
 
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
-    set_right(checked.folder, yes=yes)
-    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
-        for note in checked.notes(site):
-            print(note, file=sys.stderr)
-        _agree_to_measure(node_to_launch(checked, site), yes=yes)
-        return _train(checked, yes=yes, say=sys.stderr if as_json else sys.stdout)
+    with stoppable(checked.folder):
+        set_right(checked.folder, yes=yes)
+        with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
+            for note in checked.notes(site):
+                print(note, file=sys.stderr)
+            _agree_to_measure(node_to_launch(checked, site), yes=yes)
+            return _train(checked, yes=yes, say=sys.stderr if as_json else sys.stdout)
 
 
 def _agree_to_measure(node: Instance | None, *, yes: bool) -> None:
