@@ -66,7 +66,7 @@ def beat(folder: Path) -> None:
         raise RuntimeError("a trap that was laid for this beat")
     if _sprung(folder / FLOOD):
         for number in range(FLOOD_LINES):
-            sys.stdout.write(json.dumps({"step": number, "loss": 0.5}) + "\n")
+            sys.stdout.write(json.dumps({"step": number, "step_s": 0.01}) + "\n")
 
 
 def _sprung(trap: Path) -> bool:

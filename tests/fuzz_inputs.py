@@ -706,7 +706,8 @@ class RunFiles:
         name = data.partition(b"\n")[0].decode()
         whole = _told_of(place.name, job, explains=explains)
         same = shown.replace(str(folder), "") == whole
-        if not same and "damage" not in shown and not name.endswith(METRICS):
+        said = "damage" in shown or f"{name.partition(' ')[2]}: " in shown
+        if not same and not said and not name.endswith(METRICS):
             command = f"{'explain' if explains else 'report'} {job or ''}"
             raise AssertionError(f"{name} was believed by {command}: {_difference(shown, whole)}")
         return shown
