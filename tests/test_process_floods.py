@@ -16,7 +16,7 @@ from stretto.core.events import Event, JobFinished, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import Result
 from stretto.substrate.event_queue import EventQueue
-from stretto.substrate.process_guard import Allowance, Log, MetricsFile, Sieve
+from stretto.substrate.process_guard import Allowance, Log, MetricsFile, Reports, Sieve
 
 KEYS = ["epoch", "loss", "accuracy"]
 
@@ -25,7 +25,7 @@ def sieved(lines: Sequence[bytes], *, metric: str | None = None, every_s: float 
     sieve, passed = Sieve(KEYS, metric, 0.0), []
     for at, line in enumerate(lines):
         passed += [*sieve.pass_on(line, at * every_s), *sieve.due(at * every_s)]
-    return [*passed, *sieve.rest()]
+    return [line for line, _ in [*passed, *sieve.rest()]]
 
 
 def test_lines_as_people_print_them_all_go_on() -> None:
@@ -65,6 +65,51 @@ def test_epochs_without_end_are_not_left_out_but_the_command_waits() -> None:
     assert len(passed) == 5000
     assert sieve.wait_s(0.0) > 10
     assert sieve.wait_s(60.0) == 0
+
+
+FLOOD = [b'{"step": %d, "loss": 1}' % step for step in range(400)]
+
+
+def reports_of(path: Path, told: list[bytes]) -> Reports:
+    return Reports(MetricsFile(str(path), KEYS), Sieve(KEYS, None, 0.0), told.append, clock=lambda: 0.0)
+
+
+def test_a_held_line_of_the_metrics_file_is_told_and_not_written_again(tmp_path: Path) -> None:
+    path, told = tmp_path / "metrics.jsonl", list[bytes]()
+    reports = reports_of(path, told)
+    path.write_bytes(b"".join(line + b"\n" for line in FLOOD))
+    reports.look()
+    assert told[-1] != FLOOD[-1], "it is held back"
+    reports.end()
+    assert told[-1] == FLOOD[-1]
+    assert path.read_bytes().splitlines() == FLOOD
+
+
+def test_a_held_line_of_the_metrics_file_is_not_written_again_when_something_is_printed(
+    tmp_path: Path,
+) -> None:
+    path, told, printed = tmp_path / "metrics.jsonl", list[bytes](), b'{"epoch": 1}'
+    reports = reports_of(path, told)
+    path.write_bytes(b"".join(line + b"\n" for line in FLOOD))
+    reports.look()
+    reports.printed(printed)
+    reports.end()
+    assert told[-2:] == [FLOOD[-1], printed]
+    assert path.read_bytes().splitlines() == [*FLOOD, printed]
+
+
+def test_a_held_line_that_was_printed_is_written_when_one_of_the_metrics_file_comes(tmp_path: Path) -> None:
+    path, told, added = tmp_path / "metrics.jsonl", list[bytes](), [b'{"epoch": 1}', b'{"epoch": 2}']
+    reports = reports_of(path, told)
+    for line in FLOOD:
+        reports.printed(line)
+    assert told == FLOOD[:256]
+    with path.open("ab") as file:
+        file.write(b"\n".join([*added, b""]))
+    reports.look()
+    reports.end()
+    assert told[256:] == [FLOOD[-1], *added]
+    assert path.read_bytes().splitlines() == [*FLOOD[:256], *added, FLOOD[-1]]
 
 
 def test_an_allowance_comes_back_with_time() -> None:

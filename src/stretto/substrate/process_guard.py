@@ -71,6 +71,8 @@ _BURST_LINES, _STEADY_LINES_PER_S = 256, 20
 _BURST_EPOCHS, _STEADY_EPOCHS_PER_S = 2000, 200
 """The same of lines that begin an epoch: none is left out, so the command waits."""
 _EPOCH = re.compile(rb'"epoch"\s*:\s*([^,}\s]+)')
+Sourced = tuple[bytes, bool]
+"""A line, and whether it comes from the metrics file."""
 
 
 class Lines:
@@ -123,7 +125,7 @@ class Sieve:
         self._epochs = Allowance(_BURST_EPOCHS, _STEADY_EPOCHS_PER_S, now_s)
         self._seen: dict[bool, bytes] = {}
         """The epoch that was last told, without the metric and with it."""
-        self._held: bytes | None = None
+        self._held: Sourced | None = None
         self._went_s = now_s
         self.has_dropped = False
         """Some line was left out."""
@@ -132,7 +134,7 @@ class Sieve:
         """How long nothing more should be read."""
         return self._epochs.wait_s(now_s)
 
-    def pass_on(self, line: bytes, now_s: float) -> Iterator[bytes]:
+    def pass_on(self, line: bytes, now_s: float, *, is_in_file: bool = False) -> Iterator[Sourced]:
         """What goes on now that there is this line."""
         if not line.startswith(b"{"):
             return
@@ -143,18 +145,18 @@ class Sieve:
         else:
             if any(key in line for key in self._keys):
                 self.has_dropped |= self._held is not None
-                self._held = line
+                self._held = line, is_in_file
             return
         yield from self.rest()
-        yield line
+        yield line, is_in_file
 
-    def due(self, now_s: float) -> Iterator[bytes]:
+    def due(self, now_s: float) -> Iterator[Sourced]:
         """What was held back for long enough."""
         if now_s - self._went_s >= _LOOK_EVERY_S:
             self._went_s = now_s
             yield from self.rest()
 
-    def rest(self) -> Iterator[bytes]:
+    def rest(self) -> Iterator[Sourced]:
         """What was held back."""
         if self._held is not None:
             held, self._held = self._held, None
@@ -282,6 +284,56 @@ class MetricsFile:
         return isinstance(values, dict) and not self._keys.isdisjoint(values)
 
 
+class Reports:
+    """Tells reports that are printed and those in the metrics file, and writes the printed ones there."""
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        sieve: Sieve,
+        tell: Callable[[bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._sieve = sieve
+        self._tell = tell
+        self._clock = clock
+
+    def printed(self, line: bytes) -> None:
+        """A line of standard output."""
+        self._go_on(self._sieve.pass_on(line, self._clock()))
+
+    def look(self) -> None:
+        """Lines that others added to the metrics file."""
+        self._found(self._metrics.added())
+
+    def due(self) -> None:
+        """Lines that were held back for long enough."""
+        self._go_on(self._sieve.due(self._clock()))
+
+    def end(self) -> None:
+        """Whatever is left."""
+        self.look()
+        self._go_on(self._sieve.rest())
+
+    def _go_on(self, lines: Iterator[Sourced]) -> None:
+        for line, is_in_file in lines:
+            if not is_in_file:
+                self._found(self._metrics.keep(line))
+            self._tell(line)
+
+    def _found(self, lines: Iterator[bytes]) -> None:
+        """Lines of the metrics file, which is written to only when they have all been read."""
+        unwritten = []
+        for found in lines:
+            for line, is_in_file in self._sieve.pass_on(found, self._clock(), is_in_file=True):
+                self._tell(line)
+                if not is_in_file:
+                    unwritten.append(line)
+        for line in unwritten:
+            self._found(self._metrics.keep(line))
+
+
 class Guard:
     """The processes of one job from their start to the end of everything they left behind."""
 
@@ -292,6 +344,7 @@ class Guard:
         self._grace_s = grace_s
         self._metrics = metrics
         self._sieve = sieve
+        self._reports = Reports(metrics, sieve, functools.partial(self._tell, b"R"))
         self._bytes = Allowance(_BURST_BYTES, _STEADY_BYTES_PER_S, time.monotonic())
         self._lines = Lines()
         self._has_told_flood = False
@@ -347,9 +400,7 @@ class Guard:
             with contextlib.suppress(BlockingIOError):
                 while copy():
                     pass
-        for line in self._metrics.added():
-            self._offer(line)
-        self._pass_on(self._sieve.rest())
+        self._reports.end()
         self._tell(b"X", b"%d %d %d" % (code, self._stop_asked, rank))
         self._flush()
 
@@ -399,9 +450,8 @@ class Guard:
             if self._wake_fd in ready:
                 os.read(self._wake_fd, _CHUNK)
             if not self._sieve.wait_s(time.monotonic()):
-                for line in self._metrics.added():
-                    self._offer(line)
-            self._pass_on(self._sieve.due(time.monotonic()))
+                self._reports.look()
+            self._reports.due()
             self._reap()
             if not self._ranks and self._ended is not None:
                 return self._ended
@@ -480,9 +530,7 @@ class Guard:
         """Pass on one piece, as a command that never falls silent must be stoppable; False at the end."""
         chunk = self._copy(self._output_fd)
         for line in self._lines.add(chunk):
-            now_s = time.monotonic()
-            for passed in self._sieve.pass_on(line, now_s):
-                self._keep(passed)
+            self._reports.printed(line)
         return bool(chunk)
 
     def _copy_other(self) -> bool:
@@ -493,21 +541,6 @@ class Guard:
         self._bytes.take(len(chunk))
         self._log.write(chunk)
         return chunk
-
-    def _offer(self, line: bytes) -> None:
-        """A line that is in the metrics file already."""
-        for passed in self._sieve.pass_on(line, time.monotonic()):
-            self._tell(b"R", passed)
-
-    def _keep(self, line: bytes) -> None:
-        for other in self._metrics.keep(line):
-            self._offer(other)
-        self._tell(b"R", line)
-
-    def _pass_on(self, lines: Iterator[bytes]) -> None:
-        """Lines that were held back."""
-        for line in lines:
-            self._keep(line)
 
     def _tell(self, what: bytes, text: bytes) -> None:
         self._unsent += what + b" " + text.replace(b"\n", b" ") + b"\n"
