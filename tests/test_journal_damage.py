@@ -410,8 +410,8 @@ def test_a_run_goes_on_from_before_the_damage_if_somebody_agrees(folder: RunFold
         return True
 
     done = mend(folder, yes=False, ask=agree)
-    assert "goes on from after 42 events, at 10s" in asked[0]
-    assert "It is kept as journal.sqlite.damaged-1; the run goes on from after 42 events, at 10s" in done
+    assert "goes on after event 42, at 10s" in asked[0]
+    assert "It is kept as journal.sqlite.damaged-1; the run goes on after event 42, at 10s" in done
     assert folder.path.joinpath("journal.sqlite.damaged-1").read_bytes() == damaged
     assert not folder.damage()
     with closing(SqliteJournal(folder.journal, run="r")) as journal:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stretto.app.real_standing import holding
 from stretto.app.run_folder import RunFolder, damage_text
 from stretto.core.errors import InputError
-from stretto.core.units import counted, format_duration
+from stretto.core.units import format_duration
 from stretto.journal.rows import Damage, find_damage
 from stretto.journal.sqlite import cut
 
@@ -50,5 +50,5 @@ def _goes_on(damage: Damage) -> str:
     """From where, in words."""
     if not damage.events:
         return "the run begins anew, with the checkpoints that its jobs have saved"
-    after = f"{counted(damage.events, 'event')}, at {format_duration(damage.until_s)}"
-    return f"the run goes on from after {after}, with the checkpoints that its jobs have saved"
+    after = f"event {damage.events}, at {format_duration(damage.until_s)}"
+    return f"the run goes on after {after}, with the checkpoints that its jobs have saved"
