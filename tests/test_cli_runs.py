@@ -375,6 +375,42 @@ class TestStop:
             stretto("stop", "tiny", "--now")
             assert sent == [(pid, signal.SIGTERM)] * 2
 
+    def test_one_that_ends_before_the_signal_comes_is_not_running(
+        self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def gone(*_: int) -> None:
+            raise ProcessLookupError
+
+        monkeypatch.setattr("stretto.app.run_stop.os.kill", gone)
+        monkeypatch.setattr("stretto.app.run_stop._with_open", lambda _: [os.getpid()])
+        with holding(folder):
+            assert stretto("stop", "tiny") == (0, "runs/tiny is not running: finished.\n", "")
+        assert not folder.stop_asked.exists()
+
+    def test_one_that_ends_while_its_process_is_looked_for_is_not_running(
+        self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with holding(folder):
+            pass
+        monkeypatch.setattr("stretto.cli.runs.is_going_on", lambda _: True)
+        assert stretto("stop", "tiny") == (0, "runs/tiny is not running: finished.\n", "")
+
+    @pytest.mark.parametrize("is_named", [True, False])
+    def test_another_process_that_has_the_lock_open_is_asked_only_if_no_holder_is_named(
+        self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, is_named: bool
+    ) -> None:
+        sent: list[int] = []
+        monkeypatch.setattr("stretto.app.run_stop.os.kill", lambda pid, _: sent.append(pid))
+        monkeypatch.setattr("stretto.app.run_stop._with_open", lambda _: [7])
+        monkeypatch.setattr("stretto.cli.runs.wait_until_stopped", lambda _: None)
+        with holding(folder) as lock:
+            if is_named:
+                assert "cannot be seen from here" in stretto.refused("stop", "tiny")
+            else:
+                os.ftruncate(lock.fd, 0)
+                assert stretto("stop", "tiny")[0] == 0
+        assert sent == ([] if is_named else [7])
+
     def test_ctrl_c_ends_only_the_waiting(
         self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:

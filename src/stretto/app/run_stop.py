@@ -39,17 +39,25 @@ class Saved:
     """Jobs whose command keeps what it likes."""
 
 
-def ask_to_stop(folder: RunFolder, *, at_once: bool) -> Holder:
+def ask_to_stop(folder: RunFolder, *, at_once: bool) -> Holder | None:
     """Send the process of a running run what Ctrl-C sends, or twice that; says which process it is.
 
-    A second request without `at_once` is not sent: the run is stopping already.
+    None if the run has ended meanwhile. A second request without `at_once` is not sent: the run is stopping
+    already.
     """
     holder = _controller(folder)
+    if holder is None:
+        return None
     asked = _was_asked(folder, holder)
     if not asked:
         with suppress(OSError):  # a full disk keeps no one from stopping
             write_private(folder.stop_asked, _token(holder))
-        os.kill(holder.pid, signal.SIGTERM)
+        try:
+            os.kill(holder.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            with suppress(OSError):
+                folder.stop_asked.unlink(missing_ok=True)
+            return None
     if at_once:
         if not asked:
             time.sleep(SECOND_S)
@@ -85,8 +93,11 @@ def saved_by(folder: RunFolder) -> Saved:
     return Saved(saved=tuple(saved), unsaved=tuple(unsaved), own=tuple(own))
 
 
-def _controller(folder: RunFolder) -> Holder:
-    """The process that works on a run; InputError if it cannot be told, or cannot be reached from here."""
+def _controller(folder: RunFolder) -> Holder | None:
+    """The process that works on a run, None if none does any more.
+
+    InputError if it cannot be told, or cannot be reached from here.
+    """
     where, host = str(folder.path), socket.gethostname()
     holder = holder_of(folder.lock)
     if holder is not None and holder.host != host:
@@ -98,8 +109,10 @@ def _controller(folder: RunFolder) -> Holder:
     pids = _with_open(folder.lock)
     if holder is not None and holder.pid in pids:
         return holder
-    if len(pids) == 1:  # of version 0.1, which does not write down who it is
+    if holder is None and len(pids) == 1:  # of version 0.1, which does not write down who it is
         return Holder(pid=pids[0], since_s=0.0, command="", host=host)
+    if not is_going_on(folder):
+        return None
     raise InputError(
         "a process works on it that cannot be seen from here: another user's, or in another container.",
         where=where,

@@ -69,18 +69,18 @@ def stop(
     """Stop a run that is going on, as Ctrl-C does in its terminal, and wait until it has.
 
     Its jobs save checkpoints and leave; the same command that began the run resumes it. With
-    [bold]--now[/bold] nothing is saved that is not saved yet. To call it twice is the same as once. Ctrl-C
-    while it waits ends only the waiting. The exit code is 0 also if the run was not running.
+    [bold]--now[/bold] nothing is saved that is not saved yet. Calling it twice does no harm. Ctrl-C while it
+    waits ends only the waiting. The exit code is 0 also if the run was not running.
 
     Example: [bold]stretto stop resnet-cifar[/bold]
     """
     folder = find_folder(run)
-    if not is_going_on(folder):
+    begun = folder.is_begun
+    holder = ask_to_stop(folder, at_once=now) if is_going_on(folder) else None
+    if holder is None:
         line = run_line(folder, time.time())
         print(f"{folder.path} is not running: {line.state}.")
         return
-    begun = folder.is_begun
-    holder = ask_to_stop(folder, at_once=now)
     how = " at once" if now else " once its jobs have saved" if begun else ""
     print(f"asked process {holder.pid} to stop{how}.", file=sys.stderr, flush=True)
     try:
