@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from stretto import InputError, Setup, simulate
 from stretto.cli.main import app
 from stretto.core.cluster import gpu_nodes
-from stretto.policies.base import ClusterView, JobView, Oracle, Policy
+from stretto.core.decision import Decision
+from stretto.core.events import Decided
+from stretto.journal.sqlite import SqliteJournal
+from stretto.policies.base import ClusterView, JobView, Memory, Oracle, Policy
 from stretto.policies.ordered import OrderedPolicy
 from stretto.policies.registry import make_policy, parse_options
 from stretto.testing.policies import PolicyConformance
@@ -116,3 +124,31 @@ def test_check_policy_names_every_check_that_fails(mine: Path) -> None:
     good = CliRunner().invoke(app, ["check-policy", "fifo"])
     assert good.exit_code == 0
     assert "FAILED" not in good.output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(OrderedPolicy):
+    """Changes its memory in place, which the journal must see all the same."""
+
+    def key(self, job: JobView) -> float:
+        return job.age_s
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        decision, _ = super().decide(view, memory, rng)
+        memory = memory or {"seen": []}
+        memory["seen"].append(len(view.jobs))
+        return decision, memory
+
+
+def test_memory_that_is_changed_in_place_reaches_the_journal(tmp_path: Path) -> None:
+    with closing(SqliteJournal(tmp_path / "journal.sqlite", run="counting")) as journal:
+        simulate(demo_workload(), Counting(), Setup(nodes=gpu_nodes(4, 4)), journal=journal)
+        memories = [event.memory["seen"] for event in journal.events() if isinstance(event, Decided)]
+    assert [len(seen) for seen in memories] == list(range(1, len(memories) + 1))
+
+
+def test_a_file_called_like_a_module_replaces_none(tmp_path: Path) -> None:
+    file = tmp_path / "random.py"
+    file.write_text(MINE)
+    make_policy(f"{file}:LargestFirst")
+    assert sys.modules["random"] is random

@@ -25,14 +25,15 @@ from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
 from stretto.journal.sqlite import SqliteJournal
 from stretto.planning.tuning import Tuning
-from stretto.policies.base import Policy
+from stretto.policies.base import Policy, is_built_in
 
 BEAT_S = 0.2
 """How soon Ctrl-C is noticed and a display is redrawn."""
 LOOK_S = 1.0
 """How often it is looked whether the run's folder is still there."""
 ALIKE = 100
-"""A policy is shown no more jobs that are alike and wait for their first start, unless more could start."""
+"""A built-in policy is shown no more jobs that are alike and wait for their first start, unless more could
+start; one of a user's own is shown all."""
 RESIZE_S = 5.0
 """What a start or resize is believed to take before any was seen; most take less here, as training code is
 loaded once for all workers, and nobody stops for a resize."""
@@ -151,7 +152,7 @@ def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop,
         settings=Settings(
             seed=score.seed,
             until_s=until_s,
-            alike=ALIKE,
+            alike=ALIKE if is_built_in(score.policy) else 0,
             beat_s=BEAT_S,
             share_priors=score.share_priors,
             resize_s=RESIZE_S,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -20,7 +21,7 @@ from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
 from stretto.models.resize import DEFAULT_RESIZE_S
-from stretto.policies.base import Policy
+from stretto.policies.base import Memory, Policy, is_built_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +226,7 @@ class Controller:
         view = self.state.view(now_s)
         rng = child_rng(self._settings.seed, "policy", str(self.state.decisions))
         started = self._stopwatch()
-        decision, memory = self._policy.decide(view, self.state.memory, rng)
+        decision, memory = self._policy.decide(view, self._own_memory(), rng)
         self.decision_s.append(self._stopwatch() - started)
         check(view, decision)
         instructions = instructions_for(
@@ -257,6 +258,10 @@ class Controller:
         self._substrate.apply(instructions)
         if wish is not None:
             self._substrate.provision(wish)
+
+    def _own_memory(self) -> Memory:
+        """A copy for policies that others wrote: the journal takes note of what changed, by comparing."""
+        return self.state.memory if is_built_in(self._policy) else copy.deepcopy(self.state.memory)
 
     def _hold(self, event: Event) -> None:
         """What is decided on at once is written together with the decision, before anything is done."""

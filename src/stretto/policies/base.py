@@ -70,7 +70,7 @@ class ClusterView:
     nodes: tuple[Node, ...]
     """Where tasks may be placed, in a fixed order."""
     jobs: tuple[JobView, ...]
-    """Every job that is submitted and not finished, in order of submission."""
+    """Every job that is submitted and not finished, in order of submission, but for those `hidden`."""
     refused: tuple[NodeRefused, ...] = ()
     """Every time nodes that were wished for did not come, in order."""
     arrivals: tuple[NodeAdded, ...] = ()
@@ -111,7 +111,12 @@ class Policy(Protocol):
         """Kinds of events that make it decide at once."""
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
-        """Who gets what from now on, and what to remember."""
+        """Who gets what from now on, and what to remember. It changes neither `view` nor `memory`."""
+
+
+def is_built_in(policy: Policy) -> bool:
+    """Whether the policy is one of ours: these treat jobs that differ only in age alike, the oldest first."""
+    return type(policy).__module__.startswith("stretto.policies.")
 
 
 class Oracle(Protocol):

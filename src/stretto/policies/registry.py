@@ -194,17 +194,18 @@ def _import_file(file: Path) -> ModuleType:
     """Imports a file once, with its folder on the path, as `python FILE` would."""
     if not file.is_file():
         raise InputError(f"{file} is not a file.", remedy="Give FILE.py:CLASS, such as mine.py:LargestFirst.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    name = f"stretto_policy_{file.stem}"  # as the file itself could be called `random`
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        del sys.modules[file.stem]
+        del sys.modules[name]
         raise InputError(
             f"importing it raised {type(error).__name__}: {error}.",
             where=str(file),
