@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from report_pages import figures, without_plotly
 from stretto.app.plan import Planned, plan
+from stretto.app.study_file import EXAMPLE_STUDY, read_study
 from stretto.app.study_run import with_limits
 from stretto.core.errors import InputError
 from stretto.planning.forecast import Estimate, Forecast, Outcome
@@ -158,7 +159,13 @@ def test_what_could_be_kept_instead_is_told_in_each_direction() -> None:
 
     def offer(trials: int = 8, epochs: int = 28, **limits: float) -> Offer:
         kept = dataclasses.replace(asked, **limits)
-        return Offer(limits=kept, trials=trials, max_epochs=epochs, plan=forecast(15.0, 1800.0))
+        return Offer(
+            limits=kept,
+            trials=trials,
+            max_epochs=epochs,
+            rungs=(4,) * (epochs > 4),
+            plan=forecast(15.0, 1800.0),
+        )
 
     found = Nearest(
         more_time=offer(deadline_s=7260),
@@ -173,8 +180,11 @@ def test_what_could_be_kept_instead_is_told_in_each_direction() -> None:
     assert lines[1:] == [
         f"More time: a deadline of 2h 01m can be kept at a budget of $20.00 {takes}.",
         f"More money: a budget of $31.50 can be kept by 1h 00m {takes}.",
-        f"Fewer trials: 5 instead of 8 fit within both limits {takes}.",
-        f"Fewer epochs: at most 11 instead of 28 fit within both limits {takes}.",
+        f"Fewer trials: 5 instead of 8 fit within both limits {takes}: write trials = 5.",
+        (
+            f"Fewer epochs: at most 11 instead of 28 fit within both limits {takes}: write max_epochs = 11, "
+            "rungs = [4] and no min_epochs."
+        ),
     ]
     none = Nearest(
         more_time=None,
@@ -192,8 +202,35 @@ def test_what_could_be_kept_instead_is_told_in_each_direction() -> None:
     ]
     small = dataclasses.replace(none, fewer_of_both=offer(trials=2, epochs=1))
     assert answer_lines(tuning, nothing, small)[-1] == (
-        f"Fewer trials and epochs: 2 trials of one epoch fit within both limits {takes}."
+        f"Fewer trials and epochs: 2 trials of one epoch fit within both limits {takes}: write "
+        "trials = 2, max_epochs = 1, rungs = [] and no min_epochs."
     )
+
+
+@pytest.mark.parametrize(("trials", "epochs", "rungs"), [(56, 1, ()), (2, 5, (4,)), (1, 13, (4, 12))])
+def test_an_offer_says_what_to_write_and_that_is_read(
+    trials: int, epochs: int, rungs: tuple[int, ...], tmp_path: Path
+) -> None:
+    limits = Limits(deadline_s=3600)
+    offer = Offer(limits=limits, trials=trials, max_epochs=epochs, rungs=rungs, plan=forecast(15.0, 1800.0))
+    nearest = Nearest(
+        more_time=None,
+        more_money=None,
+        more_of_both=None,
+        fewer_trials=None,
+        fewer_epochs=None,
+        fewer_of_both=offer,
+    )
+    nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
+    last = answer_lines(limited(limits), nothing, nearest)[-1]
+    text = re.sub(r"(?m)^min_epochs = .*$", "", EXAMPLE_STUDY)
+    for name, value in re.findall(r"(trials|max_epochs|rungs) = (\d+|\[[\d, ]*\])", last):
+        text, count = re.subn(rf"(?m)^{name} = [^#\n]*", f"{name} = {value} ", text)
+        assert count == 1
+    assert last.endswith(" and no min_epochs.")
+    (tmp_path / "study.toml").write_text(text)
+    study = read_study(tmp_path / "study.toml").tuning.study
+    assert (study.trials, study.max_epochs, study.rungs) == (trials, epochs, rungs)
 
 
 def test_under_the_rule_of_the_mean_nothing_is_said_of_likelihood() -> None:

@@ -159,7 +159,14 @@ class TestRefused:
             ("halving", {"rungs": [4, 508], "min_epochs": None}, "halving.rungs", "rung 508"),
             ("halving", {"rungs": [4.0], "min_epochs": None}, "halving.rungs", "whole numbers"),
             ("halving", {"rungs": [4]}, "halving.min_epochs", "written out"),
-            ("halving", {"min_epochs": 508}, "halving.min_epochs", "below max_epochs 508"),
+            ("halving", {"min_epochs": 508}, "halving.min_epochs", "below max_epochs 508. Lower it, or"),
+            ("halving", {"min_epochs": 1, "max_epochs": 1}, "halving.min_epochs", "1. Raise max_epochs, or"),
+            ("space", {"lr": math.nan}, "space.lr", r"nan is not.*Write .*\{ log = \[1e-4, 1e-1\] \}"),
+            ("space", {"lr": 0.1}, "space.lr", r"says no kind.*\{ log = \[1e-4, 1e-1\] \}"),
+            ("space", {"lr": {"log": [math.nan, 1]}}, "space.lr.log[0]", r"Write \{ float"),
+            ("space", {"lr": {"choice": [math.nan]}}, "space.lr.choice[0]", "such as 0.1"),
+            ("space", {"é" * 51: {"log": [0.1, 1]}}, "space", "has 102 bytes. Take one of 100 at most"),
+            ("study", {"trials": math.nan}, "study.trials", "Give a finite number"),
             ("space", {"lr": {"log": [0, 1]}}, "space.lr", "above 0"),
             ("limits", {"deadline": "soon"}, "limits.deadline", "'soon' is not a duration"),
             ("limits", {"deadline": 0}, "limits.deadline", "above 0"),
@@ -219,6 +226,10 @@ class TestRefused:
     def test_an_unknown_section(self) -> None:
         with pytest.raises(InputError, match="Did you mean halving"):
             study_of({**EXAMPLE, "halfing": {}}, HERE)
+
+    def test_what_is_nested_too_deeply(self) -> None:
+        with pytest.raises(InputError, match=r"study\.toml: is nested too deeply\. Write it flat"):
+            parse_study("a = " + "[" * 2000 + "]" * 2000, HERE)
 
     def test_a_rule_is_said_once(self) -> None:
         with pytest.raises(InputError) as caught:

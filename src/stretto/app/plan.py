@@ -157,7 +157,7 @@ def _instead(nearest: Nearest | None) -> dict[str, Any] | None:
     }
 
 
-def _offer(offer: Offer | None) -> dict[str, float | int | None] | None:
+def _offer(offer: Offer | None) -> dict[str, float | int | list[int] | None] | None:
     if offer is None:
         return None
     return {
@@ -165,6 +165,7 @@ def _offer(offer: Offer | None) -> dict[str, float | int | None] | None:
         "budget_usd": offer.limits.budget_usd,
         "trials": offer.trials,
         "max_epochs": offer.max_epochs,
+        "rungs": list(offer.rungs),
         **_point(offer.plan),
     }
 

@@ -31,7 +31,7 @@ from stretto.planning.profile import Profile, Scaling, Spread, SpreadBelief
 from stretto.planning.tuning import Limits, Tuning
 from stretto.search.rungs import check_rungs, make_rungs
 from stretto.search.samplers import SAMPLERS
-from stretto.search.space import Space, parse_space
+from stretto.search.space import SPACE_FORMS, Space, parse_space
 from stretto.search.study import Direction, Study
 
 EXAMPLE_STUDY = study_example.TEXT
@@ -41,6 +41,9 @@ BUILT_IN_CURVES = "builtin:resnet"
 SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "ray", "profile", "world")
 MOST_DEPTH = 30
 LONGEST_KEY = 100
+"""Bytes of a name."""
+ANY_NUMBER = "Give a number such as 0.1."
+FLAT = f"Write it flat: lists and tables may be {MOST_DEPTH} deep."
 STUDY_KEYS = (
     "name",
     "metric",
@@ -164,7 +167,9 @@ def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
             )
     try:
         tables = tomllib.loads(text.replace("\r\n", "\n"))
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InputError("is nested too deeply.", where=str(path), remedy=FLAT) from error
+    except ValueError as error:
         raise InputError(
             f"is not TOML: {error}.", where=str(path), remedy=f"`stretto init {what}` writes an example."
         ) from error
@@ -293,15 +298,39 @@ def _check_values(tables: dict[str, Any], file: str) -> None:
             raise InputError(
                 f"lists and tables are nested more than {MOST_DEPTH} deep.",
                 where=f"{file}: {key[:LONGEST_KEY]}",
-                remedy="Write it flat.",
+                remedy=FLAT,
             )
         if isinstance(value, dict):
+            _check_names(value, f"{file}: {key[:LONGEST_KEY]}" if key else file)
             to_see.extend((f"{key}.{name}" if key else name, depth + 1, one) for name, one in value.items())
         elif isinstance(value, list):
             to_see.extend((f"{key}[{index}]", depth + 1, one) for index, one in enumerate(value))
         elif (wrong := _unusable(value)) is not None:
             problem, remedy = wrong
-            raise InputError(problem, where=f"{file}: {key[:LONGEST_KEY]}", remedy=remedy)
+            raise InputError(
+                problem,
+                where=f"{file}: {key[:LONGEST_KEY]}",
+                remedy=_fitting(key, remedy),
+            )
+
+
+def _check_names(table: dict[str, Any], where: str) -> None:
+    for name in table:
+        if (size := len(name.encode(errors="replace"))) > LONGEST_KEY:
+            raise InputError(
+                f"the name {reprlib.repr(name)} has {size} bytes.",
+                where=where,
+                remedy=f"Take one of {LONGEST_KEY} at most.",
+            )
+
+
+def _fitting(key: str, remedy: str) -> str:
+    """The remedy for a hyperparameter's value, or what fits where other things are written."""
+    if ".config." in key or ".choice[" in key:
+        return remedy
+    if key.startswith("space."):
+        return SPACE_FORMS
+    return "Give a finite number." if remedy == ANY_NUMBER else remedy
 
 
 def _unusable(value: object) -> tuple[str, str] | None:
@@ -312,7 +341,7 @@ def _unusable(value: object) -> tuple[str, str] | None:
         case int() if value.bit_length() > 63:
             return f"a whole number has {value.bit_length()} bits.", "TOML's have 64 at most."
         case float() if not math.isfinite(value):
-            return f"{value} is not a finite number.", "Give a number such as 0.1."
+            return f"{value} is not a finite number.", ANY_NUMBER
         case str() if "\0" in value:
             return f"{reprlib.repr(value)} has a NUL character.", "Leave it out."
         case date() | time():
@@ -349,8 +378,11 @@ def _rungs(halving: Fields, eta: int, max_epochs: int) -> tuple[int, ...]:
     spacing = halving.choice("rungs", ("additive", "geometric"))
     min_epochs = halving.whole("min_epochs", at_most=MOST_EPOCHS)
     if min_epochs >= max_epochs:
+        another = "Raise max_epochs" if max_epochs == 1 else "Lower it"
         raise halving.wrong(
-            "min_epochs", f"below max_epochs {max_epochs}", "Lower it, or write rungs = [] to compare never."
+            "min_epochs",
+            f"below max_epochs {max_epochs}",
+            f"{another}, or write rungs = [] and no min_epochs: then trials are never compared.",
         )
     return make_rungs(
         "additive" if spacing == "additive" else "geometric",

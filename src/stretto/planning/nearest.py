@@ -27,6 +27,7 @@ class Offer:
     limits: Limits
     trials: int
     max_epochs: int
+    rungs: tuple[int, ...]
     plan: Forecast
 
 
@@ -131,7 +132,13 @@ class _Search:
         if chosen is None:
             return None
         study = tuning.study
-        return Offer(limits=tuning.limits, trials=study.trials, max_epochs=study.max_epochs, plan=chosen)
+        return Offer(
+            limits=tuning.limits,
+            trials=study.trials,
+            max_epochs=study.max_epochs,
+            rungs=study.rungs,
+            plan=chosen,
+        )
 
     def _planned(self, limits: Limits) -> Outcome:
         return self.plan_by(replace(self.tuning, limits=limits))

@@ -119,15 +119,23 @@ def _with_fewer(tuning: Tuning, nearest: Nearest) -> Iterator[str]:
     one_limit = limits.deadline_s is None or limits.budget_usd is None
     within = "within the limit" if one_limit else "within both limits"
     if offer := nearest.fewer_trials:
-        yield f"Fewer trials: {offer.trials} instead of {study.trials} fit {within} ({_takes(offer)})."
+        trials = f"{offer.trials} instead of {study.trials}"
+        yield f"Fewer trials: {trials} fit {within} ({_takes(offer)}): write trials = {offer.trials}."
     if offer := nearest.fewer_epochs:
         epochs = f"at most {offer.max_epochs} instead of {study.max_epochs}"
-        yield f"Fewer epochs: {epochs} fit {within} ({_takes(offer)})."
+        yield f"Fewer epochs: {epochs} fit {within} ({_takes(offer)}): write {_halving(offer)}."
     if offer := nearest.fewer_of_both:
         trials = f"{counted(offer.trials, 'trial')} of one epoch"
-        yield f"Fewer trials and epochs: {trials} fit {within} ({_takes(offer)})."
+        written = f"trials = {offer.trials}, {_halving(offer)}"
+        yield f"Fewer trials and epochs: {trials} fit {within} ({_takes(offer)}): write {written}."
     if not (nearest.fewer_trials or nearest.fewer_epochs or nearest.fewer_of_both):
         yield f"Not even one epoch of one trial fits {within}."
+
+
+def _halving(offer: Offer) -> str:
+    """What a study file says of an offer's epochs."""
+    rungs = ", ".join(map(str, offer.rungs))
+    return f"max_epochs = {offer.max_epochs}, rungs = [{rungs}] and no min_epochs"
 
 
 def _takes(offer: Offer) -> str:

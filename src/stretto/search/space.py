@@ -20,8 +20,8 @@ LARGEST_INT = 2**53
 """Whole numbers up to this size are exact as floats, which samplers compute with."""
 
 _KINDS = ("float", "log", "int", "choice")
-_FORMS = (
-    "Write { float = [0.0, 0.5] }, { log = [1e-4, 1.0] }, { int = [16, 128] } or { choice = [0.9, 0.99] }."
+SPACE_FORMS = (
+    "Write { float = [0.0, 0.5] }, { log = [1e-4, 1e-1] }, { int = [16, 128] } or { choice = [0.9, 0.99] }."
 )
 
 
@@ -93,13 +93,15 @@ def _dimension(name: str, table: object, where: str) -> Dimension:
     if not name or not name.isprintable():
         raise InputError(f"{name!r} is not a readable name.", where=where, remedy="Name the hyperparameter.")
     if not isinstance(table, Mapping):
-        raise InputError(f"{reprlib.repr(table)} says no kind and no bounds.", where=where, remedy=_FORMS)
+        raise InputError(
+            f"{reprlib.repr(table)} says no kind and no bounds.", where=where, remedy=SPACE_FORMS
+        )
     whole_log = "int" in table and "log" in table
     kinds = [kind for kind in _KINDS if kind in table and not (whole_log and kind == "log")]
     unknown = [key for key in table if key not in _KINDS]
     if len(kinds) != 1 or unknown:
         raise InputError(
-            f"{reprlib.repr(dict(table))} is not one of the four kinds.", where=where, remedy=_FORMS
+            f"{reprlib.repr(dict(table))} is not one of the four kinds.", where=where, remedy=SPACE_FORMS
         )
     kind = kinds[0]
     if kind == "choice":
