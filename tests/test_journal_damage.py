@@ -392,8 +392,25 @@ def test_reports_tell_what_is_before_the_damage_and_say_so(
         found = json.loads(said.out)
         assert found["damage"] == said.err.strip()
         assert len(found["jobs"]) == 11
+        assert found.get("known_until_s", 10.0) == 10.0
     explain(str(folder.path), "trial-003")
     assert "event 43 is not as it was written" in capsys.readouterr().err
+
+
+def test_the_summary_of_a_run_that_is_over_says_until_when_it_is_known(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.write("result", {"ended_by": "jobs"})
+    report(str(folder.path))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == (
+        "r under fifo: every job came to its end; its journal is damaged, and what follows is known only "
+        "until 10s."
+    )
+    explain(str(folder.path))
+    out = capsys.readouterr().out
+    assert "10.0s  run known until here: its journal is damaged, and nothing is known of it after" in out
+    assert "run ended" not in out
 
 
 def test_a_run_goes_on_from_before_the_damage_if_somebody_agrees(folder: RunFolder) -> None:

@@ -417,6 +417,15 @@ def test_trials_that_failed_are_counted_where_all_came_to_their_end() -> None:
     assert "every trial came to its end, 1 failed, after" in tune_text(failed, SEARCHED)
 
 
+def test_a_study_with_a_damaged_journal_says_until_when_it_is_known() -> None:
+    found = dataclasses.replace(result_of(["trial-000"], SEARCHED), finished_s=96.0, known_until_s=96.0)
+    text = tune_text(found, SEARCHED)
+    assert text.splitlines()[0].endswith(
+        "every trial came to its end; its journal is damaged, and what follows is known only until 1m 36s."
+    )
+    assert "finish          not known (known until 1m 36s: the journal is damaged)" in text
+
+
 def test_of_equal_trials_the_first_leads_the_table_too() -> None:
     """By number, not by letters: trial-1000 comes after trial-999."""
     found = result_of(["trial-999", "trial-1000"], SEARCHED)

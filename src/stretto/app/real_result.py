@@ -102,6 +102,8 @@ class TuneResult:
     """Why there is no best trial, where that can be said."""
     damaged: tuple[str, ...] = ()
     """Checkpoints and files that are not as they were written, in words."""
+    known_until_s: float | None = None
+    """Of a run whose journal is damaged: when the last event before the damage was."""
 
     @property
     def succeeded(self) -> bool:
@@ -274,6 +276,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         ),
         past_limits=spec.past_limits,
         damaged=tuple(damaged),
+        known_until_s=folder.known_until_s(),
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
 

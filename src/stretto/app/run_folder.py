@@ -237,6 +237,11 @@ class RunFolder:
         """
         return read_events(self.journal)
 
+    def known_until_s(self) -> float | None:
+        """When the last event before the damage of its journal was; None of a whole journal."""
+        damage = find_damage(self.journal)
+        return None if damage is None else damage.until_s
+
     def damage(self) -> str:
         """What is missing of a damaged journal, in a sentence; empty if it is whole."""
         damage = find_damage(self.journal)

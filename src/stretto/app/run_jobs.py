@@ -159,6 +159,8 @@ class RunResult:
     jobs: tuple[JobResult, ...]
     damaged: tuple[str, ...] = ()
     """Checkpoints that are not as they were written, in words."""
+    known_until_s: float | None = None
+    """Of a run whose journal is damaged: when the last event before the damage was."""
 
     @property
     def succeeded(self) -> bool:
@@ -372,6 +374,7 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
             if line.started_s is not None
             for text in damaged_checkpoints(folder, line)
         ),
+        known_until_s=folder.known_until_s(),
     )
 
 

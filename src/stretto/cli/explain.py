@@ -43,7 +43,7 @@ def explain(
     damage = folder.damage()
     if damage:
         print(damage, file=sys.stderr)
-    story = _as_it_stands(explain_run(folder, job), folder)
+    story = _as_it_stands(explain_run(folder, job), folder, damaged=bool(damage))
     if as_json:
         plain = story.as_dict() | ({"damage": damage} if damage else {})
         print(json.dumps(plain, indent=2, allow_nan=False))
@@ -51,7 +51,7 @@ def explain(
         print(story_text(story), end="")
 
 
-def _as_it_stands(story: Story, folder: RunFolder) -> Story:
+def _as_it_stands(story: Story, folder: RunFolder, *, damaged: bool) -> Story:
     """How a run ended; what ran when it did, or was killed, does not run any more."""
     last, last_s = None, 0.0
     for last in folder.events():
@@ -60,7 +60,11 @@ def _as_it_stands(story: Story, folder: RunFolder) -> Story:
     standing = ending or standing_of(folder, last)
     jobs = tuple(dataclasses.replace(job, state=state_of(Phase(job.state), standing)) for job in story.jobs)
     lines = story.lines
-    if standing is Standing.INTERRUPTED and last is not None:
+    if damaged:
+        ended = f" Of its end it is known that {ENDS[ending]}." if ending in ENDS else ""
+        text = f"its journal is damaged, and nothing is known of it after this.{ended}"
+        lines += (Line(last_s, "run", "known until here", text),)
+    elif standing is Standing.INTERRUPTED and last is not None:
         lines += (Line(last_s, "run", "interrupted", "nothing is known of it after this"),)
     elif ending in ENDS and (story.job is None or lines[-1].places):
         due_s = folder.begun_spec().deadline_s if ending is EndedBy.DEADLINE else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stretto.core.units import format_duration
 from stretto.report.names import one_line
 
 MOST_SHOWN = 3
@@ -17,6 +18,14 @@ LOG = "log: "
 def with_failed(ending: str, failed: int) -> str:
     """How a run ended, before a word on when: also how many of its jobs failed."""
     return f"{ending}, {failed} failed," if failed else ending
+
+
+def as_far_as_known(ending: str, until_s: float) -> str:
+    """How a run ended whose journal is damaged, without a word on when."""
+    return (
+        f"{ending.rstrip(',')}; its journal is damaged, and what follows is known only until "
+        f"{format_duration(until_s)}."
+    )
 
 
 def failure_lines(errors: Iterable[tuple[str, str]]) -> Iterator[str]:

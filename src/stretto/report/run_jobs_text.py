@@ -10,7 +10,7 @@ from stretto.app.real_drive import EndedBy
 from stretto.app.real_shown import metrics_text
 from stretto.app.run_jobs import JobResult, RunResult
 from stretto.core.units import format_duration, format_usd
-from stretto.report.failures import failure_lines, with_failed
+from stretto.report.failures import as_far_as_known, failure_lines, with_failed
 from stretto.report.names import one_line
 from stretto.report.text_table import markdown_table
 
@@ -47,7 +47,10 @@ def _summary(result: RunResult) -> Iterator[str]:
     ending = _ENDINGS.get(result.ended_by, result.ended_by)
     if result.ended_by == EndedBy.JOBS:
         ending = with_failed(ending, sum(job.state == Phase.FAILED for job in result.jobs))
-    yield f"{result.run.name} under {result.policy}: {ending} after {format_duration(result.finished_s)}."
+    how = f"{ending} after {format_duration(result.finished_s)}."
+    if result.known_until_s is not None:
+        how = as_far_as_known(ending, result.known_until_s)
+    yield f"{result.run.name} under {result.policy}: {how}"
     mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
     cost = f", {format_usd(result.cost_usd)}" if result.cost_usd else ""
     yield f"{result.gpu_hours:.3f} slot hours{mean}{cost}"

@@ -20,7 +20,7 @@ from stretto.core.job import Value
 from stretto.core.units import format_duration, format_usd
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
-from stretto.report.failures import failure_lines, with_failed
+from stretto.report.failures import as_far_as_known, failure_lines, with_failed
 from stretto.report.names import one_line
 from stretto.report.plan_text import answer_lines, is_priced, plan_text, stage_table
 from stretto.report.text_table import markdown_table
@@ -119,7 +119,10 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     name = one_line(run_name(result, study))
     late = f"; what ran took {format_duration(result.overrun_s)} more to end" if result.overrun_s else ""
     after = f"{format_duration(result.finished_s - result.overrun_s)}{_measured(result)}{late}"
-    yield f"{name} under {result.policy}: {ending} after {after}."
+    if result.known_until_s is None:
+        yield f"{name} under {result.policy}: {ending} after {after}."
+    else:
+        yield f"{name} under {result.policy}: {as_far_as_known(ending, result.known_until_s)}"
     if result.best_metric is None:
         yield f"There is no best trial: {result.problem}"
     else:
@@ -162,13 +165,18 @@ def run_name(result: TuneResult, study: Study) -> str:
 
 def came_to(result: TuneResult) -> list[tuple[str, str]]:
     """What a study has come to, each with what was expected of it."""
-    so_far = "" if result.is_over else " so far"
+    so_far = known_text(result.known_until_s) or ("" if result.is_over else " so far")
     against = _deadline(result) if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
     facts = [
         ("trials", trials_text(result)),
         ("epochs", f"{result.epochs}{so_far}{_predicted(result.predicted_epochs, _count)}"),
         ("slot hours", f"{result.gpu_hours:.3f}"),
-        ("finish", f"{format_duration(result.finished_s)}{so_far}{against}"),
+        (
+            "finish",
+            f"{format_duration(result.finished_s)}{so_far}{against}"
+            if result.known_until_s is None
+            else f"not known{so_far}",
+        ),
         ("deadline", deadline_text(result)),
     ]
     expected = result.predicted_cost_usd
@@ -179,6 +187,11 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     if result.past_limits:
         facts.append(("limits", past_text(result)))
     return facts
+
+
+def known_text(until_s: float | None) -> str:
+    """Behind a fact of a run whose journal is damaged; nothing of any other."""
+    return "" if until_s is None else f" (known until {format_duration(until_s)}: the journal is damaged)"
 
 
 def _deadline(result: TuneResult) -> str:
