@@ -380,3 +380,15 @@ def test_epoch_zero_is_no_result_and_that_is_said() -> None:
     assert reading.report is not None
     assert reading.report.results == ()
     assert any("counted from 1" in problem for problem in reading.problems)
+
+
+def test_lines_of_single_steps_are_no_epochs_once_an_epoch_was_told() -> None:
+    mark, progress, epochs = Mark(), Progress(), []
+    for t_s, line in enumerate(({"epoch": 1, "m": 0.9}, {"step": 7, "m": 0.5}, {"epoch": 2, "m": 0.8})):
+        reading = read_report(json.dumps(line).encode(), SETUP, progress, t_s=float(t_s), mark=mark)
+        mark = reading.mark
+        if reading.report is not None:
+            progress = progress.after(reading.report)
+            epochs += [(result.epoch, result.value) for result in reading.report.results]
+        assert ("without an epoch" in " ".join(reading.problems)) == ("step" in line)
+    assert epochs == [(1, 0.9), (2, 0.8)]

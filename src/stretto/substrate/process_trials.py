@@ -5,7 +5,8 @@
 `epoch` counts completed ones, from 1; what is shown of an epoch 0 is passed over, and told of. Without it
 lines are counted: those of a job that keeps checkpoints go on from the last epoch it showed, those of a
 rigid job begin anew with every start. An epoch shows its result once; when a restarted command goes through
-epochs again, their lines are passed over.
+epochs again, their lines are passed over. Once a start has told an epoch, lines without one, such as those
+of single steps, are no epochs and are passed over.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Mark:
     t_s: float | None = None
     counts: bool = True
     """Whether a line that does not say its epoch can be counted."""
+    told: bool = False
+    """Whether a line of this start has said its epoch: then those that do not are no epochs."""
 
     def epoch_s(self, epoch: int, t_s: float) -> float | None:
         """How long an epoch took since then; None if it cannot be known when it began."""
@@ -62,6 +65,10 @@ def read_result(
     told = line.epoch()
     if not values or (told is None and (line.gives("epoch") or not mark.counts)):
         return Shown(mark)
+    if told is None and mark.told:
+        line.problems.append(f"{trial.metric} on lines without an epoch, where others have one")
+        return Shown(mark)
+    mark = replace(mark, told=mark.told or told is not None)
     epoch = mark.epoch + 1 if told is None else told
     if mark.t_s is not None and epoch < mark.epoch:
         line.go_back(epoch, mark.epoch)
