@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import JobFinished, JobNoted
 from stretto.substrate.process_command import Command, environment, resolved, rewritten
 from stretto.substrate.process_reports import Setup
-from stretto.substrate.process_shared import SharedFolder, files_written, overwritten
+from stretto.substrate.process_shared import SharedFolder, files_written, overwritten, written_elsewhere
 
 
 @pytest.fixture
@@ -98,7 +99,13 @@ class Theatre:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.files: dict[str, float] = {}
-        self.shared = SharedFolder(Path("/work"), scan=self._scan, now_s=lambda: self.now_s)
+        self.anothers: set[str] = set()
+        self.shared = SharedFolder(
+            Path("/work"),
+            scan=self._scan,
+            now_s=lambda: self.now_s,
+            is_anothers=lambda path: path.name in self.anothers,
+        )
 
     def _scan(self, folder: Path) -> Iterator[tuple[str, float]]:
         assert folder == Path("/work")
@@ -165,9 +172,63 @@ def test_what_nobody_of_ours_wrote_does_not_count() -> None:
     theatre.write("notes.txt")
     theatre.start("b")
     assert theatre.end("b") is None
-    theatre.start("c")
-    theatre.write("notes.txt")
-    assert theatre.end("c") is None
+    for job in ("c", "d"):
+        theatre.start(job)
+        theatre.write("notes.txt")
+        assert theatre.end(job) is None, "it was written while no job ran"
+
+
+def test_a_file_of_a_run_before_may_still_be_written_by_two_jobs() -> None:
+    theatre = Theatre()
+    theatre.files["model.pt"] = 50.0
+    theatre.start("a")
+    theatre.write("other.pt")
+    assert theatre.end("a") is None
+    for job, found in (("b", None), ("c", ("model.pt", "b", "c"))):
+        theatre.start(job)
+        theatre.write("model.pt")
+        assert theatre.end(job) == found
+
+
+def test_no_job_is_blamed_for_a_file_that_another_process_writes() -> None:
+    theatre = Theatre()
+    theatre.anothers.add("tune.log")
+    found = []
+    for job in ("a", "b", "c"):
+        theatre.start(job)
+        theatre.write("tune.log")
+        if job != "a":
+            theatre.write("model.pt")
+        found.append(theatre.end(job))
+    assert found == [None, None, ("model.pt", "b", "c")]
+
+
+PRINTS_TO_A_FILE = """
+import subprocess, sys
+from pathlib import Path
+from stretto.substrate.process_shared import written_elsewhere
+folder = Path(sys.argv[1])
+with (folder / "model.pt").open("w") as file:
+    argv = [sys.executable, "-I", "-S", "-c", "input()"]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=file)
+    (folder / "plain.pt").touch()
+    names = ("tune.log", "other.log", "read.log", "model.pt", "plain.pt", "gone.pt")
+    print([name for name in names if written_elsewhere(folder / name)])
+    child.communicate(b"\\n")
+"""
+
+
+def test_the_output_of_this_run_and_of_others_is_not_the_jobs(tmp_path: Path) -> None:
+    (tmp_path / "read.log").touch()
+    argv = [sys.executable, "-c", PRINTS_TO_A_FILE, str(tmp_path)]
+    with (
+        (tmp_path / "tune.log").open("w") as output,
+        (tmp_path / "other.log").open("w"),
+        (tmp_path / "read.log").open(),
+    ):
+        subprocess.run(argv, stdout=output, check=True, timeout=60)
+    assert (tmp_path / "tune.log").read_text() == "['tune.log', 'other.log']\n"
+    assert not written_elsewhere(tmp_path / "tune.log")
 
 
 def test_source_text_hidden_files_and_runs_are_not_looked_at(folder: Path) -> None:
@@ -191,6 +252,7 @@ def test_it_is_told_with_the_remedy(tmp_path: Path) -> None:
             substrate.apply([start(job_id, number=number)])
             notes += [event.text for event in all_events(substrate) if isinstance(event, JobNoted)]
     assert notes == [overwritten(("model.pt", "a", "b"), tmp_path / "launch")]
+    assert "a and b may both have written model.pt" in notes[0]
     assert "--in-folder" in notes[0]
     assert "{folder}" in notes[0]
 

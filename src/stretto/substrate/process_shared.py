@@ -1,4 +1,4 @@
-"""Files that several jobs write in the one folder in which their commands run: noticed, and told once."""
+"""Files that several jobs may have written in the one folder in which their commands run: told once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _SOURCES = (".py", ".ipynb", ".toml", ".yaml", ".yml", ".sh", ".md", ".cfg", ".i
 """What people write while their jobs run."""
 _SLACK_S = 0.05
 """Times of files are a little behind the clock."""
+_OUTPUTS = (1, 2)
+_PROC = Path("/proc")
 _SHARE, _FREE_S = 0.02, 0.1
 """Looking takes no more than this part of the time, and a little at the beginning."""
 
@@ -36,28 +38,36 @@ class _Written:
 class SharedFolder:
     """Looks at a folder whenever a command there ends.
 
-    A file that was written while some jobs ran was written by one of those. If no job is left that may have
-    written it every time, two jobs have.
+    A file that was written while some jobs ran was written by one of those, unless others write it too. If no
+    job is left that may have written it every time, two jobs may have. A file that was also written while no
+    job ran, or that a process of nobody here has open for writing, is another's.
     """
 
     folder: Path
     scan: Scan = field(default_factory=lambda: files_written)
+    is_anothers: Callable[[Path], bool] = field(default_factory=lambda: written_elsewhere)
     now_s: Callable[[], float] = time.time
     stopwatch: Callable[[], float] = time.perf_counter
     _running: dict[str, float] = field(default_factory=dict)
     _left: list[tuple[str, float, float]] = field(default_factory=list)
     """Who has ended since the last look, with their times."""
     _files: dict[str, _Written] = field(default_factory=dict)
+    _anothers: set[str] = field(default_factory=set)
+    """Files that others than these jobs write."""
+    _known_from_s: float | None = None
+    """Since then it is known at all times which jobs ran."""
     _begun_s: float | None = None
     _looked_s: float = 0.0
     _found: bool = False
 
     def started(self, job_id: str) -> None:
-        self._running[job_id] = self.now_s()
+        now_s = self.now_s()
+        self._running[job_id] = now_s
+        self._known_from_s = now_s if self._known_from_s is None else self._known_from_s
         self._begun_s = self.stopwatch() if self._begun_s is None else self._begun_s
 
     def ended(self, job_id: str) -> tuple[str, str, str] | None:
-        """A file and two jobs that have written it, if that is known now; said once."""
+        """A file and two jobs that may have written it, if that is known now; said once."""
         begun_s = self._running.pop(job_id, None)
         if begun_s is None or self._found:
             return None
@@ -66,6 +76,7 @@ class SharedFolder:
         if self._looked_s > _FREE_S + _SHARE * (begun - (self._begun_s or begun)):
             self._left.clear()  # whatever was written meanwhile is nobody's for sure
             self._files.clear()
+            self._known_from_s = self.now_s()
             return None
         found = self._look(job_id)
         self._looked_s += self.stopwatch() - begun
@@ -76,16 +87,21 @@ class SharedFolder:
     def _look(self, job_id: str) -> tuple[str, str, str] | None:
         for name, at_s in self.scan(self.folder):
             before = self._files.get(name)
-            if before is not None and before.at_s == at_s:
+            if name in self._anothers or (before is not None and before.at_s == at_s):
                 continue
             by = self._who_ran(at_s)
             if not by:
                 self._files.pop(name, None)
+                if self._known_from_s is not None and at_s > self._known_from_s:
+                    self._anothers.add(name)
                 continue
             if before is None:
                 self._files[name] = _Written(at_s, by, job_id if job_id in by else min(by))
                 continue
             common = before.by & by
+            if not common and self.is_anothers(self.folder / name):
+                self._anothers.add(name)
+                continue
             if not common:
                 return name, before.first, job_id if job_id in by else min(by)
             self._files[name] = _Written(
@@ -122,11 +138,57 @@ def files_written(folder: Path) -> Iterator[tuple[str, float]]:
             continue  # it went meanwhile, or is not to be read
 
 
+def written_elsewhere(path: Path, proc: Path = _PROC) -> bool:
+    """Whether this process prints to a file, or a process that it did not start has it open for writing.
+
+    Such are the output of this run and of others in the folder, also by way of `tee`.
+    """
+    try:
+        file = _identity(path.stat())
+        if any(_identity(os.fstat(output)) == file for output in _OUTPUTS):
+            return True
+        pids = [int(one.name) for one in proc.iterdir() if one.name.isdigit()]
+    except OSError:
+        return False
+    return any(_writes(proc / str(pid) / "fd", file) and not _is_ours(pid, proc) for pid in pids)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
+def _writes(folder: Path, file: tuple[int, int]) -> bool:
+    """Whether a process has a file open for writing, as its links say."""
+    try:
+        links = list(folder.iterdir())
+    except OSError:  # it ended meanwhile, or is another user's
+        return False
+    for link in links:
+        try:
+            if link.lstat().st_mode & 0o200 and _identity(link.stat()) == file:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _is_ours(pid: int, proc: Path) -> bool:
+    """Whether this process, or one that it started, has started it."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
 def overwritten(found: tuple[str, str, str], folder: Path) -> str:
     """What is said of that."""
     name, first, second = found
     return (
-        f"{first} and {second} have both written {name}: commands run in one folder, {folder}, and what the "
-        "last one writes is what is left. Add --in-folder (in_folder = true), and each job runs in a folder "
-        "of its own; or have the command write to {folder}. This is said once."
+        f"{first} and {second} may both have written {name}: their commands run in one folder, {folder}, and "
+        "the last one to write a file replaces it. Add --in-folder (in_folder = true), and each job runs in "
+        "a folder of its own; or have the command write to {folder}."
     )
