@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from process_bench import Bench, eventually, job_of, start, trial_of
-from stretto.core.events import Event, JobFinished, JobReported
+from process_bench import Bench, all_events, eventually, job_of, start, trial_of
+from stretto.core.events import Event, JobFinished, JobNoted, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import Result
 from stretto.substrate.event_queue import EventQueue
+from stretto.substrate.process import FLOOD
 from stretto.substrate.process_guard import Allowance, Log, MetricsFile, Reports, Sieve
 
 KEYS = ["epoch", "loss", "accuracy"]
@@ -217,6 +218,17 @@ def test_a_command_that_prints_without_end_can_be_stopped_and_costs_little(
         assert len(seen) < 3000
         substrate.apply([Instruction(2, Action.STOP, "a", start().allocation, start().batch)])
         eventually(lambda: bench.left() == [])
+
+
+def test_that_a_study_prints_fast_is_said_once(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        code = 'for i in range(20000):\n    print(\'{"epoch": 0, "step": %d, "loss": 1}\' % i)\n'
+        substrate = bench.substrate(bench.code(code, metric="accuracy"), "s")
+        for number, job_id in enumerate(("a", "b"), start=1):
+            substrate.admit(trial_of(job_id, epochs=None))
+            substrate.apply([start(job_id, number=number)])
+            notes = [event.text for event in all_events(substrate) if isinstance(event, JobNoted)]
+            assert (FLOOD in notes) == (job_id == "a")
 
 
 def test_a_trial_that_floods_loses_no_epoch(tmp_path: Path) -> None:

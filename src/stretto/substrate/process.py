@@ -68,8 +68,8 @@ from stretto.substrate.run_identity import identity
 __all__ = ["Command", "ProcessSubstrate"]
 
 FLOOD = (
-    "its command prints without end: it is read no faster than 2 MB and 200 epochs a second, between two "
-    "looks the last line counts, and of every epoch the first; this is said once"
+    "its command prints very fast, so Stretto reads at most 2 MB and 200 epochs a second of it; no epoch is "
+    "lost, step lines in between are skipped"
 )
 _NO_DEVICES: Mapping[str, Sequence[str]] = {}
 
@@ -118,6 +118,8 @@ class ProcessSubstrate:
         self._identity = ""
         self._shared: dict[Path, SharedFolder] = {}
         """Folders in which commands of several jobs run."""
+        self._flooding: set[str] = set()
+        """Studies and jobs of which it was said that their command prints more than is read."""
         self._devices = DevicePool(nodes, devices)
         self._clock = clock or _stopwatch()
         self._ahead_s = 0.0
@@ -408,8 +410,9 @@ class ProcessSubstrate:
 
     def _on_flood(self, run: JobRun) -> None:
         with self._changed:
-            if not run.has_said_flood and not run.ended:
-                run.has_said_flood = True
+            whose = run.job.study or run.job.id
+            if whose not in self._flooding and not run.ended:
+                self._flooding.add(whose)
                 self._say(run, FLOOD)
 
     def _release(self, run: JobRun) -> None:

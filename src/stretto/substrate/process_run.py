@@ -58,8 +58,6 @@ class JobRun:
     """What was already noted in the log about its reports."""
     has_said_scarce: bool = False
     """It was said that it waits for a limit."""
-    has_said_flood: bool = False
-    """It was said that it prints more than is read."""
     has_shown_wrong: bool = False
     """It was said that it shows its metric in a way that does not count."""
     passed: bool = False
