@@ -243,6 +243,20 @@ class TestNeighbours:
         assert f"(`stretto tune study.toml`, for 1m 30s, since {since})" in note
         assert "`stretto stop /data/runs/a`" in note
 
+    def test_of_many_two_are_named_and_the_rest_is_counted_with_how_to_see_it(self) -> None:
+        holder = dataclasses.replace(HOLDER, devices=("0",))
+        runs = [
+            LiveRun(folder=RunFolder(Path(f"/data/{at % 2}/runs/{at}")), holder=holder) for at in range(7)
+        ]
+        first, second, rest = neighbour_notes(runs, ("0",), cores=4, now_s=1090.0)
+        assert "/data/0/runs/0" in first
+        assert "/data/1/runs/1" in second
+        assert rest == (
+            "And 5 more runs on the same slots, listed by `stretto runs /data/0/runs`, "
+            "`stretto runs /data/1/runs`."
+        )
+        assert "1 more run on" in neighbour_notes(runs[:3], ("0",), cores=4, now_s=1090.0)[-1]
+
 
 def test_what_it_trains_on_is_told_later_and_since_when_stays(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,9 @@ from stretto.core.file_lock import Holder, holder_of, is_held
 from stretto.core.units import counted
 
 PROC = Path("/proc")
+MOST_NAMED = 2
+"""Of the runs on the same slots; the rest is counted."""
+MOST_FOLDERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,20 @@ def neighbour_notes(
     A GPU that two runs use is shared; cores are, if both together use more of them than there are.
     """
     now_s = time.time() if now_s is None else now_s
-    return tuple(_note(run, shared, now_s) for run in runs if (shared := _shared(run.holder, devices, cores)))
+    found = [(run, shared) for run in runs if (shared := _shared(run.holder, devices, cores))]
+    notes = [_note(run, shared, now_s) for run, shared in found[:MOST_NAMED]]
+    if rest := [run for run, _ in found[MOST_NAMED:]]:
+        notes.append(_more(rest))
+    return tuple(notes)
+
+
+def _more(runs: Sequence[LiveRun]) -> str:
+    """How many more there are, and how to see them: a list of runs is of one folder."""
+    folders = sorted({str(run.folder.path.parent) for run in runs})
+    lists = ", ".join(f"`stretto runs {shlex.quote(folder)}`" for folder in folders[:MOST_FOLDERS])
+    others = len(folders) - MOST_FOLDERS
+    rest = f" and {counted(others, 'other folder')}" if others > 0 else ""
+    return f"And {counted(len(runs), 'more run')} on the same slots, listed by {lists}{rest}."
 
 
 def _shared(holder: Holder, devices: Sequence[str], cores: int) -> str:
