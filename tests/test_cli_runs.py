@@ -411,6 +411,24 @@ class TestStop:
                 assert stretto("stop", "tiny")[0] == 0
         assert sent == ([] if is_named else [7])
 
+    @pytest.mark.usefixtures("here")
+    def test_one_that_had_not_begun_says_what_is_kept(
+        self, stretto: StudyCommand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = RunFolder(Path("runs") / "early")
+        asked = Holder(pid=7, since_s=0.0, command="", host="")
+        monkeypatch.setattr("stretto.cli.runs.ask_to_stop", lambda *_, **__: asked)
+        monkeypatch.setattr("stretto.cli.runs.wait_until_stopped", lambda _: None)
+        with holding(folder):
+            assert stretto("stop", "early")[1] == (
+                "runs/early: stopped before its first job started; there is nothing to resume.\n"
+            )
+            folder.profile.touch()
+            assert stretto("stop", "early")[1] == (
+                "runs/early: stopped before its first job started; "
+                "the measured speeds are kept in runs/early/profile.json.\n"
+            )
+
     def test_ctrl_c_ends_only_the_waiting(
         self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
     ) -> None:

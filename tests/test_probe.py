@@ -232,7 +232,7 @@ def test_how_long_a_first_epoch_was_waited_for_is_told() -> None:
 @pytest.mark.parametrize(
     ("spec", "imported", "why"),
     [
-        (command_spec(), None, "the command has printed none"),
+        (command_spec(), None, "the command has printed no epoch yet"),
         (ProbeSpec(what="it", epochs=9), lambda _: False, "the training code is being imported"),
         (
             ProbeSpec(what="it", epochs=9),
@@ -614,6 +614,17 @@ def test_the_log_of_code_that_cannot_be_described_is_kept(
     assert str(tmp_path / "failed.log") in str(told.value)
     assert (tmp_path / "failed.log").is_file()
     assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()], "nothing else is left"
+
+
+def test_what_a_command_prints_is_told_of_one_that_shows_no_epoch() -> None:
+    with pytest.raises(InputError) as error:
+        measure(
+            command_spec(), command(1e4, 1), slots=1, time_s=1.0, loading_s=60.0, more_time="Wait longer."
+        )
+    assert str(error.value).endswith(
+        "the first epoch did not end within 1m 00s: the command has printed no epoch yet "
+        '(a command prints {"epoch": 1} when its first epoch ends). Wait longer.'
+    )
 
 
 def test_who_asked_for_a_probe_says_how_it_gets_more_time() -> None:

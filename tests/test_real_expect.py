@@ -271,6 +271,8 @@ def test_what_is_announced_is_what_is_compared_later() -> None:
         mean, low, high = map(format_duration, (found.finish_s.mean, found.finish_s.p10, found.finish_s.p90))
         assert "Expected of the run, with 30s to load the training code: done after" in said
         assert f"done after {mean}, {low} to {high}; epochs in all: " in said
+        quick = after_loading(expected("rubberband", tuning), 0.3, 2000.0)
+        assert "Expected of the run: done after" in expectation_text(tuning, "rubberband", quick)
         kept = plan_tables(found)
         assert kept["finish_s"] == asdict(found.finish_s)
         assert LEFT_OUT not in said

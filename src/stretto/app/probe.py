@@ -189,20 +189,22 @@ def measure(
         probe.stop()
     measured = probe.result()
     if not measured.epochs and not measured.speeds:
-        raise no_epoch(measured, more_time, probe.noted, silence)
+        raise no_epoch(measured, more_time, probe.noted, silence, is_command=spec.shows_epochs_only)
     return measured
 
 
-def no_epoch(measured: MeasuredProfile, more_time: str, noted: str = "", silence: str = "") -> InputError:
+def no_epoch(
+    measured: MeasuredProfile, more_time: str, noted: str = "", silence: str = "", *, is_command: bool
+) -> InputError:
     """What to say of a probe that did not see how long an epoch takes.
 
     `noted` may be why; `silence` is what a training may have been at that it has heard nothing of.
     """
-    usual = f'{more_time} A command prints {{"epoch": 1}} and so on when epochs end.'
+    prints = ' (a command prints {"epoch": 1} when its first epoch ends)' if is_command else ""
     loops = "Give the loader to run.prepare, and go through it inside run.epochs."
     return InputError(
         f"the first epoch did not end within {format_duration(measured.measured_s)}"
-        f"{f': {silence}' if silence else ''}.",
+        f"{f': {silence}' if silence else ''}{prints}.",
         where=measured.what,
-        remedy=" ".join(filter(None, (noted, loops if silence == NO_BATCH else "", usual))),
+        remedy=" ".join(filter(None, (noted, loops if silence == NO_BATCH else "", more_time))),
     )

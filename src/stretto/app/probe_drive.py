@@ -139,7 +139,7 @@ class Probe:
         if self._has_shown or not self._copies:
             return ""
         if self._spec.shows_epochs_only:
-            return "the command has printed none"
+            return "the command has printed no epoch yet"
         if self._imported is None:
             return ""
         return NO_BATCH if any(map(self._imported, self._copies)) else "the training code is being imported"

@@ -16,6 +16,7 @@ from stretto.app.real_request import Checked
 from stretto.app.real_site import OpenSite
 from stretto.app.real_standing import holding
 from stretto.app.real_substrate import MakeSubstrate
+from stretto.app.real_work import Entry
 from stretto.app.study_cluster import Offer
 from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
@@ -24,10 +25,10 @@ from stretto.planning.profile import Profile
 MOST_PROBED = 4
 """Configurations of a probe: some show how much trials differ."""
 MORE_TIME = (
-    "Of the time until the deadline, three quarters are waited for a first sign of training, an eighth for "
-    "the end of an epoch, without a deadline 5 and 10 minutes: give a later deadline; or write [profile] "
-    'epoch_s = 60 and speedup = { "1" = 1.0 } in the study; or measure longer, `stretto profile --study FILE '
-    '--time 30m`, and write [profile] file = "profile.json" in the study.'
+    "Stretto waits three quarters of the time until the deadline for a first sign of training and an eighth "
+    "for the end of an epoch (5 and 10 minutes without a deadline). Give a later deadline, or write "
+    '[profile] epoch_s = 60 and speedup = { "1" = 1.0 } in the study, or measure with `stretto profile '
+    '--study FILE --time 30m` and write [profile] file = "profile.json" there.'
 )
 ONLY_LONE = (
     " Epochs were timed only while the other slots were idle; they may take longer beside others, so what is "
@@ -63,7 +64,7 @@ def speeds_of(
         with holding(folder):
             found = _measured(checked, site, make, on_progress)
             if not found.tells_epochs:
-                raise no_epoch(found, MORE_TIME)
+                raise no_epoch(found, MORE_TIME, is_command=not isinstance(checked.work, Entry))
             write_profile(folder.profile, found)
         source = f"Speeds: measured now ({folder.profile})."
     elif known is None or known.folder == folder:

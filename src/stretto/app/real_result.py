@@ -408,7 +408,7 @@ def _not_begun(folder: RunFolder) -> str:
     noted = [event.text for event in folder.events() if isinstance(event, JobNoted)]
     if noted and had_not_begun(noted[-1]):
         return f": {noted[-1]}"
-    return ": the command has printed none" if folder.begun_spec().asked.get("command") else ""
+    return ": the command has printed no epoch" if folder.begun_spec().asked.get("command") else ""
 
 
 def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:

@@ -95,7 +95,12 @@ def stop(
 def _stopped(folder: RunFolder) -> str:
     line = run_line(folder, time.time())
     if not folder.is_begun:
-        return f"{folder.path}: stopped before it began; nothing of it is kept but what was measured."
+        kept = (
+            f"the measured speeds are kept in {folder.profile}"
+            if folder.profile.is_file()
+            else "there is nothing to resume"
+        )
+        return f"{folder.path}: stopped before its first job started; {kept}."
     saved = what_was_saved(folder)
     parts = [f"{folder.path}: {line.state}", *([saved] if saved else [])]
     if line.state in {"stopped", "interrupted"}:

@@ -81,7 +81,7 @@ def _expected(expectation: Expectation) -> str:
     if finish_s is None or epochs is None:
         return ""
     loading = ""
-    if expectation.loading_s:
+    if expectation.loading_s >= 1.0:
         loading = f", with {format_duration(expectation.loading_s)} to load the training code"
     return (
         f"Expected of the run{loading}: done after {_between(finish_s, format_duration)}; "
