@@ -16,7 +16,7 @@ from stretto.core.events import Event, JobFinished, JobNoted, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import Result
 from stretto.substrate.event_queue import EventQueue
-from stretto.substrate.process import FLOOD
+from stretto.substrate.process import FLOOD as PRINTS_FAST
 from stretto.substrate.process_guard import Allowance, Log, MetricsFile, Reports, Sieve
 
 KEYS = ["epoch", "loss", "accuracy"]
@@ -228,7 +228,7 @@ def test_that_a_study_prints_fast_is_said_once(tmp_path: Path) -> None:
             substrate.admit(trial_of(job_id, epochs=None))
             substrate.apply([start(job_id, number=number)])
             notes = [event.text for event in all_events(substrate) if isinstance(event, JobNoted)]
-            assert (FLOOD in notes) == (job_id == "a")
+            assert (PRINTS_FAST in notes) == (job_id == "a")
 
 
 def test_a_trial_that_floods_loses_no_epoch(tmp_path: Path) -> None:

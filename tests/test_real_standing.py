@@ -264,3 +264,13 @@ def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: st
         journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=()), event])
     problem = tune_result(folder, EndedBy.DEADLINE).problem
     assert problem == f"no trial came to the end of an epoch: {why}."
+
+
+def test_a_command_that_printed_no_epoch_is_told_so(checked: Checked) -> None:
+    folder, asked = checked.folder, {**checked.asked, "command": ["python", "train.py"]}
+    offer = slots_offer(2, Machine())
+    begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=asked, slots=2, offer=offer))
+    with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
+        journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=())])
+    problem = tune_result(folder, EndedBy.DEADLINE).problem
+    assert problem == "no trial came to the end of an epoch: the command has printed no epoch."
