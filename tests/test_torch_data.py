@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stretto.core.errors import InputError
 from stretto.torch.data import ElasticLoader, Part, Position, Source, source_of
-from stretto.torch.turn import Layout, Turn
+from stretto.torch.turn import WHOLE, Layout, Turn
 
 
 class Numbers(Dataset[int]):
@@ -195,3 +195,45 @@ def test_data_without_numbers_is_refused() -> None:
         source_of(DataLoader(Stream(), batch_size=2), print)
     with pytest.raises(InputError, match="batch sampler"):
         source_of(DataLoader(TensorDataset(torch.zeros(4)), batch_sampler=[[0, 1], [2, 3]]), print)
+
+
+# Two loaders together
+
+
+def beside_at(source: Source, lead: Layout, examples: int | None) -> tuple[list[int], float]:
+    """What a worker gets of the first batch beside such a step, and the weight that its gradient has."""
+    turn = Turn(lead, lead)
+    turn.share = WHOLE if examples is None else lead.shares(examples)[0]
+    loader = ElasticLoader(
+        source,
+        turn,
+        seed=3,
+        usual=lambda _: Layout(source.batch_size, workers=lead.workers, rank=lead.rank),
+        before=lambda _: Part.BESIDE,
+        after_step=lambda _: False,
+        after_inner=lambda _: None,
+        is_over=lambda _: False,
+        layout_at=lambda _: lead,
+        lay_out=lambda _: None,
+        after=lambda *_: None,
+    )
+    return next(iter(loader)).tolist(), turn.share.weight
+
+
+BATCHES = [(64, 32), (128, 64), (100, 50), (24, 10), (24, 24), (7, 7), (6, 12), (3, 64), (64, 2), (None, 7)]
+
+
+@pytest.mark.parametrize(("first", "second"), BATCHES)
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 6, 8])
+def test_all_workers_cut_a_batch_beside_alike(first: int | None, second: int, workers: int) -> None:
+    """Every example counts once, be it in one worker's share or in the whole batch on every worker."""
+    source = Source(dataset=Numbers(second), batch_size=second, shuffle=False)
+    given = [
+        beside_at(source, Layout(first or 1, workers=workers, rank=rank), first) for rank in range(workers)
+    ]
+    assert len({len(batch) == second for batch, _ in given}) == 1
+    counted = [0.0] * second
+    for batch, weight in given:
+        for number in batch:
+            counted[number] += weight / workers / len(batch)
+    assert counted == pytest.approx([1 / second] * second)

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from stretto.core.errors import InputError
 from stretto.torch.foreign import whole_sampler
-from stretto.torch.turn import Layout, Share, Turn
+from stretto.torch.turn import WHOLE, Layout, Share, Turn, cut_alike
 
 _PASSED_ON = (
     "num_workers",
@@ -44,7 +44,6 @@ _PASSED_ON = (
     "pin_memory_device",
 )
 """Options of DataLoader that mean the same here."""
-_SAME_WEIGHT = 1e-9
 
 
 @dataclass(slots=True)
@@ -333,7 +332,8 @@ class ElasticLoader:
         """The batches of a loop beside the one that leads, whose shares gradients are weighed by.
 
         A share of another weight would count wrongly. So where both batches cannot be cut in the same
-        proportions, every worker has the whole one beside: its gradient is the same on all, and so the mean.
+        proportions on every worker, all have the whole one beside: its gradient is the same on all, and so
+        the mean.
         """
         number = self._loops
         while self.left:
@@ -343,7 +343,7 @@ class ElasticLoader:
             self._generator.manual_seed(self._chance())
             for batch in self._batches:
                 share, at = coming.popleft(), self.position.examples
-                if abs(share.weight - self._turn.share.weight) > _SAME_WEIGHT and layout.workers > 1:
+                if layout.workers > 1 and not self._fits_lead(layout, share):
                     batch = self._load(list(order[at : at + share.step_examples]))  # noqa: PLW2901
                 self.unsettled, given_at = share.step_examples, self._turn.given
                 yield batch
@@ -355,6 +355,11 @@ class ElasticLoader:
                     self._after_inner(self)
                 if self._layout_beside() != layout:
                     break
+
+    def _fits_lead(self, layout: Layout, share: Share) -> bool:
+        lead = self._turn.share
+        examples = None if lead is WHOLE else lead.step_examples
+        return cut_alike(self._turn.layout, examples, layout, share.step_examples)
 
     def settle(self) -> None:
         """What was given is done."""

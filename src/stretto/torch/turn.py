@@ -12,6 +12,7 @@ a share of size s counts with weight s * parts / n before the average over parts
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil
 
 from stretto.core.errors import InputError
@@ -73,6 +74,25 @@ class Share:
 
 WHOLE = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_examples=1)
 """Outside any elastic loader every pass is a step of its own."""
+
+
+@lru_cache(maxsize=256)
+def cut_alike(lead: Layout, lead_examples: int | None, beside: Layout, beside_examples: int) -> bool:
+    """Whether both steps give every worker shares of the same weight: all workers answer alike.
+
+    Without `lead_examples` every pass of the lead is a step of its own, of weight 1 on every worker.
+    """
+    return all(
+        _weights(lead, lead_examples, rank) == _weights(beside, beside_examples, rank)
+        for rank in range(beside.workers)
+    )
+
+
+def _weights(layout: Layout, examples: int | None, rank: int) -> set[float]:
+    """Of a worker's passes. Equal proportions are equal numbers: each is one division of whole numbers."""
+    if examples is None:
+        return {WHOLE.weight}
+    return {share.weight for share in replace(layout, rank=rank).shares(examples)}
 
 
 @dataclass(slots=True)
