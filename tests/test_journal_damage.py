@@ -436,6 +436,46 @@ def test_a_run_goes_on_from_before_the_damage_if_somebody_agrees(folder: RunFold
     assert not mend(folder, yes=False)
 
 
+@pytest.mark.parametrize("begin_again", ["mend", "open"])
+@pytest.mark.parametrize("renames", range(6))
+def test_a_kill_while_a_damaged_journal_is_put_aside_loses_nothing(
+    renames: int, begin_again: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = folder.journal.with_name("journal.sqlite-wal")
+    wal.write_bytes(b"")
+    damaged, left = folder.journal.read_bytes(), iter(range(renames))
+    rename = Path.rename
+
+    def killed_at_last(path: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed_at_last)
+        with pytest.raises(KeyboardInterrupt):
+            mend(folder, yes=True)
+    assert folder.damage()
+    if begin_again == "mend" or folder.journal.exists():
+        assert "It is kept as journal.sqlite.damaged-1; the run goes on" in mend(folder, yes=True)
+    with closing(SqliteJournal(folder.journal, run="r")) as journal:
+        assert list(journal.events()) == STORY[:42]
+    assert not folder.damage()
+    assert folder.path.joinpath("journal.sqlite.damaged-1").read_bytes() == damaged
+    assert folder.path.joinpath("journal.sqlite.damaged-1.end").exists()
+    assert not list(folder.path.glob("*.kept"))
+    assert not list(folder.path.glob("*damaged-2*"))
+
+
+def test_a_kept_part_that_is_not_needed_any_more_never_comes_back(folder: RunFolder) -> None:
+    cut(folder.journal, "r")
+    shutil.copy(folder.journal, folder.path / "journal.sqlite.kept")
+    with closing(SqliteJournal(folder.journal, run="r")) as journal:
+        journal.append(STORY[42:44])
+    folder.journal.unlink()
+    assert "it is gone, with the 44 events" in folder.damage()
+
+
 def test_a_run_of_which_nothing_can_be_read_begins_anew_if_somebody_agrees(folder: RunFolder) -> None:
     folder.journal.write_bytes(b"")
     assert "nothing is known of the run" in folder.damage()

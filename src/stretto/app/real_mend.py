@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from stretto.app.real_standing import holding
 from stretto.app.run_folder import RunFolder, damage_text
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration
 from stretto.journal.rows import Damage, find_damage
-from stretto.journal.sqlite import cut
+from stretto.journal.sqlite import cut, finish_cut
 
 Ask = Callable[[str], bool]
 """Whether somebody agrees to what is said."""
@@ -24,15 +25,23 @@ def mend(folder: RunFolder, *, yes: bool, ask: Ask | None = None) -> str:
     if not folder.is_begun:
         return ""
     with holding(folder) as lock:
+        finished = finish_cut(folder.journal)
         damage = find_damage(folder.journal, thoroughly=True)
         if damage is None:
-            return ""
+            return "" if finished is None else _finished(folder, finished)
         if damage.machine_went_down:
             return f"{damage_text(folder, damage)} Therefore {_goes_on(damage)}."
         if not yes:
             _be_sure(folder, damage, ask)
         aside = cut(folder.journal, folder.name, lock=lock)
     return f"{folder.journal} was damaged: {damage.problem}. It is kept as {aside.name}; {_goes_on(damage)}."
+
+
+def _finished(folder: RunFolder, aside: Path) -> str:
+    return (
+        f"{folder.journal} was damaged, and a kill came while it was put aside. It is kept as "
+        f"{aside.name}; the run goes on with what is before the damage."
+    )
 
 
 def _be_sure(folder: RunFolder, damage: Damage, ask: Ask | None) -> None:

@@ -144,6 +144,11 @@ def boot_id() -> str:
         return "unknown"
 
 
+def kept_part(journal: Path) -> Path:
+    """What is kept of a damaged journal, whole, until it takes the journal's place."""
+    return journal.with_name(journal.name + ".kept")
+
+
 def read_events(path: Path, *, with_memory: bool = False) -> Iterator[Event]:
     """Everything before the damage, if there is any, also while a run goes on."""
     try:
@@ -188,6 +193,9 @@ def read_rows(path: Path, *, thoroughly: bool = False) -> Iterator[Row]:
     """Whole rows in order; DamagedError where the file is damaged, JournalError if it is no journal."""
     mark = EndMark.read(path)  # first: what is written meanwhile is after it
     if not _is_there(path):
+        if kept_part(path).exists():
+            problem = "a kill came while it was put aside, and the command of the run completes that"
+            raise DamagedError(Damage(0, 0.0, problem))
         if mark is not None and mark.seq:
             raise DamagedError(
                 Damage(0, 0.0, f"it is gone, with the {mark.seq} events that were written to it")

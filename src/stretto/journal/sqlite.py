@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import count, takewhile
 from pathlib import Path
 
 from stretto.core.errors import JournalError
@@ -24,6 +25,8 @@ from stretto.journal.rows import (
     check_header,
     checksum,
     events_of,
+    find_damage,
+    kept_part,
     read_rows,
     whole_rows,
 )
@@ -42,6 +45,8 @@ CREATE TABLE event (
     crc INTEGER NOT NULL
 );
 """
+_PARTS = ("", "-wal", "-shm", ".end")
+"""What the names of a journal's files end with."""
 _INSERT = "INSERT INTO event (seq, t_s, kind, subject, schema, payload, crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -65,6 +70,7 @@ class SqliteJournal:
         self._memory: object = UNKNOWN
         """Of the last decision that this process wrote."""
         try:
+            finish_cut(path)
             if not path.exists():
                 _create(path, run)
             self._connection = _connect(path)
@@ -75,6 +81,7 @@ class SqliteJournal:
             self._seq, self._crc = self._check(run)
             self._end_fd = open_private(EndMark.path(path), os.O_WRONLY | os.O_CREAT)
             self._mark()
+            kept_part(path).unlink(missing_ok=True)  # of a cut that was begun, and is not needed any more
         except BaseException:
             self.close()
             raise
@@ -198,25 +205,44 @@ def cut(path: Path, run: str, *, lock: FileLock | None = None) -> Path:
     """
     taken = _lock(path) if lock is None else None
     try:
-        kept = path.with_name(path.name + ".kept")
-        kept.unlink(missing_ok=True)
-        _create(kept, run)
-        with closing(sqlite3.connect(kept, isolation_level=None)) as connection:
+        if (aside := finish_cut(path)) is not None and find_damage(path) is None:
+            return aside
+        unfinished = path.with_name(path.name + ".keeping")
+        for left in (unfinished, unfinished.with_name(unfinished.name + "-journal")):
+            left.unlink(missing_ok=True)
+        _create(unfinished, run)
+        with closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             try:
                 _copy(read_rows(path), connection)
             finally:
                 connection.execute("COMMIT")
-        aside = _free_name(path)
-        for suffix in ("", "-wal", "-shm", ".end"):
-            part = path.with_name(path.name + suffix)
-            if part.exists():
-                part.rename(aside.with_name(aside.name + suffix))
-        kept.rename(path)
-        return aside
+        unfinished.rename(kept_part(path))
+        return _put_in_place(path, _free_name(path))
     finally:
         if taken is not None:
             taken.release()
+
+
+def finish_cut(path: Path) -> Path | None:
+    """What a kill kept `cut` from: the part it kept becomes the journal; where the damaged one is now.
+
+    None if there is nothing to finish. The caller has the lock of the file.
+    """
+    if path.exists() or not kept_part(path).exists():
+        return None
+    return _put_in_place(path, _last_name(path))
+
+
+def _put_in_place(path: Path, aside: Path) -> Path:
+    """The journal goes first: while it is missing and there is a kept part, this can be done again."""
+    for suffix in _PARTS:
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    kept_part(path).rename(path)
+    _sync_folder(path.parent)
+    return aside
 
 
 def _copy(rows: Iterator[Row], connection: sqlite3.Connection) -> None:
@@ -240,10 +266,23 @@ def _each_into(read: list[Row], rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _free_name(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    return aside
+    """For all parts of a damaged journal."""
+    return next(aside for aside in _asides(path) if not _parts(aside))
+
+
+def _last_name(path: Path) -> Path:
+    """Where a damaged journal was being moved to; a free name if the parts that are left do not fit there."""
+    *_, last = [_free_name(path), *takewhile(_parts, _asides(path))]
+    return _free_name(path) if _parts(path) & _parts(last) else last
+
+
+def _asides(path: Path) -> Iterator[Path]:
+    return (path.with_name(f"{path.name}.damaged-{number}") for number in count(1))
+
+
+def _parts(path: Path) -> set[str]:
+    """Those of a journal's files that are there."""
+    return {suffix for suffix in _PARTS if path.with_name(path.name + suffix).exists()}
 
 
 @contextmanager
@@ -299,7 +338,12 @@ def _create(path: Path, run: str) -> None:
     finally:
         connection.close()
     unfinished.rename(path)
-    folder_fd = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """What was renamed in it stays so if the machine goes down."""
+    folder_fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(folder_fd)
     finally:
