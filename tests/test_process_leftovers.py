@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from process_bench import Bench, all_events, eventually
 from stretto.core import scarce as scarcity
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
 from stretto.core.scarce import PATIENCE_S, Retry, limit_text, scarce_number
-from stretto.substrate import process
+from stretto.substrate import process, process_command
 from stretto.substrate.process_child import GuardedCommand
 from stretto.substrate.process_guard import TOKEN, end_leftovers, processes_of
+from stretto.substrate.run_identity import folder_identity, identity
 
 TRAINS_IN_A_GRANDCHILD = """
 child = "import os, signal, time\\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" \\
@@ -134,8 +136,37 @@ def test_what_a_killed_guard_of_a_killed_controller_left_is_ended_before_a_start
             left.communicate()
 
 
+@pytest.mark.parametrize("copy_file", [shutil.copy2, os.link], ids=["copied", "linked"])
+def test_a_copy_of_a_run_has_other_tokens_and_a_moved_run_has_its_own(
+    tmp_path: Path, copy_file: Callable[[str, str], object]
+) -> None:
+    original, copy, moved = (tmp_path / name for name in ("a", "copy", "moved"))
+    original.mkdir()
+    token = process_command.token_of(folder_identity(original), "a")
+    shutil.copytree(original, copy, copy_function=copy_file)
+    assert identity(copy) == identity(original), "it is the same run for its store"
+    assert process_command.token_of(folder_identity(copy), "a") != token
+    original.rename(moved)
+    assert process_command.token_of(folder_identity(moved), "a") == token
+
+
+def test_a_copy_of_a_run_leaves_the_training_of_the_original_alone(tmp_path: Path) -> None:
+    folder, copied = tmp_path / "a", tmp_path / "b"
+    folder.mkdir()
+    with Bench(folder, grace_s=0.2) as bench, Bench(copied, grace_s=0.2) as other:
+        trains = "print('{\"work_done\": 1}', flush=True)\ntime.sleep(600)"
+        first = bench.started(bench.code(trains))
+        assert isinstance(first.next_event(60.0), JobReported)
+        training = processes_of(token_of(bench))
+        assert training
+        shutil.copytree(folder, copied)
+        second = other.started(other.code("print('{\"work_done\": 1}', flush=True)"))
+        assert isinstance(all_events(second)[-1], JobFinished)
+        assert processes_of(token_of(bench)) == training
+
+
 def token_of(bench: Bench) -> str:
-    return f"{(bench.folder / 'id').read_text()}:a"
+    return process_command.token_of(folder_identity(bench.folder), "a")
 
 
 def is_guard(pid: int) -> bool:

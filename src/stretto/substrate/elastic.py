@@ -34,7 +34,7 @@ from stretto.substrate.gang_training import TrainingGang
 from stretto.substrate.process_command import Command, token_of
 from stretto.substrate.process_history import PastJob, fold
 from stretto.substrate.provision import Provisioner, noting_nodes
-from stretto.substrate.run_identity import identity
+from stretto.substrate.run_identity import folder_identity
 from stretto.wire.messages import Described, Task
 
 LOG = "stdout.log"
@@ -240,7 +240,7 @@ class ElasticSubstrate:
             losses=Losses(self._rules.retries, past.failures),
             places_of=self._land.places_of,
             starts=past.starts,
-            token=token_of(identity(self._folder), past.job.id),
+            token=token_of(folder_identity(self._folder), past.job.id),
         )
 
     def _instruct(self, instruction: Instruction) -> None:

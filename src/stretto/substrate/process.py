@@ -63,7 +63,7 @@ from stretto.substrate.process_reports import Setup, read_report
 from stretto.substrate.process_run import JobRun, Order, must_wait
 from stretto.substrate.process_shared import SharedFolder, overwritten
 from stretto.substrate.process_trials import Mark
-from stretto.substrate.run_identity import identity
+from stretto.substrate.run_identity import folder_identity
 
 __all__ = ["Command", "ProcessSubstrate"]
 
@@ -278,7 +278,7 @@ class ProcessSubstrate:
             devices=self._devices.take(run.job, setup.allocation),
             threads=self._threads,
         )
-        self._identity = self._identity or identity(self._run_dir)
+        self._identity = self._identity or folder_identity(self._run_dir)
         env |= {TOKEN: token_of(self._identity, run.job.id), START: secrets.token_hex(8)}
         if run.command.gang:
             run.port = free_port([other.port for other in self._live.values()])

@@ -143,9 +143,9 @@ def importing(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, (launch, environ.get("PYTHONPATH"))))}
 
 
-def token_of(run_identity: str, job_id: str) -> str:
-    """What the processes of a job carry, and no other process does."""
-    return f"{run_identity}:{job_id}"
+def token_of(folder_identity: str, job_id: str) -> str:
+    """What the processes of a job carry, and no other process does, not even one of a copy of the run."""
+    return f"{folder_identity}:{job_id}"
 
 
 def own_environment(command: Command, setup: Setup, *, restarts: int, job_folder: Path) -> dict[str, str]:

@@ -19,6 +19,12 @@ def identity(run_dir: Path) -> str:
     return found
 
 
+def folder_identity(run_dir: Path) -> str:
+    """Of the run in this very folder, wherever it is moved to in its file system; a copy has another."""
+    found, status = identity(run_dir), run_dir.stat()
+    return f"{found}:{status.st_dev}:{status.st_ino}"
+
+
 def known_identity(run_dir: Path) -> str | None:
     """Of the run in this folder; None if it has none yet."""
     try:
