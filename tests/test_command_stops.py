@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from process_bench import BATCH, ONE, PYTHON, Bench, all_events, job_of, start, trial_of
 from stretto.app.probe import probe
 from stretto.app.real_commands import CommandsFor, CommandSubstrate
-from stretto.app.real_deadline import Deadline
+from stretto.app.real_deadline import Deadline, when_to_resume
 from stretto.app.real_lines import ProgressLines
 from stretto.app.real_result import command_files
 from stretto.app.real_stop import unsaved_jobs
@@ -324,6 +326,45 @@ def test_after_its_deadline_nobody_is_told_to_resume_a_run(
     )
     begin(folder, spec)
     assert said in how_to_go_on(folder)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "said"),
+    [
+        (90.6, "Resume before 12:01:30, or with a later --deadline."),
+        (90000.0, "Resume before 2026-01-02 13:00:00, or with a later --deadline."),
+        (0.0, ""),
+        (1e17, ""),
+    ],
+)
+def test_whoever_resumes_is_told_until_when_that_goes_on(left_s: float, said: str) -> None:
+    noon_s = datetime(2026, 1, 1, 12).timestamp()  # noqa: DTZ001
+    spec = RunSpec(
+        kind="tune",
+        started_at_s=noon_s - 10.0,
+        asked={"policy": "asha", "seed": 0, "study": {}},
+        slots=1,
+        offer=slots_offer(1, Machine()),
+        deadline_s=10.0 + left_s,
+        file="",
+    )
+    assert when_to_resume(spec, noon_s) == said
+    assert when_to_resume(dataclasses.replace(spec, deadline_s=None), noon_s) == ""
+
+
+def test_the_hint_to_resume_names_the_deadline(tmp_path: Path) -> None:
+    folder, now_s = RunFolder(tmp_path), time.time()
+    asked = {"policy": "asha", "seed": 0, "study": {}}
+    offer = slots_offer(1, Machine())
+    begin(
+        folder,
+        RunSpec(
+            kind="tune", started_at_s=now_s, asked=asked, slots=1, offer=offer, deadline_s=3600.0, file=""
+        ),
+    )
+    assert re.search(
+        r"^resume with: .*\nResume before \d\d:\d\d:\d\d, or with a later --deadline\.$", how_to_go_on(folder)
+    )
 
 
 def test_what_a_command_keeps_in_its_folder_is_named(tmp_path: Path) -> None:

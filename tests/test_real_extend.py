@@ -291,6 +291,23 @@ def test_the_command_says_what_it_did(
     assert "limits          raised after" in out
 
 
+def test_who_starts_it_again_after_its_deadline_is_told_of_a_later_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = asked(here, "39s")
+    assert tuned(short).ended_by == EndedBy.DEADLINE
+    words = ("tune", short.request.study, "train.py:train", "--policy", "asha", "--deadline")
+    _, _, err = StudyCommand(monkeypatch, capsys)(*words, "39s")
+    found = re.search(
+        r"tiny: its deadline has passed; a later --deadline lets it go on, such as --deadline (\w+)\.",
+        err,
+    )
+    assert found is not None, err
+    later_s = parse_duration_s(found[1])
+    assert extend(asked(here, found[1], deadline_s=later_s)), "the advice works"
+    assert finished(asked(here, found[1], deadline_s=later_s)) is None
+
+
 def test_a_run_that_is_not_there_or_the_same_is_left_alone(here: Path) -> None:
     checked = asked(here, "39s")
     assert not extend(checked)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
+from stretto.app.real_drive import EndedBy
 from stretto.app.run_folder import PastLimits, RunSpec, Tables
 from stretto.core.units import parse_duration_s
 
 NOTABLE_S = 1.0
+DAY_S = 86400.0
+FAR_S = 366 * DAY_S
+"""A deadline that is further away is not worth a word."""
 TYPING_S = 60.0
 """From when a deadline is proposed until it is given, at least."""
 
@@ -51,6 +56,35 @@ def enough_after(gone_s: float) -> str:
     """A deadline, as people write it, that is still to come when somebody has read this and typed it."""
     hours, minutes = divmod(math.ceil((gone_s + TYPING_S) / 60.0), 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m"
+
+
+def when_to_resume(spec: RunSpec, now_s: float) -> str:
+    """Until when a run that was stopped goes on as it is, in a sentence; empty if its deadline is no matter.
+
+    `now_s` is on the wall clock.
+    """
+    left_s = left_until_s(spec, now_s)
+    if not 0.0 < left_s <= FAR_S:
+        return ""
+    due = datetime.fromtimestamp(math.floor(now_s + left_s)).astimezone()
+    at = due.strftime("%H:%M:%S" if left_s < DAY_S else "%Y-%m-%d %H:%M:%S")
+    return f"Resume before {at}, or with a later --deadline."
+
+
+def what_lets_go_on(spec: RunSpec, ended_by: str, now_s: float) -> str:
+    """Which larger limit lets a run go on that a limit has ended, as a clause; empty of any other."""
+    if ended_by == EndedBy.BUDGET:
+        return "its budget is spent; a larger --budget lets it go on"
+    deadline = deadline_of(spec)
+    if ended_by != EndedBy.DEADLINE or deadline is None:
+        return ""
+    enough = enough_after(now_s - spec.started_at_s + deadline.measuring_s)
+    return f"its deadline has passed; a later --deadline lets it go on, such as --deadline {enough}"
+
+
+def left_until_s(spec: RunSpec, now_s: float) -> float:
+    """Seconds until a run's deadline; 0 or less once it has come."""
+    return math.inf if spec.deadline_s is None else spec.started_at_s + spec.deadline_s - now_s
 
 
 def given_duration_s(asked: Tables) -> float | None:

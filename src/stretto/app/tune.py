@@ -23,6 +23,7 @@ from stretto.app.probe import OnProgress
 from stretto.app.probe_speeds import speeds_of
 from stretto.app.profile_file import read_profile
 from stretto.app.real_cost import priced_types, stopping_s
+from stretto.app.real_deadline import what_lets_go_on
 from stretto.app.real_drive import (
     AtDeadline,
     EndedBy,
@@ -304,6 +305,9 @@ def _tuned(checked: Checked, tell: Callable[[str], None] | None, *, yes: bool) -
         tell(f"{checked.folder.path}: {moved}.")
     over = finished(checked)
     if over is not None:
+        way = what_lets_go_on(checked.folder.begun_spec(), over.ended_by, time.time())
+        if way and tell is not None:
+            tell(f"{checked.folder.path}: {way}.")
         return over
     if (mended := mend(checked.folder, yes=yes)) and tell is not None:
         tell(mended)

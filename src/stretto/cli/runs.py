@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from stretto.app.real_deadline import when_to_resume
 from stretto.app.real_standing import is_going_on
 from stretto.app.run_folder import RUNS, RunFolder
 from stretto.app.run_list import RunLine, find_folder, list_runs, run_line
@@ -104,7 +105,8 @@ def _stopped(folder: RunFolder) -> str:
     saved = what_was_saved(folder)
     parts = [f"{folder.path}: {line.state}", *([saved] if saved else [])]
     if line.state in {"stopped", "interrupted"}:
-        parts.append(f"resume with: {line.command}")
+        when = when_to_resume(folder.begun_spec(), time.time())
+        parts.append("\n".join(filter(None, (f"resume with: {line.command}", when))))
     return "; ".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -11,10 +12,11 @@ from typing import Annotated, TextIO
 import typer
 
 from stretto.app.probe_origin import node_to_launch
+from stretto.app.real_deadline import left_until_s, what_lets_go_on, when_to_resume
 from stretto.app.real_drive import AtDeadline, EndedBy
 from stretto.app.real_extend import extend
 from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult, ending_of
+from stretto.app.real_result import TuneResult
 from stretto.app.real_site import LOCAL, local_devices
 from stretto.app.real_standing import holding
 from stretto.app.real_stop import Stop
@@ -110,10 +112,13 @@ def tune(
     )
     if moved := extend(checked):
         print(f"{checked.folder.path}: {moved}.", file=sys.stderr)
-    result = finished(checked) or _run(checked, yes=yes, as_json=as_json)
+    over = finished(checked)
+    result = over or _run(checked, yes=yes, as_json=as_json)
     if damage := checked.folder.damage():
         print(damage, file=sys.stderr)
     _show(checked, result, as_json=as_json)
+    if over and (way := what_lets_go_on(checked.folder.begun_spec(), over.ended_by, time.time())):
+        print(f"{checked.folder.path}: {way}.", file=sys.stderr)
     if not result.succeeded or result.failed:
         raise typer.Exit(1)
 
@@ -181,11 +186,14 @@ def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:
         print(tune_text(result, checked.outline.study, other), end="")
     if result.ended_by == EndedBy.REQUEST:
         stopped = how_it_stopped(checked.folder, saves=checked.elastic)
-        print(f"{stopped}; {how_to_resume()}", file=sys.stderr)
+        print(f"{stopped}; {how_to_go_on(checked.folder)}", file=sys.stderr)
 
 
 def how_to_go_on(folder: RunFolder) -> str:
-    """With a run that was stopped at once: by then, its deadline may have come."""
-    if folder.is_begun and ending_of(folder) is EndedBy.DEADLINE:
+    """With a run that was stopped: by then, its deadline may have come."""
+    spec = folder.spec()
+    if spec is None:
+        return how_to_resume()
+    if left_until_s(spec, time.time()) <= 0.0:
         return "its deadline has come, and a later --deadline lets it go on"
-    return how_to_resume()
+    return "\n".join(filter(None, (how_to_resume(), when_to_resume(spec, time.time()))))
