@@ -490,6 +490,14 @@ def test_a_schedule_that_counts_steps_by_itself_is_refused_where_the_batch_adapt
         run_with_rates(own_schedule, adaptive=True)
 
 
+def test_parameters_that_are_added_are_no_change_of_the_rate() -> None:
+    def add(_: Run, optimizer: torch.optim.Optimizer, index: int) -> None:
+        if index == 2 and len(optimizer.param_groups) == 1:
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.5})
+
+    run_with_rates(add, adaptive=True)
+
+
 def test_a_schedule_that_is_told_where_it_is_is_refused_where_the_batch_adapts() -> None:
     run, model = Run(), torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.errors import InputError
 from stretto.torch import Run
-from stretto.torch.fingerprint import COST, Fingerprint, difference, fingerprint, interval
+from stretto.torch.fingerprint import COST, Fingerprint, Watch, difference, fingerprint, interval
+from stretto.torch.group import Group
+from stretto.torch.stepper import Stepper
+from stretto.torch.turn import Layout, Turn
 from stretto.torch.unprepared import StepGuard
 
 
@@ -167,6 +171,31 @@ def test_counted_steps_may_be_split_and_left_and_made_more(tmp_path: Path) -> No
     assert (run.step, run.progress) == (32, 1.0)
 
 
+def test_steps_before_the_loop_are_not_counted() -> None:
+    run = Run()
+    model, optimizer = sgd(run)
+    make_step(model, optimizer)
+    seen = []
+    for step in run.steps(5, batch_size=2):
+        seen.append(step)
+        make_step(model, optimizer)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("steps_before", [False, True])
+def test_counted_steps_without_a_step_of_the_optimizer_are_no_result(
+    tmp_path: Path, steps_before: bool
+) -> None:
+    run = Run(tmp_path)
+    model, optimizer = sgd(run)
+    if steps_before:
+        make_step(model, optimizer)
+    with pytest.raises(InputError, match=r"nothing was trained: 10 batches .* told to step"):
+        list(run.steps(10, batch_size=2))
+    run.finish_saving()
+    assert not list(tmp_path.rglob("state.pt"))
+
+
 def test_loops_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batch_size=0"):
         Run().steps(10, batch_size=0)
@@ -253,6 +282,29 @@ def test_a_single_weight_is_found_as_turns_go_by(change: float) -> None:
     found = [difference([of(one, turn=turn), of(other, turn=turn)], ["w", "b"]) for turn in range(4)]
     (problem,) = [problem for problem in found if problem is not None]
     assert problem.text.startswith("a value of parameter w: ")
+
+
+class OtherRounding(Group):
+    """A second worker whose parameters differ by rounding only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = 2
+        self.given = b""
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        return [[*numbers], [numbers[0], numbers[1] + 1, numbers[2]]]
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        self.given = content
+        return [content, content]
+
+
+def test_a_closer_look_exchanges_samples_and_not_whole_parameters() -> None:
+    group, turn = OtherRounding(), Turn(Layout(total=1), Layout(total=1))
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1_000_000)) for _ in range(2)], lr=0.1)
+    Watch(group, turn, [Stepper(optimizer, turn, group)], dict).regrouped()
+    assert 0 < len(group.given) < 20_000
 
 
 def test_comparing_takes_a_thousandth_of_the_time_at_most() -> None:

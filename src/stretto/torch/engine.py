@@ -141,6 +141,9 @@ class Engine:
         if self.joined:
             return
         self.joined = True
+        if self.counting is not None:  # steps before the loop are not among those that it counts
+            self.turn.updates = 0
+            self.turn.told.clear()
         self._refuse_no_data()
         if self.session.task is None:
             self._refuse_wrappers()

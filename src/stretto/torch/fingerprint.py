@@ -156,7 +156,7 @@ class Watch:
         """DivergedError, on every worker, if they differ by more than rounding."""
         file = io.BytesIO()
         settings = [[one.label, one.value] for one in own.settings]
-        samples = [sample.cpu() for sample in own.samples]
+        samples = [sample.cpu().clone() for sample in own.samples]  # else torch.save writes whole parameters
         torch.save({"settings": settings, "shapes": own.shapes, "samples": samples}, file)
         everyones = [_read(one) for one in self._group.gather_bytes(file.getvalue())]
         if problem := difference(everyones, self._parameter_names()):

@@ -371,7 +371,10 @@ class Run:
                 raise
             finally:
                 engine.step_loop = None
-            engine.end_epoch(last=engine.turn.updates >= count)
+            last = engine.turn.updates >= count
+            if last:
+                engine.refuse_no_step()
+            engine.end_epoch(last=last)
         if task is None:
             engine.save_result()
 

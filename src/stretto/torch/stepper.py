@@ -160,7 +160,9 @@ class Stepper:
         now = [float(one["lr"]) for one in self.optimizer.param_groups if not isinstance(one["lr"], Tensor)]
         before, self._rates = self._rates, now
         followed, self._scheduled = self._scheduled != self._turn.scheduled, self._turn.scheduled
-        if before is not None and before != now and not followed:
+        if before is None or len(before) != len(now):  # add_param_group
+            return
+        if before != now and not followed:
             raise InputError(
                 f"the learning rate goes from {before[0]:.6g} to {now[0]:.6g} between two steps of a loop "
                 "with adaptive=True, and not by a scheduler that was given to run.prepare: as steps grow, "
