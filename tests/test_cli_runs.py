@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,10 +21,11 @@ from stretto.app.real_standing import holding
 from stretto.app.run_folder import RunFolder
 from stretto.app.run_list import find_folder, list_runs
 from stretto.app.run_logs import Followed, Lines, follow
+from stretto.app.run_remove import remove_run
 from stretto.app.tune import prepare, start
 from stretto.cli.runs import age_text
 from stretto.core.errors import InputError
-from stretto.core.file_lock import Holder
+from stretto.core.file_lock import FileLock, Holder
 from stretto.core.units import format_size
 from stretto.journal.sqlite import SqliteJournal
 from study_command import StudyCommand
@@ -320,6 +322,46 @@ class TestRm:
         assert "box-1 may still be up" in stretto.refused("rm", "tiny", "--yes")
         assert folder.is_begun
         assert (here / "project" / "spec.json").exists()
+
+    @pytest.mark.parametrize(("lock", "whose"), [("jobs/trial-000/lock", "trial-000"), ("lock", "its jobs")])
+    def test_one_whose_jobs_are_still_ending_is_refused(
+        self, stretto: StudyCommand, folder: RunFolder, lock: str, whose: str
+    ) -> None:
+        printed(folder, "trial-000", "x")
+        held = FileLock(folder.path / lock)
+        before = sorted(folder.path.rglob("*"))
+        assert f"processes of {whose} are still ending" in stretto.refused("rm", "tiny", "--yes")
+        with pytest.raises(InputError, match="are still ending"):  # also if they begin after the question
+            remove_run(folder)
+        assert sorted(folder.path.rglob("*")) == before
+        held.release()
+        assert stretto("rm", "tiny", "--yes")[0] == 0
+
+    def test_what_could_not_be_removed_is_still_that_run(
+        self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(path: Path) -> None:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+        printed(folder, "trial-000", "x")
+        (folder.path / "id").write_text("x")
+        with monkeypatch.context() as patched:
+            patched.setattr("stretto.app.run_remove.shutil.rmtree", full)
+            told = stretto.refused("rm", "tiny", "--yes")
+        assert "could not be removed whole: runs/tiny/jobs: Directory not empty." in told
+        assert (folder.path / "id").exists()
+        assert folder.is_begun
+        assert stretto("rm", "tiny", "--yes")[0] == 0
+        assert not folder.path.exists()
+
+    @pytest.mark.parametrize(("content", "code"), [("", 0), ("4711", 2), ('{"pid": 1}', 2)])
+    def test_a_lock_by_its_name_alone_is_no_run(
+        self, here: Path, stretto: StudyCommand, content: str, code: int
+    ) -> None:
+        (here / "project").mkdir()
+        (here / "project" / "journal.sqlite.lock").write_text(content)
+        assert stretto("rm", "./project", "--yes")[0] == code
+        assert (here / "project").exists() == bool(code)
 
     def test_damaged_ones_can_be_removed(self, here: Path, stretto: StudyCommand, folder: RunFolder) -> None:
         (folder.path / "spec.json").write_text("[" * 100_000)
