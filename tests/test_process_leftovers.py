@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +20,9 @@ from process_bench import Bench, all_events, eventually
 from stretto.core import scarce as scarcity
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
 from stretto.core.scarce import PATIENCE_S, Retry, limit_text, scarce_number
-from stretto.substrate import process, process_command
+from stretto.substrate import process, process_command, process_guard
 from stretto.substrate.process_child import GuardedCommand
-from stretto.substrate.process_guard import TOKEN, end_leftovers, processes_of
+from stretto.substrate.process_guard import TOKEN, end_leftovers, found_before, processes_of
 from stretto.substrate.run_identity import folder_identity, identity
 
 TRAINS_IN_A_GRANDCHILD = """
@@ -68,6 +70,18 @@ def test_leftovers_are_asked_once_and_killed_after_the_grace() -> None:
     assert timeline.end(2.0) == 2
     assert timeline.signals == [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)]
     assert timeline.now_s == pytest.approx(2.0, abs=0.2)
+
+
+def test_a_guard_without_a_controller_ends_nothing_as_it_may_be_of_the_next_run() -> None:
+    assert found_before(lambda: True, lambda: [1, 2])() == []
+
+
+def test_what_was_found_before_the_controller_went_is_ended_and_nothing_else() -> None:
+    there, gone = [1, 2], False
+    find = found_before(lambda: gone, lambda: there)
+    assert find() == [1, 2]
+    there, gone = [2, 3], True
+    assert find() == [2]
 
 
 def test_what_cannot_be_killed_is_not_waited_for_without_end() -> None:
@@ -134,6 +148,36 @@ def test_what_a_killed_guard_of_a_killed_controller_left_is_ended_before_a_start
         finally:
             left.kill()
             left.communicate()
+
+
+def test_a_guard_that_waited_until_its_controller_was_gone_leaves_the_next_run_alone(tmp_path: Path) -> None:
+    token = f"secret{tmp_path}:a"
+    names = {name: str(tmp_path / name) for name in ("log", "lock", "metrics")}
+    options = {**names, "mode": 0o600, "token": token, "start": "old", "grace_s": 0.2, "ranks": [{}]}
+    (tmp_path / "lock").touch()
+    code = "import time; print(1, flush=True); time.sleep(600)"
+    next_guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code],
+        env={TOKEN: token, "STRETTO_START": "new"},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert next_guard.stdout is not None
+        next_guard.stdout.readline()
+        controller, guard_end = socket.socketpair()
+        controller.close()
+        with guard_end:
+            guard = [sys.executable, "-I", "-S", process_guard.__file__, str(guard_end.fileno())]
+            subprocess.run(
+                [*guard, json.dumps(options), "touch", str(tmp_path / "started")],
+                pass_fds=(guard_end.fileno(),),
+                check=True,
+            )
+        assert next_guard.poll() is None
+        assert not (tmp_path / "started").exists()
+    finally:
+        next_guard.kill()
+        next_guard.communicate()
 
 
 @pytest.mark.parametrize("copy_file", [shutil.copy2, os.link], ids=["copied", "linked"])

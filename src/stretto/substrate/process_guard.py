@@ -623,6 +623,19 @@ def processes_of(token: str, *, but_start: str = "") -> list[int]:
     return found
 
 
+def found_before(is_gone: Callable[[], bool], find: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    """Finds only what was there before the controller went: what came later may be its successor's."""
+    known: set[int] = set()
+
+    def found() -> list[int]:
+        there = find()
+        if not is_gone():
+            known.update(there)
+        return [pid for pid in there if pid in known]
+
+    return found
+
+
 def end_leftovers(
     find: Callable[[], list[int]],
     *,
@@ -662,12 +675,17 @@ def main() -> None:
     except BlockingIOError:
         log.write(b"stretto: waiting for an earlier process of this job to end\n")
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
+
+    def is_gone() -> bool:
+        """Whether the controller has gone, or changed its mind."""
+        return bool(select.select([socket_fd], [], [], 0)[0])
+
     if not is_first and options["token"]:
         find = functools.partial(processes_of, options["token"], but_start=options["start"])
-        if ended := end_leftovers(find, grace_s=options["grace_s"]):
+        if ended := end_leftovers(found_before(is_gone, find), grace_s=options["grace_s"]):
             log.write(b"stretto: %d processes of an earlier start of this job were ended\n" % ended)
-    if not is_first and select.select([socket_fd], [], [], 0)[0]:
-        return  # the controller has gone or changed its mind meanwhile
+    if not is_first and is_gone():
+        return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     metrics = MetricsFile(options["metrics"], options["keys"], options["mode"])
     sieve = Sieve(options["keys"], options["metric"], time.monotonic())
