@@ -20,7 +20,7 @@ from stretto.app.real_request import Checked, TuneRequest, check_request
 from stretto.app.real_standing import holding
 from stretto.app.run_folder import RunFolder
 from stretto.app.run_list import find_folder, list_runs
-from stretto.app.run_logs import Followed, Lines, follow
+from stretto.app.run_logs import CHUNK_BYTES, Followed, Lines, follow
 from stretto.app.run_remove import remove_run
 from stretto.app.tune import prepare, start
 from stretto.cli.runs import age_text
@@ -260,6 +260,28 @@ class TestLogs:
         assert (log.more(), log.more()) == (b"first\n", b"")
         path.write_bytes(b"two\n")
         assert log.more() == b"two\n"
+
+    def test_a_log_that_is_put_aside_is_read_to_its_end_first(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        path.write_bytes(b"first\n")
+        log = Followed(path)
+        assert log.more() == b"first\n"
+        long = b"x" * CHUNK_BYTES
+        with path.open("ab") as file:
+            file.write(long + b"last\n")
+        path.rename(tmp_path / "log.1")
+        assert log.more() == b""
+        path.write_bytes(b"new\n")
+        assert [log.more() for _ in range(4)] == [long, b"last\n", b"new\n", b""]
+
+    def test_a_line_without_an_end_is_shown_in_parts(self) -> None:
+        lines = Lines(b"a | ")
+        bar = b"\r 10%" * 1000
+        said = [lines.add(bar) for _ in range(100)]
+        longest = max(len(one) for one in said)
+        assert CHUNK_BYTES < longest < 2 * CHUNK_BYTES
+        shown = b"".join([*said, lines.add(b"", last=True)])
+        assert shown.replace(b"a | ", b"").replace(b"\n", b"") == bar * 100
 
     def test_lines_wait_for_their_end(self) -> None:
         lines = Lines(b"a | ")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from stretto.app.real_standing import is_going_on
 from stretto.app.run_folder import RunFolder, is_folder_name
@@ -63,7 +64,10 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class Followed:
-    """A log from where it was last read; one that was begun anew is read from its beginning."""
+    """A log from where it was last read; one that was begun anew is read from its beginning.
+
+    A log that grew too long becomes `<path>.1`, and that is read to its end first.
+    """
 
     path: Path
     _inode: int = 0
@@ -74,19 +78,33 @@ class Followed:
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._at:
+                if status.st_ino != self._inode:
+                    if piece := self._more_put_aside():
+                        return piece
                     self._inode, self._at = status.st_ino, 0
-                file.seek(self._at)
-                piece = file.read(CHUNK_BYTES)
+                elif status.st_size < self._at:
+                    self._at = 0
+                return self._read(file)
         except OSError:  # not there yet, or its folder was removed
             return b""
+
+    def _more_put_aside(self) -> bytes:
+        try:
+            with self.path.with_name(f"{self.path.name}.1").open("rb") as file:
+                return self._read(file) if os.fstat(file.fileno()).st_ino == self._inode else b""
+        except OSError:
+            return b""
+
+    def _read(self, file: BinaryIO) -> bytes:
+        file.seek(self._at)
+        piece = file.read(CHUNK_BYTES)
         self._at += len(piece)
         return piece
 
 
 @dataclass(slots=True)
 class Lines:
-    """Pieces of one log made into whole lines, with the job in front of each."""
+    """Pieces of one log made into whole lines, with the job in front of each; a long line becomes several."""
 
     prefix: bytes
     _rest: bytearray = field(default_factory=bytearray)
@@ -94,7 +112,7 @@ class Lines:
     def add(self, piece: bytes, *, last: bool = False) -> bytes:
         self._rest += piece
         whole, newline, rest = bytes(self._rest).rpartition(b"\n")
-        if last and rest:
+        if rest and (last or len(rest) > CHUNK_BYTES):
             whole, newline, rest = whole + newline + rest, b"\n", b""
         if not newline:
             return b""
