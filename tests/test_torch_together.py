@@ -179,6 +179,49 @@ def test_a_loop_over_several_epochs_is_refused() -> None:
         train()
 
 
+def test_a_loop_beside_that_goes_on_into_the_next_epoch_is_refused() -> None:
+    run, step, (a, b) = prepared(8, 4)
+
+    def train() -> None:
+        loop = iter(b)
+        for _ in run.epochs(2):
+            for (x,) in a:
+                next(loop)
+                step(x)
+
+    with pytest.raises(InputError, match="goes on from one epoch into the next"):
+        train()
+    assert run.step == 5
+
+
+def test_whoever_resumes_between_epochs_is_where_the_others_are_in_a_loop_beside() -> None:
+    """The loop beside has batches left when the epoch ends, and stands until it is begun anew."""
+    whole, states = epochs_beside(None)
+    again, _ = epochs_beside(states[1])
+    assert again == whole[1:]
+
+
+def epochs_beside(state: dict[str, Any] | None) -> tuple[list[list[float]], list[dict[str, Any]]]:
+    """Both loaders' first examples of every step, by epoch, and the state when each epoch begins."""
+    run, step, (a, b) = prepared(8, 4)
+    if state is not None:
+        run._engine._restore(state)
+    epochs: list[list[float]] = []
+    states: list[dict[str, Any]] = []
+    it: Iterator[Any] = iter(())
+    for _ in run.epochs(3):
+        states.append(run._engine.state())
+        firsts: list[float] = []
+        for index, (x,) in enumerate(a):
+            if index == 1:  # only now the loop of the last epoch is let go, amid one that leads
+                it = iter(b)
+            if index >= 1:
+                firsts += [float(x[0]), float(next(it)[0][0])]
+            step(x)
+        epochs.append(firsts)
+    return epochs, states
+
+
 @pytest.mark.parametrize("how", [{"adaptive": True}, {"per_worker_batch": (1, 4)}])
 def test_two_loaders_with_split_batches_are_refused(how: dict[str, Any]) -> None:
     run, step, (a, b) = prepared(8, 8, **how)

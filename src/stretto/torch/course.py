@@ -141,7 +141,8 @@ class Course:
     def end_epoch(self) -> None:
         self.epoch += 1
         self.in_epoch = False
-        self._loops, self._done_loops, self._begun_beside = {}, -1, 0
+        self._loops, self._done_loops = {}, -1
+        self._beside, self._begun_beside = {}, 0
         if self.counted is not None:
             # An epoch that the user ended early is over all the same: the next one does not catch up.
             self.units = max(self.units, self.epoch * _units_per_epoch(self.counted))

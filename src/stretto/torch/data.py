@@ -192,7 +192,7 @@ class ElasticLoader:
     `usual(source)` says how a loop would share out its steps as things stand.
     `before(loader)` is asked when a loop begins, and says what it is.
     `after_step(loader)` is told when a step is complete: True if the way data is shared out has changed.
-    `after_inner(loader)` is told of a batch beside, if the loop that leads did not go on meanwhile.
+    `after_beside(loader, inside)` is told of a batch beside; `inside`: the loop that leads did not go on.
     `is_over(loader)` says whether the loop ends here although data may be left, or must go on without.
     `layout_at(step)` says how a step is shared out, and `lay_out(layout)` is told when that changes.
     `after(loader, ran_out)` is told when a loop is over, also one that the user breaks off.
@@ -207,7 +207,7 @@ class ElasticLoader:
         usual: Callable[[Source], Layout],
         before: Callable[[ElasticLoader], Part],
         after_step: Callable[[ElasticLoader], bool],
-        after_inner: Callable[[ElasticLoader], None],
+        after_beside: Callable[[ElasticLoader, bool], None],
         is_over: Callable[[ElasticLoader], bool],
         layout_at: Callable[[int], Layout],
         lay_out: Callable[[Layout], None],
@@ -222,7 +222,7 @@ class ElasticLoader:
         self._usual = usual
         self._before = before
         self._after_step = after_step
-        self._after_inner = after_inner
+        self._after_beside = after_beside
         self._is_over = is_over
         self._layout_at = layout_at
         self._lay_out = lay_out
@@ -351,8 +351,7 @@ class ElasticLoader:
                     self._refuse_two_at_once()
                 self._iterations += 1
                 self.settle()
-                if self._turn.given == given_at:
-                    self._after_inner(self)
+                self._after_beside(self, self._turn.given == given_at)
                 if self._layout_beside() != layout:
                     break
 

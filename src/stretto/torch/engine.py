@@ -379,8 +379,9 @@ class Engine:
 
     def end(self, loader: ElasticLoader, ran_out: bool) -> None:
         """A loop is over. If it was beside another one and ran out, that one may be over, too, by zip()."""
-        if loader not in self._open.beside:
+        if self._open.lead is loader:
             self.end_loop()
+        if loader not in self._open.beside:  # the epoch of this one is over
             return
         self._open.beside.remove(loader)
         self.course.leave_beside(self._number(loader))
@@ -448,11 +449,8 @@ class Engine:
 
     def after_step(self, loader: Loop) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
-        if self._open.lead is not loader and not self._is_finished:
-            raise InputError(
-                "a loop over an elastic loader goes on from one epoch into the next.",
-                remedy="Begin the loop within each epoch: `for x, y in loader` or iter(loader).",
-            )
+        if self._open.lead is not loader:
+            self._refuse_another_epoch()
         self._batches += 1
         if self._open.beside:
             self._settle_beside()
@@ -513,9 +511,20 @@ class Engine:
         for loader in together:
             loader.settle()
 
-    def after_inner(self, loader: ElasticLoader) -> None:
-        """A batch of a loop inside the body of another one is done."""
-        del loader
+    def _refuse_another_epoch(self) -> None:
+        """Whoever joins or resumes between the two begins all loops anew, and would be elsewhere in it."""
+        if not self._is_finished:
+            raise InputError(
+                "a loop over an elastic loader goes on from one epoch into the next.",
+                remedy="Begin the loop within each epoch: `for x, y in loader` or iter(loader).",
+            )
+
+    def after_beside(self, loader: ElasticLoader, inside: bool) -> None:
+        """A batch of a loop beside another one is done, or `inside` the body of that one."""
+        if loader not in self._open.beside:
+            self._refuse_another_epoch()
+        if not inside:
+            return
         self._batches += 1
         self._stepped = self._stepped or bool(self.turn.told)
         self.turn.updates += self.turn.is_updated
@@ -608,6 +617,7 @@ class Engine:
         self._refuse_to_describe()
         self.course.end_epoch()
         self.end_loop()
+        self._open.beside.clear()
         self._meter.skip()
         values, self._values = self._values, {}
         if self.group.is_leader:

@@ -282,7 +282,7 @@ class Run:
             usual=engine.usual_layout,
             before=engine.begin,
             after_step=engine.after_step,
-            after_inner=engine.after_inner,
+            after_beside=engine.after_beside,
             is_over=engine.is_over,
             layout_at=engine.layout_at,
             lay_out=engine.lay_out,
