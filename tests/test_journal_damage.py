@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from builders import make_job
-from stretto.app.real_mend import mend
+from stretto.app.real_mend import mend, mend_after_restart
 from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.cli.explain import explain
 from stretto.cli.report import report
@@ -290,7 +290,7 @@ def test_events_lost_with_the_machine_are_told_and_the_run_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copied(whole, tmp_path / "case")
-    EndMark.path(path).write_bytes(EndMark(170, rows.boot_id()).text())
+    EndMark.path(path).write_bytes(EndMark(170, rows.boot_id(), rows.host_id()).text())
     assert find_damage(path) == Damage(160, STORY[-1].t_s, "the last 10 of 170 events are missing")
     with pytest.raises(JournalError, match="the last 10 of 170 events are missing"):
         SqliteJournal(path, run="r")
@@ -299,9 +299,41 @@ def test_events_lost_with_the_machine_are_told_and_the_run_goes_on(
     lost = find_damage(path)
     assert lost is not None
     assert lost.machine_went_down
+    content = path.read_bytes()
     with closing(SqliteJournal(path, run="r")) as journal:
         assert len(list(journal.events())) == 160
     assert find_damage(path) is None
+    assert path.with_name("journal.sqlite.damaged-1").read_bytes() == content
+
+
+@pytest.mark.parametrize(("host", "events"), [("same", 160), ("another", 160), ("same", 0)])
+def test_only_the_machine_that_wrote_the_end_of_a_journal_may_have_lost_it(
+    host: str, events: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(copied(whole, tmp_path / "runs" / "r").parent)
+    folder.write("spec", dataclasses.asdict(SPEC))
+    if not events:
+        with closing(sqlite3.connect(folder.journal, isolation_level=None)) as connection:
+            connection.execute("DELETE FROM event")
+    EndMark.path(folder.journal).write_bytes(EndMark(170, rows.boot_id(), rows.host_id()).text())
+    monkeypatch.setattr(rows, "boot_id", lambda: "another start of the machine")
+    if host == "another":
+        monkeypatch.setattr(rows, "host_id", lambda: "another machine")
+    content = folder.journal.read_bytes()
+    if host == "another" or not events:
+        assert not mend_after_restart(folder)
+        with pytest.raises(JournalError, match="of 170 events are missing"):
+            SqliteJournal(folder.journal, run="r")
+        with pytest.raises(InputError, match=r"of 170 events are missing.* --yes"):
+            mend(folder, yes=False)
+        assert folder.journal.read_bytes() == content
+    else:
+        done = mend_after_restart(folder)
+        assert "10 of 170 events are missing, as the machine went down. It is kept as journal.sq" in done
+        assert "the run goes on after event 160" in done
+        assert folder.path.joinpath("journal.sqlite.damaged-1").read_bytes() == content
+        assert folder.path.joinpath("journal.sqlite.damaged-1.end").exists()
+        assert len(list(folder.events())) == 160
 
 
 OLD_TABLES = """

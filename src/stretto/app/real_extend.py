@@ -10,6 +10,7 @@ from contextlib import closing
 
 from stretto.app.real_deadline import deadline_of, enough_after, given_duration_s
 from stretto.app.real_drive import EndedBy
+from stretto.app.real_mend import mend_after_restart
 from stretto.app.real_request import Checked
 from stretto.app.real_result import forget_plan, read_ending
 from stretto.app.real_standing import holding
@@ -46,6 +47,8 @@ def extend(checked: Checked) -> str:
     told = "; ".join(_told(spec, limits, now_s))
     if told:
         _check_of_use(folder, spec, limits, now_s)
+        if mended := mend_after_restart(folder):
+            told = f"{told}; {mended.rstrip('.')}"
         _move(folder, dataclasses.replace(spec, asked=checked.asked), limits, now_s)
     else:  # the same in other words
         with holding(folder):

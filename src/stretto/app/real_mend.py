@@ -19,8 +19,8 @@ Ask = Callable[[str], bool]
 def mend(folder: RunFolder, *, yes: bool, ask: Ask | None = None) -> str:
     """Put a damaged journal aside and keep what is before the damage; what was done, empty if nothing was.
 
-    InputError unless that is agreed to: by `yes`, or by who is asked. Where the machine went down before the
-    last events were on its disk, there is nothing to put aside, and nobody is asked.
+    InputError unless that is agreed to: by `yes`, or by who is asked. Nobody is asked where the machine went
+    down before the last events were on its disk.
     """
     if not folder.is_begun:
         return ""
@@ -29,12 +29,17 @@ def mend(folder: RunFolder, *, yes: bool, ask: Ask | None = None) -> str:
         damage = find_damage(folder.journal, thoroughly=True)
         if damage is None:
             return "" if finished is None else _finished(folder, finished)
-        if damage.machine_went_down:
-            return f"{damage_text(folder, damage)} Therefore {_goes_on(damage)}."
-        if not yes:
+        if not yes and not damage.machine_went_down:
             _be_sure(folder, damage, ask)
         aside = cut(folder.journal, folder.name, lock=lock)
-    return f"{folder.journal} was damaged: {damage.problem}. It is kept as {aside.name}; {_goes_on(damage)}."
+    why = f"{damage.problem}{', as the machine went down' if damage.machine_went_down else ''}"
+    return f"{folder.journal} was damaged: {why}. It is kept as {aside.name}; {_goes_on(damage)}."
+
+
+def mend_after_restart(folder: RunFolder) -> str:
+    """The same, but only of what nobody is asked about: the machine went down."""
+    damage = find_damage(folder.journal)
+    return mend(folder, yes=False) if damage is not None and damage.machine_went_down else ""
 
 
 def _finished(folder: RunFolder, aside: Path) -> str:

@@ -6,7 +6,9 @@ say which event was written last (`<path>.end`): without them, events lost from 
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -108,10 +110,11 @@ def checksum(before: int, columns: Columns) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EndMark:
-    """Which event was written last, and since which start of the machine."""
+    """Which event was written last, on which machine and since which start of it."""
 
     seq: int
     boot: str
+    host: str
 
     @classmethod
     def path(cls, journal: Path) -> Path:
@@ -125,15 +128,20 @@ class EndMark:
         except OSError:
             return None
         said, _, crc = text.rstrip().rpartition(b" ")
-        seq, _, boot = said.partition(b" ")
+        seq, _, where = said.partition(b" ")
         if not seq.isdigit() or crc != b"%08x" % zlib.crc32(said):
             return None
-        return cls(int(seq), boot.decode(errors="replace"))
+        boot, _, host = where.decode(errors="replace").partition(" ")
+        return cls(int(seq), boot, host)
 
     def text(self) -> bytes:
         """Always as long, so that it may be written in place."""
-        said = f"{self.seq:019d} {self.boot}".encode()
+        said = f"{self.seq:019d} {self.boot} {self.host}".encode()
         return said + b" %08x\n" % zlib.crc32(said)
+
+    def tells_of_a_restart(self) -> bool:
+        """Whether this is the machine that wrote it, and was started again since."""
+        return self.host == host_id() and self.boot != boot_id()
 
 
 def boot_id() -> str:
@@ -141,7 +149,16 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return "unknown"
+        return "0" * 36  # as long
+
+
+def host_id() -> str:
+    """The same after every start of a machine, and another one on another machine."""
+    try:
+        installed = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        installed = ""
+    return hashlib.sha256(f"{socket.gethostname()} {installed}".encode()).hexdigest()[:16]
 
 
 def kept_part(journal: Path) -> Path:
@@ -238,7 +255,8 @@ def whole_rows(
     if mark is not None and mark.seq > seq:
         lost = mark.seq - seq
         problem = f"the last {lost} of {mark.seq} events are missing"
-        raise DamagedError(Damage(seq, until_s, problem, machine_went_down=mark.boot != boot_id()))
+        went_down = seq > 0 and mark.tells_of_a_restart()
+        raise DamagedError(Damage(seq, until_s, problem, machine_went_down=went_down))
 
 
 def check_header(connection: sqlite3.Connection, path: Path) -> bool:

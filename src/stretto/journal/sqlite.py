@@ -26,6 +26,7 @@ from stretto.journal.rows import (
     checksum,
     events_of,
     find_damage,
+    host_id,
     kept_part,
     read_rows,
     whole_rows,
@@ -57,8 +58,8 @@ class SqliteJournal:
     with the process however that ends. Whatever SQLite tool may read along.
 
     Every event outlives the process, however that ends. If the machine itself goes down, the events of its
-    last moments may be missing: the file is whole up to some event, and the run goes on from there. A file
-    that is damaged is not continued; `cut` makes one of what is before the damage.
+    last moments may be missing: the file is whole up to some event, a copy is put aside, and the run goes on
+    from there. A file that is damaged is not continued; `cut` makes one of what is before the damage.
     """
 
     def __init__(self, path: Path, *, run: str, lock: FileLock | None = None) -> None:
@@ -66,7 +67,7 @@ class SqliteJournal:
         self._path = path
         self._lock = _lock(path) if lock is None else None
         self._end_fd = -1
-        self._boot = boot_id()
+        self._boot, self._host = boot_id(), host_id()
         self._memory: object = UNKNOWN
         """Of the last decision that this process wrote."""
         try:
@@ -78,7 +79,13 @@ class SqliteJournal:
             self._release()
             raise
         try:
-            self._seq, self._crc = self._check(run)
+            end = self._check(run)
+            while end is None:
+                self._connection.close()
+                cut(path, run, lock=lock or self._lock)
+                self._connection = _connect(path)
+                end = self._check(run)
+            self._seq, self._crc = end
             self._end_fd = open_private(EndMark.path(path), os.O_WRONLY | os.O_CREAT)
             self._mark()
             kept_part(path).unlink(missing_ok=True)  # of a cut that was begun, and is not needed any more
@@ -135,17 +142,17 @@ class SqliteJournal:
     def _mark(self) -> None:
         """Say beside the file which event is the last."""
         try:
-            os.pwrite(self._end_fd, EndMark(self._seq, self._boot).text(), 0)
+            os.pwrite(self._end_fd, EndMark(self._seq, self._boot, self._host).text(), 0)
         except OSError as error:
             raise JournalError(
                 f"{EndMark.path(self._path)} cannot be written ({error.strerror}). It says where the journal "
                 "ends. See that the disk has room and is writable, then start the run again."
             ) from error
 
-    def _check(self, run: str) -> tuple[int, int]:
+    def _check(self, run: str) -> tuple[int, int] | None:
         """Refuse whatever is not the journal of this run, whole and in a form that can be read.
 
-        The number and the checksum of the last event.
+        The number and the checksum of the last event; None if events after it were lost with the machine.
         """
         with _reading(self._path):
             self._connection.text_factory = bytes
@@ -169,6 +176,7 @@ class SqliteJournal:
             except DamagedError as found_damage:
                 if not found_damage.damage.machine_went_down:
                     raise
+                return None
             if (mode := self._pragma("journal_mode = WAL")) != b"wal":
                 raise JournalError(
                     f"{self._path}: the file system allows journal mode {mode!r} only, where WAL is needed. "
