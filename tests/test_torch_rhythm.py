@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,33 @@ def test_accumulating_by_hand_is_refused_where_batches_are_split(how: dict[str, 
     with pytest.raises(InputError, match="accumulated by hand"):
         train()
     assert run.step == 0
+
+
+@pytest.mark.parametrize("how", [{"adaptive": True}, {"per_worker_batch": (1, 4)}])
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("before_backward", [True, False])
+def test_a_batch_may_be_skipped_where_batches_are_split(
+    how: dict[str, Any], to_none: bool, before_backward: bool
+) -> None:
+    run, model = Run(), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers = torch.ones(64, 1)
+    numbers[[8, 16, 40]] = math.inf
+    loader = DataLoader(TensorDataset(numbers), batch_size=8)
+    model, optimizer, loader = run.prepare(model, optimizer, loader, **how)
+    for _ in run.epochs(2):
+        bad = False
+        for (x,) in loader:
+            bad |= not bool(x.isfinite().all())
+            optimizer.zero_grad(set_to_none=to_none)
+            if not (bad and before_backward):
+                model(x).mean().backward()
+            if bad:
+                bad = not run._engine.turn.share.last
+                continue
+            optimizer.step()
+    assert run.step == 2 * (8 - 3)
+    assert bool(model.weight.isfinite().all())
 
 
 def test_a_worker_that_joined_late_has_its_own_length() -> None:

@@ -544,21 +544,16 @@ class Engine:
         if steps:
             self._stepped = True
         elif waits and loader is not self.step_loop:
-            self._refuse_accumulation()
+            self._forbid_accumulation()
         self._cadence.beat(steps, len(self.steppers), waits=waits, asked_length=loader.asked_length)
         self._trail = (self._trail * 31 + steps + 1) % _TRAILS
 
-    def _refuse_accumulation(self) -> None:
-        """InputError where what code counts as batches may be several passes of one."""
+    def _forbid_accumulation(self) -> None:
+        """Where what code counts as batches may be several passes of one, a batch may be skipped only."""
         split = self.turn.layout.passes > 1 and not self.turn.is_asked
         if split or self.course.counts:
-            raise InputError(
-                "a batch came to its end without optimizer.step(), so gradients are accumulated by hand, and "
-                "with adaptive=True or per_worker_batch a batch may be made in several passes.",
-                remedy="Step with every batch: per_worker_batch alone splits a large one; or leave "
-                "adaptive=True out and count batches where run.step_is_complete. A GradScaler is given to "
-                "run.prepare, too.",
-            )
+            for stepper in self.steppers:
+                stepper.refuse_adding(_refuse_accumulation)
 
     def _order_here(self, loader: Loop) -> Order | None:
         """What is agreed on, where that can be obeyed: a newcomer's count of batches begins at 0."""
@@ -837,3 +832,14 @@ class Engine:
         if "cadence" in state:
             self._cadence.restore(state["cadence"])
         restore_chance(state["chance"])
+
+
+def _refuse_accumulation() -> None:
+    raise InputError(
+        "backward() adds to the gradients of a batch that came to its end without optimizer.step(), so they "
+        "are accumulated by hand, and with adaptive=True or per_worker_batch a batch may be made in several "
+        "passes.",
+        remedy="Step with every batch: per_worker_batch alone splits a large one; or leave adaptive=True out "
+        "and count batches where run.step_is_complete. Where a batch is skipped, call zero_grad() before the "
+        "next backward(). A GradScaler is given to run.prepare, too.",
+    )

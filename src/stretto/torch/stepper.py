@@ -56,6 +56,8 @@ class Stepper:
         """Of the gradients, after the last batch; None if that was a step."""
         self._at_step: tuple[int, int] | None = None
         """Of the first gradient, after the last step."""
+        self._refusals: list[Any] = []
+        """Hooks that refuse what is added to gradients of a batch without a step."""
 
         @functools.wraps(self._step)
         def step(_: Optimizer, *args: Any, **options: Any) -> Any:
@@ -75,6 +77,7 @@ class Stepper:
 
     def begin_loop(self, *, adapts: bool) -> None:
         """Gradients that are there now are not those of the loop. `adapts`: its batch does."""
+        self.allow_adding()
         self._rates, self._watches_rates = None, adapts
         trained = [one for one in self.parameters() if one.requires_grad]
         self._probed = [*trained[:2], *trained[2:][-2:]]
@@ -83,12 +86,14 @@ class Stepper:
     def stepped(self) -> None:
         """A batch is done that the optimizer was told to step with; brief, as it comes with every batch."""
         self.waits = False
-        gradient = self._probed[0].grad if self._probed else None
-        self._at_step = None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
+        self._at_step = _mark(self._probed[0].grad) if self._probed else None
         self._seen = None
+        if self._refusals:
+            self.allow_adding()
 
     def passed(self) -> bool:
         """A batch is done that it was not told to step with: whether gradients were left that wait."""
+        self.allow_adding()
         before, self._seen = self._seen, self._probe()
         came = any(one is not None for one in self._seen)
         if before is not None:
@@ -98,10 +103,31 @@ class Stepper:
         self.waits |= came
         return came
 
+    def refuse_adding(self, refuse: Callable[[], None]) -> None:
+        """Call `refuse` if the next gradients are added to those of the batch that is over.
+
+        A batch that is skipped leaves gradients, too, which are dropped or zeroed before the next ones come.
+        """
+
+        def look(parameter: torch.nn.Parameter, left: tuple[int, int] | None, _: Tensor) -> None:
+            there = parameter.grad
+            if there is not None and (_mark(there) == left or bool(there.any())):
+                refuse()
+
+        self.allow_adding()
+        for parameter, left in zip(self._probed, self._probe(), strict=True):
+            if parameter.requires_grad:
+                hook = functools.partial(look, parameter, left)
+                self._refusals.append(parameter.register_hook(hook))
+
+    def allow_adding(self) -> None:
+        for hook in self._refusals:
+            hook.remove()
+        self._refusals = []
+
     def _probe(self) -> list[tuple[int, int] | None]:
         """Changes with every gradient that is added to a few of the parameters."""
-        gradients = [parameter.grad for parameter in self._probed]
-        return [None if one is None else (id(one), one._version) for one in gradients]  # noqa: SLF001
+        return [_mark(parameter.grad) for parameter in self._probed]
 
     def gradients(self) -> dict[int, Tensor] | None:
         """Those that wait for a step, by the places of their parameters."""
@@ -126,6 +152,7 @@ class Stepper:
     def release(self) -> None:
         """Let the optimizer step as it would without us."""
         self._is_released = True
+        self.allow_adding()
         self.reducer.release()
 
     def _patched(self, *args: Any, **options: Any) -> Any:
@@ -256,6 +283,11 @@ class Stepper:
             part_sqr=None if alone else self._group.sum(self.noise.part_sum().clone()),
             loss_scale=self._loss_scale(),
         )
+
+
+def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
+    """Changes with every gradient that takes the place of this one, or is added to it."""
+    return None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
 
 
 def follow_the_work(scheduler: Any, turn: Turn, steps: Callable[[], int | None]) -> None:
