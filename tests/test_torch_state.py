@@ -171,6 +171,29 @@ def test_counted_steps_may_be_split_and_left_and_made_more(tmp_path: Path) -> No
     assert (run.step, run.progress) == (32, 1.0)
 
 
+def test_gradients_that_wait_count_as_much_after_a_restart(tmp_path: Path) -> None:
+    def trained(folder: Path | None, left_at: int | None = None) -> list[float]:
+        torch.manual_seed(0)
+        run = Run(folder)
+        first = nn.Linear(1, 1)
+        model, optimizer = run.prepare(
+            first, torch.optim.SGD(first.parameters(), lr=0.1), per_worker_batch=(1, 1)
+        )
+        for step in run.steps(4, batch_size=2, report_every=4):
+            if step == left_at:
+                break
+            model(torch.full((1, 1), float(run.examples[0]))).square().mean().backward()
+            if step % 2:
+                optimizer.step()
+                if run.step_is_complete:
+                    optimizer.zero_grad()
+        run.finish()
+        return [one.item() for one in model.parameters()]
+
+    trained(tmp_path, left_at=1)
+    assert trained(tmp_path) == pytest.approx(trained(None), rel=1e-6)
+
+
 def test_steps_before_the_loop_are_not_counted() -> None:
     run = Run()
     model, optimizer = sgd(run)

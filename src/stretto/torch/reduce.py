@@ -57,6 +57,16 @@ class _Bucket:
         self.work: Any = None
 
     @torch.no_grad()
+    def adopt(self) -> None:
+        """Show gradients that are there already as our own, so that they are not weighed again."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None or gradient.layout is not torch.strided or _is(gradient, view):
+                continue
+            view.copy_(gradient)
+            parameter.grad = view
+
+    @torch.no_grad()
     def take(self, weight: float) -> None:
         """Add the gradients of a backward pass that is complete, and hide them."""
         for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
@@ -153,6 +163,8 @@ class Reducer:
                 self._drop_buckets()
             return
         self._make_buckets()
+        for bucket in self._buckets:
+            bucket.adopt()
         self._reset()
         self._add_hooks(self._parameters)
 
