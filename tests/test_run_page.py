@@ -423,7 +423,8 @@ def test_a_study_with_a_damaged_journal_says_until_when_it_is_known() -> None:
     assert text.splitlines()[0].endswith(
         "every trial came to its end; its journal is damaged, and what follows is known only until 1m 36s."
     )
-    assert "finish          not known (known until 1m 36s: the journal is damaged)" in text
+    assert "finish          not known: the journal is damaged after 1m 36s" in text
+    assert "trials          1 finished (until 1m 36s)" in text
 
 
 def test_of_equal_trials_the_first_leads_the_table_too() -> None:

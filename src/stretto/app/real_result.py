@@ -246,6 +246,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     best = board.best()
     standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
+    known_until_s = folder.known_until_s()
     finished_s = board.now_s if deadline_s is None else _ended_s(folder.events(), deadline_s)
     damaged += [text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)]
     return TuneResult(
@@ -271,12 +272,13 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         gaps=tuple(
             dataclasses.replace(gap, at_deadline=is_at_deadline(gap.start_s, spec.past_limits))
             for gap in history.gaps_until(
-                finished_s, dead=ended_by is not None and read_ending(folder) is None
+                finished_s,
+                dead=known_until_s is None and ended_by is not None and read_ending(folder) is None,
             )
         ),
         past_limits=spec.past_limits,
         damaged=tuple(damaged),
-        known_until_s=folder.known_until_s(),
+        known_until_s=known_until_s,
         problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
     )
 

@@ -27,10 +27,10 @@ from stretto.report.run_text import (
     checkpoint_text,
     config_text,
     gaps_text,
-    known_text,
     ranked,
     trial_heading,
     trial_row,
+    unknown_finish,
 )
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
 
@@ -133,7 +133,12 @@ def _facts(result: TuneResult, study: str, spec: RunSpec) -> list[tuple[str, str
 def _job_facts(result: RunResult, history: History) -> list[tuple[str, str]]:
     return [
         ("ended by", result.ended_by),
-        ("finish", f"{format_duration(result.finished_s)}{known_text(result.known_until_s)}"),
+        (
+            "finish",
+            format_duration(result.finished_s)
+            if result.known_until_s is None
+            else unknown_finish(result.known_until_s),
+        ),
         ("slot hours", f"{result.gpu_hours:.3f}"),
         *([("cost", format_usd(result.cost_usd))] if result.cost_usd else []),
         *([("not driven", gaps_text(history.gaps))] if history.gaps else []),

@@ -165,18 +165,15 @@ def run_name(result: TuneResult, study: Study) -> str:
 
 def came_to(result: TuneResult) -> list[tuple[str, str]]:
     """What a study has come to, each with what was expected of it."""
-    so_far = known_text(result.known_until_s) or ("" if result.is_over else " so far")
+    if result.known_until_s is not None:
+        return _known_of(result, result.known_until_s)
+    so_far = "" if result.is_over else " so far"
     against = _deadline(result) if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
     facts = [
         ("trials", trials_text(result)),
         ("epochs", f"{result.epochs}{so_far}{_predicted(result.predicted_epochs, _count)}"),
         ("slot hours", f"{result.gpu_hours:.3f}"),
-        (
-            "finish",
-            f"{format_duration(result.finished_s)}{so_far}{against}"
-            if result.known_until_s is None
-            else f"not known{so_far}",
-        ),
+        ("finish", f"{format_duration(result.finished_s)}{so_far}{against}"),
         ("deadline", deadline_text(result)),
     ]
     expected = result.predicted_cost_usd
@@ -189,9 +186,22 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     return facts
 
 
-def known_text(until_s: float | None) -> str:
-    """Behind a fact of a run whose journal is damaged; nothing of any other."""
-    return "" if until_s is None else f" (known until {format_duration(until_s)}: the journal is damaged)"
+def _known_of(result: TuneResult, until_s: float) -> list[tuple[str, str]]:
+    """Of a run whose journal is damaged: nothing that was expected is compared with a part of it."""
+    until = f" (until {format_duration(until_s)})"
+    return [
+        ("trials", f"{trials_text(result)}{until}"),
+        ("epochs", f"{result.epochs}{until}"),
+        ("slot hours", f"{result.gpu_hours:.3f}{until}"),
+        ("finish", unknown_finish(until_s)),
+        ("deadline", deadline_text(result)),
+        *([("cost", f"{format_usd(result.cost_usd)}{until}")] if result.cost_usd else []),
+    ]
+
+
+def unknown_finish(until_s: float) -> str:
+    """When a run ended whose journal is damaged."""
+    return f"not known: the journal is damaged after {format_duration(until_s)}"
 
 
 def _deadline(result: TuneResult) -> str:
