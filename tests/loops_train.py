@@ -107,6 +107,8 @@ def accumulate(config: dict[str, Any], run: Run) -> None:
             loss = torch.nn.functional.mse_loss(model(a), b)
             torch.autograd.backward(loss / ACCUMULATED if form == "divided" else loss)
             counter += 1
+            if form == "print" and run.is_main and index == 0:
+                write_down(config, epoch, "length", run.workers, [len(loader)])
             if steps_now(form, index, counter, len(loader) if form == "last" else length):
                 optimizer.step()
                 scheduler.step()

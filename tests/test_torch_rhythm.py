@@ -21,9 +21,11 @@ from stretto.torch.rhythm import Cadence, Rhythm
 
 def test_steps_with_other_batches_are_told_from_those_of_the_leader() -> None:
     group = Group(MeetingPlace())
-    group._pending = (torch.tensor([Code.NOTHING, 0, 0, 3, 77]), SimpleNamespace(wait=lambda: None), 77)
+    note = torch.tensor([Code.NOTHING, 0, 0, 3, 77, 5, 2])
+    group._pending = (note, SimpleNamespace(wait=lambda: None), 77)
     assert group._take() is None
-    group._pending = (torch.tensor([Code.NOTHING, 0, 0, 3, 77]), SimpleNamespace(wait=lambda: None), 78)
+    assert group.asked_in == (5, 2)
+    group._pending = (note, SimpleNamespace(wait=lambda: None), 78)
     with pytest.raises(DivergedError, match=r"in other batches than worker 0.*Step with every batch"):
         group._take()
 
@@ -76,6 +78,7 @@ def joins(epochs: list[str], *, length: int, asks: bool = False) -> list[tuple[i
         cadence.begin(epoch, 0)
         for count, steps in enumerate(beats(pattern, 1), start=1):
             cadence.beat(steps, 1, waits=not steps, asked_length=asks)
+            cadence.agree(cadence.asked_in)
             again = Cadence()
             again.restore(json.loads(json.dumps(cadence.state()), object_hook=_int_keys))
             again.begin(epoch, 0)
@@ -112,6 +115,27 @@ def test_what_is_left_over_is_waited_for_once() -> None:
         (1, 6),
         (1, 0),
     ]
+
+
+@pytest.mark.parametrize("asker", [0, 1])
+def test_workers_agree_on_where_to_join_if_only_one_asks_for_the_length(asker: int) -> None:
+    """What rank 0 has said a look before holds for all; here it is said with every batch."""
+    cadences, said, found = [Cadence(), Cadence()], (-1, -1), []
+    for epoch in range(2):
+        for cadence in cadences:
+            cadence.begin(epoch, 0)
+        for count, steps in enumerate(beats("0101011", 1), start=1):
+            for rank, cadence in enumerate(cadences):
+                cadence.beat(steps, 1, waits=not steps, asked_length=rank == asker and epoch == 0)
+                cadence.agree(said)
+            said = cadences[0].asked_in
+            first, second = (cadence.may_join(lambda: 7) for cadence in cadences)
+            assert first is second
+            if first and count < 7:
+                found.append((epoch, count))
+        for cadence in cadences:
+            cadence.end()
+    assert found == ([(0, 4), (0, 6)] if asker == 0 else [])
 
 
 def test_a_counter_of_the_codes_own_is_joined_at_its_multiples() -> None:

@@ -560,7 +560,7 @@ class Engine:
         if self._waiting.order is None:
             if not self._cadence.always_steps:
                 self.group.check_every = 1
-            order = self.group.agree(self._wish, trail=self._trail)
+            order = self._agree()
             if order is None or order.code not in ENDS_GROUP or self._may_join(loader):
                 return order
             self._waiting.order, self._waiting.batches, self._waiting.epochs = order, 0, 0
@@ -576,6 +576,14 @@ class Engine:
                 "a pattern that a newcomer could follow from its beginning."
             )
         return None
+
+    def _agree(self, *, at_once: bool = False) -> Order | None:
+        order = self.group.agree(
+            self._wish, at_once=at_once, trail=self._trail, asked_in=self._cadence.asked_in
+        )
+        if self.group.asked_in is not None:
+            self._cadence.agree(self.group.asked_in)
+        return order
 
     def _may_join(self, loader: Loop) -> bool:
         """Steps that the run counts itself have the same numbers everywhere."""
@@ -633,7 +641,7 @@ class Engine:
         """What is agreed on, where that can be obeyed; what has waited for a whole epoch is obeyed anyway."""
         order, self._waiting.order = self._waiting.order, None
         if order is None:
-            order = self.group.agree(self._wish, at_once=True, trail=self._trail)
+            order = self._agree(at_once=True)
             self._waiting.epochs = self._waiting.batches = 0
         if order is None or order.code is not Code.REGROUP:
             return order

@@ -116,6 +116,8 @@ class Group:
         self._boundaries_left = 0
         self.check_every = 1
         """Rank 0's choice: boundaries between two looks at what is wanted."""
+        self.asked_in: tuple[int, int] | None = None
+        """What rank 0 said of this at the last look; None before the group's first one."""
         self._meeting_place = meeting_place
 
     @property
@@ -178,7 +180,7 @@ class Group:
     def leave(self) -> None:
         with suppress(PeerLostError):
             self._take(compare=False)
-        self._boundaries_left = 0
+        self._boundaries_left, self.asked_in = 0, None
         self._control = None
         if self._made and dist.is_initialized():
             dist.destroy_process_group()
@@ -276,14 +278,21 @@ class Group:
             tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
 
     def agree(
-        self, wish: Callable[[], Order | None], *, at_once: bool = False, trail: int = 0
+        self,
+        wish: Callable[[], Order | None],
+        *,
+        at_once: bool = False,
+        trail: int = 0,
+        asked_in: tuple[int, int] = (-1, -1),
     ) -> Order | None:
         """What all workers do now. Everybody asks at the same boundaries; rank 0's `wish` decides.
 
         The wish travels while the next steps are computed and holds a look later, or, `at_once`, now.
-        `trail` stands for the steps made so far: DivergedError if it is not rank 0's.
+        `trail` stands for the steps made so far: DivergedError if it is not rank 0's. Of `asked_in`, too,
+        rank 0's holds: the loop in which its code has asked for the loader's length.
         """
         if self.world == 1:
+            self.asked_in = asked_in
             return wish()
         self._boundaries_left -= 1
         if self._boundaries_left > 0 and not at_once:
@@ -294,14 +303,14 @@ class Group:
         if at_once and agreed is not None:
             return agreed
         # What is wished for before an order is obeyed would be for the group as it was.
-        self._send(wish if agreed is None else _nothing, trail)
+        self._send(wish if agreed is None else _nothing, trail, asked_in)
         if at_once:
             return self._take()
         return agreed
 
-    def _send(self, wish: Callable[[], Order | None], trail: int) -> None:
+    def _send(self, wish: Callable[[], Order | None], trail: int, asked_in: tuple[int, int]) -> None:
         order = (wish() if self.is_leader else None) or Order(Code.NOTHING)
-        numbers = [order.code, order.first, order.second, self.check_every, trail]
+        numbers = [order.code, order.first, order.second, self.check_every, trail, *asked_in]
         note = torch.tensor(numbers, dtype=torch.int64)
         try:
             work = dist.broadcast(note, src=0, group=self._control, async_op=True)
@@ -315,7 +324,8 @@ class Group:
         note, work, own_trail = self._pending
         self._pending = None
         waited(work)
-        code, first, second, self._boundaries_left, trail = (int(value) for value in note)
+        code, first, second, self._boundaries_left, trail, *asked_in = (int(value) for value in note)
+        self.asked_in = (asked_in[0], asked_in[1])
         if compare and trail != own_trail:
             raise DivergedError(
                 f"worker {self.rank} called optimizer.step() in other batches than worker 0, so they no "

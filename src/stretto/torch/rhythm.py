@@ -20,6 +20,7 @@ _LONGEST = 1024
 """Batches without a pattern, after which there is none."""
 _RECOVERY = 16
 """Steps in a row, after which a batch without one was an exception."""
+_NOWHERE = (-1, -1)
 
 
 class Rhythm:
@@ -90,8 +91,10 @@ class Cadence:
         """The optimizers that stepped in the present loop."""
         self._is_idle = True
         """Nothing was trained in the present loop."""
-        self._asked_length = False
-        """The code asks for the length of the loader within the loop: it may step with its last batch."""
+        self.asked_in: tuple[int, int] = _NOWHERE
+        """The loop in which this worker's code asked for the loader's length last: its epoch and number."""
+        self._agreed_asked_in: tuple[int, int] = _NOWHERE
+        """The same of rank 0, as all workers know it. Such code may step with the last batch."""
         self.always_steps = True
         """Every batch so far was a step of every optimizer, or nothing was trained."""
         self._usual: int | None = None
@@ -103,12 +106,12 @@ class Cadence:
             return
         self._at = [epoch, loop]
         self._loop, self._usual = Rhythm(), None
-        self._stepped, self._is_idle, self._asked_length = 0, True, False
+        self._stepped, self._is_idle = 0, True
 
     def beat(self, steps: int, optimizers: int, *, waits: bool, asked_length: bool) -> None:
         """A batch is done: which optimizers stepped, of how many, and whether gradients wait for a step."""
         if asked_length:
-            self._asked_length = True
+            self.asked_in = self._here
         if steps == self._usual:
             self._loop.count += 1
             self._run.count += 1
@@ -123,6 +126,18 @@ class Cadence:
         self._run.beat(steps, everyone)
         plain = self._loop.is_plain and self._run.is_plain and self.always_steps
         self._usual = steps if plain else None
+
+    def agree(self, asked_in: tuple[int, int]) -> None:
+        """Rank 0's `asked_in`: only what all workers know may decide where somebody joins."""
+        self._agreed_asked_in = asked_in
+
+    @property
+    def _here(self) -> tuple[int, int]:
+        return self._at[0], self._at[1]
+
+    @property
+    def _asks(self) -> bool:
+        return self._agreed_asked_in == self._here
 
     def end(self) -> None:
         """The loop came to its end."""
@@ -149,7 +164,7 @@ class Cadence:
             return False
         # Code may step with the last batch, too, of which a newcomer could not tell that it is the last.
         even = batches() % len(self._loop.pattern) == 0
-        return even or self._asked_length or self._ends_evenly.get(self._at[1], False)
+        return even or self._asks or self._ends_evenly.get(self._at[1], False)
 
     @property
     def may_join_between_epochs(self) -> bool:
@@ -162,7 +177,7 @@ class Cadence:
             "at": list(self._at),
             "steps_of": dict(self._steps_of),
             "ends_evenly": dict(self._ends_evenly),
-            "flags": [self._stepped, self._is_idle, self._asked_length, self.always_steps],
+            "flags": [self._stepped, self._is_idle, self._asks, self.always_steps],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -171,4 +186,5 @@ class Cadence:
         self._loop.restore(state["loop"])
         self._at = list(state["at"])
         self._steps_of, self._ends_evenly = dict(state["steps_of"]), dict(state["ends_evenly"])
-        self._stepped, self._is_idle, self._asked_length, self.always_steps = state["flags"]
+        self._stepped, self._is_idle, asks, self.always_steps = state["flags"]
+        self.asked_in = self._agreed_asked_in = self._here if asks else _NOWHERE
