@@ -46,11 +46,14 @@ def train(config: dict[str, Any], run: Run) -> None:
     torch.set_num_threads(1)
     scores = [float(score) for score in config.get("scores", "").split()]
     model, optimizer, loader = run.prepare(*model_and_optimizer(), DataLoader(data(), batch_size=BATCH))
+    state = run.keep(batches=0)
     for epoch in run.epochs(config["epochs"]):
         for (x,) in loader:
             step(model, optimizer, x)
             time.sleep(config["nap_s"])
-        run.report(accuracy=scores[epoch] if scores else 0.5)
+            if run.is_main:
+                state.batches += 1
+        run.report(accuracy=scores[epoch] if scores else 0.5, batches=state.batches)
         if epoch == 0:
             run.report(rare=1.0)
         if epoch == config.get("last"):

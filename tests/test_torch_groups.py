@@ -278,7 +278,9 @@ def cradle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cradle]:
         yield cradle
 
 
-def test_the_next_leader_knows_the_best_epoch(cradle: Cradle, tmp_path: Path) -> None:
+def test_the_next_leader_knows_the_best_epoch_and_what_only_rank_0_has_kept(
+    cradle: Cradle, tmp_path: Path
+) -> None:
     config = {"epochs": 4, "nap_s": 0.02, "scores": "0.5 0.9 0.3 0.4"}
     with Gang(cradle, tmp_path, config=config, metric="accuracy") as gang:
         gang.spawn("a")
@@ -289,7 +291,10 @@ def test_the_next_leader_knows_the_best_epoch(cradle: Cradle, tmp_path: Path) ->
         gang.wait("b", Finished)
         said = gang.members["a"].said + gang.members["b"].said
         assert {one.progress for one in said if isinstance(one, Saved) and one.best} == {1.0, 2.0}
-        assert ["rare" in end.values for _, end in sorted(gang.epoch_ends().items())] == [True] + [False] * 3
+        ends = [end for _, end in sorted(gang.epoch_ends().items())]
+        assert ["rare" in end.values for end in ends] == [True] + [False] * 3
+        batches = ends[0].values["batches"]
+        assert [end.values["batches"] for end in ends] == [batches * epochs for epochs in (1, 2, 3, 4)]
 
 
 def test_newcomers_leave_with_the_others_when_the_epoch_is_over(cradle: Cradle, tmp_path: Path) -> None:

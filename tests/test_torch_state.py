@@ -19,6 +19,7 @@ from stretto.core.errors import InputError
 from stretto.torch import Run
 from stretto.torch.fingerprint import COST, Fingerprint, Watch, difference, fingerprint, interval
 from stretto.torch.group import Group
+from stretto.torch.kept import KeptValues
 from stretto.torch.stepper import Stepper
 from stretto.torch.turn import Layout, Turn
 from stretto.torch.unprepared import StepGuard
@@ -68,6 +69,31 @@ def test_what_a_checkpoint_cannot_hold_is_refused_at_once(value: Any) -> None:
     with pytest.raises(InputError, match=rf"^best is of type {type(value).__name__}, .* run\.prepare\(\)"):
         state.best = value
     assert state.best == 0.0
+
+
+def test_what_is_changed_in_place_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    state = run.keep(history=[1.0])
+    state.history.append(object())
+    for _ in run.epochs(1):
+        with pytest.raises(InputError, match=r"^history is of type list, which a checkpoint cannot hold \("):
+            run._engine._save(wait=True)
+        state.history.pop()
+
+
+def test_values_of_the_leader_replace_those_that_differ() -> None:
+    own, leaders = KeptValues(), KeptValues()
+    history, seen = [1.0, math.nan], torch.ones(2)
+    own.add({"best": 0.0, "history": history, "seen": seen, "only_here": 1})
+    leaders.add({"best": 0.5, "history": [1.0, math.nan], "seen": torch.ones(2), "only_there": 2})
+    assert own.digest() != leaders.digest()
+    own.take(leaders.state_dict())
+    assert own.values == {"best": 0.5, "history": history, "seen": seen, "only_here": 1}
+    assert own.get("history") is history
+    assert own.get("seen") is seen
+    leaders.get("seen")[1] = 2.0
+    own.take(leaders.state_dict())
+    assert own.get("seen").tolist() == [1.0, 2.0]
 
 
 def test_names_that_are_not_kept_are_refused() -> None:

@@ -244,6 +244,7 @@ class Engine:
             self.session.send(Formed(form.generation))
 
     def _regroup(self, generation: int) -> None:
+        self._share_kept()  # the one that leads may leave
         form = self.session.wait_for_form(generation)
         self._form(form)
         assert isinstance(form, Form)
@@ -658,6 +659,19 @@ class Engine:
         score, leaves = self.group.tell((math.nan if best is None else best, float(self._finish_epoch)))
         self._keeper.best = None if math.isnan(score) else score
         self._finish_epoch = bool(leaves)
+        self._share_kept()
+
+    def _share_kept(self) -> None:
+        """Whoever leads next must have the kept values of the worker that leads now."""
+        if self.group.world == 1:
+            return
+        digests = self.group.gather([self.kept.digest()])
+        if all(one == digests[0] for one in digests):
+            return
+        own = pack(self.kept.state_dict()) if self.group.is_leader else None
+        header, tensors = self.group.share(own, self.device)
+        if not self.group.is_leader:
+            self.kept.take(unpack(header, tensors))
 
     def stop_early(self) -> None:
         """The loop over epochs was left, be it by an exception: nothing here may need the other workers.

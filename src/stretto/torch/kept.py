@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from stretto.core.errors import InputError, did_you_mean
-from stretto.torch.pack import pack, put_together, take_apart
+from stretto.torch.pack import as_bytes, pack, put_together, take_apart
 
 _REMEDY = (
     "Keep numbers, text, tensors, and lists, tuples and dicts of them; give whatever has state_dict() and "
@@ -50,8 +51,25 @@ class KeptValues:
         _check(name, value)
         self._values[name] = value
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def values(self) -> dict[str, Any]:
         return dict(self._values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """InputError for a value that was changed in place to one that cannot be saved."""
+        for name, value in self._values.items():
+            _check(name, value)
+        return dict(self._values)
+
+    def digest(self) -> int:
+        """Another number for other values."""
+        return _digest(self.state_dict())
+
+    def take(self, leaders: Mapping[str, Any]) -> None:
+        """Have the values of the worker that leads; those that are equal stay the same objects."""
+        for name, value in leaders.items():
+            if name in self._values and _digest(value) != _digest(self._values[name]):
+                self._values[name] = value
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
         """Take up saved values; returns what a reader should know about names that do not match."""
@@ -86,8 +104,16 @@ class Kept:
         self._kept.set(name, value)
 
     def __repr__(self) -> str:
-        values = self._kept.state_dict().items()
+        values = self._kept.values.items()
         return f"Kept({', '.join(f'{name}={value!r}' for name, value in values)})"
+
+
+def _digest(value: Any) -> int:
+    packed = pack(value)
+    digest = hashlib.blake2b(packed.header, digest_size=7)
+    for tensor in packed.tensors:
+        digest.update(as_bytes(tensor.detach()).cpu().numpy().tobytes())
+    return int.from_bytes(digest.digest())
 
 
 def _check(name: str, value: object) -> None:

@@ -154,7 +154,9 @@ class Run:
                 ...
                 state.best = max(state.best, accuracy)
 
-        From the first epoch on they are what the other workers have, or the checkpoint; rank 0's count.
+        From the first epoch on they are what the other workers have, or the checkpoint. Rank 0's count: all
+        workers get them at the end of an epoch and before workers change. Set them alike on all workers
+        where code decides by them.
         """
         if self._engine.joined:
             raise InputError(
