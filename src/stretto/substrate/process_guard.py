@@ -396,7 +396,7 @@ class Guard:
         code, rank = self._watch()
         self._signal(started, signal.SIGKILL)
         _end_descendants()
-        for copy in (self._copy_output, self._copy_other):
+        for copy in (self._copy_other, self._copy_output):
             with contextlib.suppress(BlockingIOError):
                 while copy():
                     pass
@@ -438,8 +438,8 @@ class Guard:
     def _watch(self) -> tuple[int, int]:
         """Serve until all processes have ended; the exit code that counts, and whose it is."""
         copies: dict[int, Callable[[], bool]] = {
+            self._other_fd: self._copy_other,  # an error comes before what is flushed when the command ends
             self._output_fd: self._copy_output,
-            self._other_fd: self._copy_other,
         }
         stops = True
         while True:
