@@ -222,9 +222,12 @@ def epochs_beside(state: dict[str, Any] | None) -> tuple[list[list[float]], list
     return epochs, states
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("how", [{"adaptive": True}, {"per_worker_batch": (1, 4)}])
-def test_two_loaders_with_split_batches_are_refused(how: dict[str, Any]) -> None:
+def test_two_loaders_with_split_batches_are_refused(how: dict[str, Any], turned: bool) -> None:
     run, step, (a, b) = prepared(8, 8, **how)
+    if turned:
+        a, b = b, a
 
     def train() -> None:
         for _ in run.epochs(1):
@@ -233,3 +236,39 @@ def test_two_loaders_with_split_batches_are_refused(how: dict[str, Any]) -> None
 
     with pytest.raises(InputError, match="two elastic loaders are looped over together"):
         train()
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 4), (4, 8)])
+def test_two_loaders_that_one_worker_alone_must_split_are_refused_in_a_group_of_any_size(
+    sizes: tuple[int, int],
+) -> None:
+    """Two workers make each batch in one pass; after one has left, the other could not."""
+    run, _, (a, b) = prepared(*sizes, per_worker_batch=(1, 4))
+    engine = run._engine
+    for loader in (a, b):
+        engine.expect(loader.source)
+    engine.group.world = 2
+    engine.course.begin_epoch()
+    loops = zip(a, b, strict=False)
+    (x,), _ = next(loops)
+    assert (engine.turn.layout.passes, len(x)) == (1, sizes[0] // 2)
+    with pytest.raises(InputError, match="two elastic loaders are looped over together"):
+        next(loops)
+
+
+def test_two_loaders_whose_batches_one_worker_can_hold_are_looped_over_together() -> None:
+    run, step, (a, b) = prepared(8, 4, per_worker_batch=(1, 8))
+    for _ in run.epochs(1):
+        for (x,), _ in zip(a, b, strict=False):
+            step(x)
+    assert run.step == 5
+
+
+def test_a_run_may_be_finished_amid_two_loops() -> None:
+    run, step, (a, b) = prepared(8, 8)
+    for _ in run.epochs(1):
+        for index, ((x,), _) in enumerate(zip(a, b, strict=False)):
+            step(x)
+            if index == 1:
+                run.finish()
+    assert index == 4

@@ -133,6 +133,11 @@ class Batching:
         """How the group as it is would share out the steps of a loop over this."""
         return self._layout_of(source, group, adapts=source is self.counted)
 
+    def splits_alone(self, source: Source) -> bool:
+        """Whether one worker alone would make a batch of this, as the user gave it, in several passes."""
+        limits = self.limits(source)
+        return self._accumulates and limits.initial > limits.per_gpu_max
+
     def _layout_of(self, source: Source, group: Group, *, adapts: bool) -> Layout:
         limits = self.limits(source)
         total, passes = limits.initial, 1

@@ -454,7 +454,7 @@ class Engine:
             self._refuse_another_epoch()
         self._batches += 1
         if self._open.beside:
-            self._settle_beside()
+            self._settle_beside(loader)
         self._beat(loader)
         self.turn.step += 1
         if self.turn.is_updated or loader is self.step_loop or not self.steppers:
@@ -500,17 +500,27 @@ class Engine:
         if self.group.world > 1:
             self.group.spread(self.luggage.buffers(), self.device)  # all evaluate with the same
 
-    def _settle_beside(self) -> None:
+    def _settle_beside(self, lead: Loop) -> None:
         """What loops beside have given was part of the step that is over."""
         together = [loader for loader in self._open.beside if loader.unsettled]
-        if together and (self.turn.layout.passes > 1 or self.course.counts):
-            raise InputError(
-                "two elastic loaders are looped over together, and with adaptive=True or per_worker_batch a "
-                "batch of the first may be made in several passes.",
-                remedy="Leave these out, or loop over one loader whose dataset gives the examples of both.",
-            )
+        if together:
+            self._refuse_split([lead.source, *(loader.source for loader in together)])
         for loader in together:
             loader.settle()
+
+    def _refuse_split(self, together: list[Source]) -> None:
+        """InputError where a batch is made in several passes, or would be by one worker alone.
+
+        Loops together must not fail only once workers leave.
+        """
+        splits = self.turn.layout.passes > 1 or any(self.batching.splits_alone(one) for one in together)
+        if splits or any(one is self.batching.counted for one in together):
+            raise InputError(
+                "two elastic loaders are looped over together, and with adaptive=True or per_worker_batch a "
+                "batch may be made in several passes.",
+                remedy="Leave these out, let per_worker_batch end at the larger batch size, or loop over one "
+                "loader whose dataset gives the examples of both.",
+            )
 
     def _refuse_another_epoch(self) -> None:
         """Whoever joins or resumes between the two begins all loops anew, and would be elsewhere in it."""
