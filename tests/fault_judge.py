@@ -93,7 +93,7 @@ def problems_of_trial(
             yield f"loss {value} was told of epoch {epoch}, undisturbed {truth[epoch - 1]}"
     if trial.checkpoint is not None and not Path(trial.checkpoint).is_file():
         yield f"its best checkpoint is not there: {trial.checkpoint}"
-    diverged_at_once = all(value is None for _, value in told)
+    diverged_at_once = bool(told) and all(value is None for _, value in told)
     excused = diverged_at_once or any(said in log_of(trial) for said in NO_CHECKPOINT)
     if trial.checkpoint is None and (whole_checkpoints(job / "checkpoints") or not excused):
         yield "no checkpoint was told of, though one is there or nothing kept it from being saved"
