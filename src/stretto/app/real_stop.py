@@ -67,7 +67,7 @@ def signals_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [number for number in SIGNALS[1:] if signal.getsignal(number) is signal.SIG_DFL]
+    heard = [number for number in SIGNALS[1:] if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
