@@ -38,6 +38,11 @@ class Stop:
         self._asked.set()
 
 
+def _heard() -> list[signal.Signals]:
+    """Signals that are not ignored, and whose handler Python can put back."""
+    return [number for number in SIGNALS if signal.getsignal(number) not in {signal.SIG_IGN, None}]
+
+
 @contextmanager
 def listening(stop: Stop) -> Iterator[None]:
     """Signals ask `stop` while the block runs, but for those that are ignored, as under nohup.
@@ -47,8 +52,7 @@ def listening(stop: Stop) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop.on_signal) for number in heard}
+    before = {number: signal.signal(number, stop.on_signal) for number in _heard()}
     try:
         yield
     finally:
@@ -67,8 +71,7 @@ def signals_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [number for number in SIGNALS[1:] if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    before = {number: signal.signal(number, interrupt) for number in _heard() if number != signal.SIGINT}
     try:
         yield
     finally:
