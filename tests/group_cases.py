@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -178,7 +180,21 @@ def main(folder: Path) -> None:
         sys.stdout.write(json.dumps(seen | {"group_at_exit": dist.is_initialized()}))
 
     for case in CASES:
+        meet_at_a_new_port(folder.with_name(f"{folder.name}-{case.__name__}"))
         seen[case.__name__] = case(folder)
+
+
+def meet_at_a_new_port(file: Path) -> None:
+    """Whoever is the first to form the next group would meet the one before at the same port."""
+    if os.environ["RANK"] == "0":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            unfinished = file.with_suffix(".new")
+            unfinished.write_text(str(free.getsockname()[1]))
+        unfinished.replace(file)
+    while not file.exists():
+        time.sleep(0.01)
+    os.environ["MASTER_PORT"] = file.read_text()
 
 
 if __name__ == "__main__":

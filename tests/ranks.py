@@ -40,5 +40,5 @@ def launched(script: Path | str, *arguments: str) -> list[Ended]:
         ]
         for worker in workers:
             stack.callback(worker.kill)
-        said = [worker.communicate(timeout=400)[0].splitlines()[-1] for worker in workers]
+        said = [worker.communicate(timeout=180)[0].splitlines()[-1] for worker in workers]
         return [Ended(last, worker.wait()) for last, worker in zip(said, workers, strict=True)]
