@@ -1,4 +1,4 @@
-"""Training loops as people write them, each with little data, and a log of what every worker did.
+"""Training loops as people write them, on small data. Every worker logs what it did.
 
 `train` is what workers run; `config["loop"]` names one of LOOPS or REFUSED.
 """

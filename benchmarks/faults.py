@@ -85,7 +85,7 @@ RAY = 20
 """Kills and adds of nodes."""
 FEWEST_KINDS, FEWEST = 15, 15
 SHORT = 10
-"""Without --full, one in so many."""
+"""The short form divides the number of faults by this."""
 POLICIES = ("hypersched", "rubberband", "hypersched", "asha")
 TRIALS = 6
 EPOCHS = 16

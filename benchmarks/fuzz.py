@@ -47,7 +47,7 @@ COMMANDS = {
     Kind.OTHERS: 40,
 }
 SHORT = 10
-"""Without --full, one in so many."""
+"""The short form divides the number of inputs by this."""
 AT_ONCE = 2
 PIECE = 250
 """Files that one process reads in a row."""

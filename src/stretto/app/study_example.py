@@ -22,7 +22,7 @@ sampler = "random"           # or tpe, qmc, cmaes, gp: these need pip install 's
 rungs = "additive"           # each stage eta times as long as the last: epochs 1-4, 5-12, 13-28, ..
                              # "geometric": 4, 8, 16, ..; or a list, without min_epochs: [4, 12, 28]
 min_epochs = 4               # the first rung
-eta = 2                      # one in so many goes on past a rung
+eta = 2                      # the best 1/eta of the trials pass a rung
 max_epochs = 508             # a trial is fully trained after this many
 
 [space]                      # a line for each hyperparameter: { float = [low, high] }, { int = [low, high] },
