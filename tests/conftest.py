@@ -32,3 +32,10 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 def _alone_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of tests beside this one are not spoken of."""
     monkeypatch.setattr("stretto.app.real_site.live_runs", lambda: ())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test stands."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

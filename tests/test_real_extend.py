@@ -34,12 +34,6 @@ PRICED = STUDY.replace("slots = 2", "slots = 2\nusd_per_slot_hour = 36")
 """A cent a second for each."""
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def asked(
     here: Path,
     deadline: str | None = None,

@@ -71,12 +71,6 @@ BOX = Node("box-1", Resources(gpu=2), "box")
 ALL_ALIKE = Groups(["all"], lambda _: "all", lambda *_: "#123456")
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def killed(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     del folder, clock
     return SimulatedHands(hands, until_s=KILLED_S, break_off=True)

@@ -36,12 +36,6 @@ from tune_world import STUDY, SimulatedHands, simulated, write_study
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def asked(
     here: Path,
     text: str = STUDY,
