@@ -44,7 +44,7 @@ def main() -> None:
         report(done, seed)
     for epoch in range(done + 1, epochs + 1):
         for _ in range(BEATS):
-            beat(folder)
+            beat(folder, epochs_reported=epoch - 1)
             time.sleep(nap_s / BEATS)
         (folder / f"{STATE}.new").write_text(str(epoch))
         (folder / f"{STATE}.new").rename(folder / STATE)
@@ -56,8 +56,11 @@ def report(epoch: int, seed: int) -> None:
     sys.stdout.flush()
 
 
-def beat(folder: Path) -> None:
-    """Say that this process lives, and step into what was laid."""
+def beat(folder: Path, *, epochs_reported: int) -> None:
+    """Say that this process lives, and step into what was laid.
+
+    The lines of a flood have the metric, which makes no epochs of them once one was reported.
+    """
     line = json.dumps({"t_s": time.monotonic(), "pid": os.getpid()}) + "\n"
     file = os.open(folder / SEEN, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, line.encode())
@@ -65,8 +68,9 @@ def beat(folder: Path) -> None:
     if _sprung(folder / RAISE):
         raise RuntimeError("a trap that was laid for this beat")
     if _sprung(folder / FLOOD):
+        metric = {"loss": 99.0} if epochs_reported else {}
         for number in range(FLOOD_LINES):
-            sys.stdout.write(json.dumps({"step": number, "step_s": 0.01}) + "\n")
+            sys.stdout.write(json.dumps({"step": number, "step_s": 0.01, **metric}) + "\n")
 
 
 def _sprung(trap: Path) -> bool:
