@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TEXT = """\
+EXAMPLE_JOBS = """\
 # Jobs that share a machine. Run them: stretto run jobs.toml --policy pollux; on a Ray cluster, add --on ray
 
 [machine]

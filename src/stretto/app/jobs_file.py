@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stretto.app import jobs_example
 from stretto.app.real_work import Entry, RealWork, check_command, find_entry, in_own_folder
 from stretto.app.run_folder import NAME_RULE, is_folder_name
 from stretto.app.study_cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
@@ -20,7 +19,6 @@ from stretto.core.units import counted, parse_duration_s
 from stretto.search.source import ANY_BATCH
 from stretto.wire.messages import Described
 
-EXAMPLE_JOBS = jobs_example.TEXT
 
 SECTIONS = ("job", "machine")
 JOB_KEYS = ("name", "entry", "command", "epochs", "gpus", "batch", "tier", "submit_at", "config", "in_folder")

@@ -15,7 +15,8 @@ from stretto.core.job import Job
 from stretto.core.resources import Resources
 from stretto.substrate.local_nodes import RentedSlots
 from stretto.substrate.local_slots import Slots
-from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.substrate.process import ProcessSubstrate
+from stretto.substrate.process_command import Command
 from stretto.substrate.provision import noting_nodes
 
 MACHINE_NODE = "local"

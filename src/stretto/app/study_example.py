@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TEXT = """\
+EXAMPLE_STUDY = """\
 # A study: many trials of one training script, of which the best model is wanted.
 # Look at what it will take:     stretto plan study.toml
 # Try policies on it, simulated: stretto simulate --study study.toml --policy hypersched,asha,rubberband

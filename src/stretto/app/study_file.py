@@ -10,7 +10,6 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from stretto.app import study_example
 from stretto.app.given_arguments import given_path
 from stretto.app.profile_file import believe, read_profile
 from stretto.app.study_cluster import (
@@ -34,7 +33,6 @@ from stretto.search.samplers import SAMPLERS
 from stretto.search.space import SPACE_FORMS, Space, parse_space
 from stretto.search.study import Direction, Study
 
-EXAMPLE_STUDY = study_example.TEXT
 
 BUILT_IN_CURVES = "builtin:resnet"
 

@@ -21,7 +21,7 @@ from stretto.worlds.applications import Applications
 from stretto.worlds.csv_table import Row, Table, read_table
 from stretto.worlds.truth import Truth, Workload, make_workload
 
-COLUMNS = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
+LOG_COLUMNS = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 
 CLASSES = (
     (1.0, ("cifar10", "ncf")),
@@ -79,14 +79,14 @@ def read_philly(
         min_duration_s=min_duration_s,
         max_gpu_hours=max_gpu_hours,
     )
-    return workload_of(read_table(path), applications, rng, keep=keep)
+    return workload_of_log(read_table(path), applications, rng, keep=keep)
 
 
-def workload_of(
+def workload_of_log(
     table: Table, applications: Applications, rng: np.random.Generator, *, keep: LogFilter
 ) -> Workload:
     """The same from a table that was read already."""
-    entries = sorted((_entry(row) for row in table.require(COLUMNS).rows), key=lambda entry: entry.at_s)
+    entries = sorted((_entry(row) for row in table.require(LOG_COLUMNS).rows), key=lambda entry: entry.at_s)
     kept, notes = _filter(entries, keep, rng)
     if not kept:
         span_h = (entries[-1].at_s - entries[0].at_s) / 3600.0
