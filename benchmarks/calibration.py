@@ -37,9 +37,8 @@ from calibration_worlds import (
 )
 from common import verdict
 
-from stretto.app.study_file import StudyFile, WorldSpec
-from stretto.app.study_run import simulate_study
 from stretto.core.events import Decided
+from stretto.inputs.study import StudyFile, WorldSpec
 from stretto.journal.base import MemoryJournal
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
@@ -47,12 +46,13 @@ from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
 from stretto.planning.profile import Floats, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
-from stretto.policies.rubberband_course import load
+from stretto.policies.rubberband.memory import load
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
-from stretto.search.rungs import halving_epochs, make_rungs
+from stretto.search.halving import halving_epochs, make_rungs
 from stretto.search.space import parse_space
 from stretto.search.study import Direction, Study
+from stretto.simulation.studies import simulate_study
 
 SEED = 41
 EXECUTIONS = 10_000

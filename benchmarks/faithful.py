@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from common import data_folder, verdict
 
-from stretto.app.simulate import Setup, simulate
-from stretto.worlds.profiles import load_profiles
-from stretto.worlds.workload_csv import read_workload
+from stretto.simulation.jobs import Setup, simulate
+from stretto.worlds.measured import load_profiles
+from stretto.worlds.workload_files import read_workload
 
 WORKLOADS = (1, 2, 3, 4)
 STORED_AS = {"tiresias": "tiresias-1.0", "optimus-oracle": "optimus-1.0", "pollux": "pollux-1.0"}

@@ -11,7 +11,6 @@ import time
 import numpy as np
 from common import verdict
 
-from stretto.app.threads import one_blas_thread
 from stretto.core.allocation import NOTHING, Allocation, on_nodes
 from stretto.core.cluster import gpu_nodes
 from stretto.core.seeds import child_rng
@@ -19,8 +18,8 @@ from stretto.models.belief import StatedBelief
 from stretto.models.resize import ResizeCost
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.pollux import Pollux
-from stretto.worlds.catalogue import builtin_catalogue
-from stretto.worlds.modelled import ModelTruth
+from stretto.system.threads import one_blas_thread
+from stretto.worlds.applications import ModelTruth, builtin_catalogue
 
 SIZES = [(32, 64), (160, 256), (640, 1024), (2500, 4096), (10_000, 16_384)]
 LIMIT_MS = {(32, 64): 20.0, (640, 1024): 150.0, (10_000, 16_384): 2000.0}

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from common import verdict
 
-from stretto.app.study_file import StudyFile, study_of
-from stretto.app.study_run import StudyResult, simulate_study, with_limits
+from stretto.inputs.study import StudyFile, study_of
+from stretto.simulation.studies import StudyResult, simulate_study, with_limits
 from stretto.worlds.curve_files import load_curves
 from stretto.worlds.curves import Curves
 

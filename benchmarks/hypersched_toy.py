@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from common import verdict
 
-from stretto.app.study_file import StudyFile, study_of
-from stretto.app.study_run import simulate_study, with_limits
+from stretto.inputs.study import StudyFile, study_of
+from stretto.simulation.studies import simulate_study, with_limits
 from stretto.worlds.curve_files import load_curves
 
 Floats = npt.NDArray[np.float64]

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from common import verdict
 
-from stretto.app.run_folder import RunFolder
 from stretto.core.events import Decided, JobFinished
 from stretto.journal.rows import find_damage
+from stretto.runs.folder import RunFolder
 
 STRETTO = str(Path(sys.executable).with_name("stretto"))
 ANSWER_S = 5.0

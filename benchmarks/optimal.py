@@ -7,8 +7,8 @@ from pathlib import Path
 
 from common import data_folder, verdict
 
-from stretto.app.decide import decide
-from stretto.app.snapshot import read_snapshot
+from stretto.inputs.snapshot import read_snapshot
+from stretto.simulation.decide import decide
 
 ROUNDING = 0.5e-5
 """References are printed to five digits."""

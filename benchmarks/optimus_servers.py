@@ -39,9 +39,9 @@ from stretto.policies.base import ClusterView, Memory, Policy
 from stretto.policies.common import fixed_size_decision
 from stretto.policies.drf import Drf
 from stretto.policies.gangs import held_gang, smallest_gang
-from stretto.policies.optimus import Optimus
+from stretto.policies.optimus.policy import Optimus
 from stretto.policies.tetris import Tetris
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.servers import LOCAL, ServerTruth, server_nodes, server_workload
 from stretto.worlds.truth import Workload
 

@@ -16,18 +16,17 @@ from itertools import product
 import numpy as np
 from common import verdict
 
+from stretto.planning.candidates import Goal, Pool, menus_of, naive_elastic_plans, speed, static_plans
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
 from stretto.planning.forecast import stages_left
-from stretto.planning.options import menus_of, naive_elastic_plans, static_plans
 from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
-from stretto.planning.pool import Goal, Pool, speed
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
-from stretto.search.rungs import halving_epochs, make_rungs
+from stretto.search.halving import halving_epochs, make_rungs
 from stretto.search.study import Direction, Study
 
 SEED = 7

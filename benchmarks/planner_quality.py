@@ -16,11 +16,10 @@ from itertools import product
 import numpy as np
 from common import verdict
 
+from stretto.planning.candidates import Goal, Pool, fair_options
 from stretto.planning.improve import decrement
-from stretto.planning.options import fair_options
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.planner import Search, prepare, search_as_published, search_thoroughly
-from stretto.planning.pool import Goal, Pool
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.billing import Billing, Per

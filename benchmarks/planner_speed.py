@@ -18,7 +18,7 @@ from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
-from stretto.search.rungs import halving_epochs, make_rungs
+from stretto.search.halving import halving_epochs, make_rungs
 from stretto.search.study import Direction, Study
 
 LIMIT_S = 2.0

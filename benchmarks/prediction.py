@@ -23,17 +23,16 @@ from statistics import fmean, median
 
 from common import verdict
 
-from stretto.app.machine_profile import MachineProfile
-from stretto.app.probe import probe
-from stretto.app.profile_file import MeasuredProfile, believe, write_profile
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult
-from stretto.app.real_work import find_entry
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import prepare, start
 from stretto.core.events import JobReported
 from stretto.core.seeds import child_rng
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.inputs.profile import MachineProfile, MeasuredProfile, believe, write_profile
+from stretto.inputs.work import find_entry
+from stretto.launch.tune import prepare, start
 from stretto.planning.forecast import Estimate
+from stretto.profiling.probe import probe
+from stretto.runs.folder import RunFolder
+from stretto.runs.results import TuneResult
 
 SLOTS = 2
 SEEDS = 4

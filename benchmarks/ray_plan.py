@@ -25,9 +25,9 @@ from pathlib import Path
 from common import verdict
 
 import stretto
-from stretto.app.real_result import TuneResult
-from stretto.app.run_folder import run_folder
 from stretto.core.events import Decided, Event, JobReported, NodeAdded, NodeLaunched, NodeReleased
+from stretto.runs.folder import run_folder
+from stretto.runs.results import TuneResult
 
 WITHIN = 0.15
 OBJECT_STORE = 80 * 1024 * 1024

@@ -33,10 +33,10 @@ from local_bench import BATCH, job_of
 from ray_bench import small_cluster
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.instructions import Action, Instruction
-from stretto.substrate.elastic import ElasticSubstrate, Files
-from stretto.substrate.gang_effects import TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import Slots
+from stretto.substrate.elastic.effects import TrainingJob
+from stretto.substrate.elastic.substrate import ElasticSubstrate, Files
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import Slots
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.nodes import read_nodes
 from stretto.substrate.ray.substrate import RaySubstrate

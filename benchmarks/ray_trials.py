@@ -47,7 +47,7 @@ speedup = {{ "1" = 1.0 }}
 
 
 def stretto_side(address: str, folder: Path) -> dict[str, Any]:
-    from stretto.app.tune import tune  # noqa: PLC0415 - in a process of its own
+    from stretto.launch.tune import tune  # noqa: PLC0415 - in a process of its own
     from stretto.substrate.ray.cluster import connected  # noqa: PLC0415
 
     path = folder / "short.toml"

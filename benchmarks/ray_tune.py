@@ -29,10 +29,10 @@ from typing import Any
 from common import verdict
 from scipy.stats import t
 
-from stretto.app.run_folder import RunFolder
-from stretto.app.study_file import read_outline
-from stretto.app.tune import tune
 from stretto.core.events import JobFinished, JobReported
+from stretto.inputs.study import read_outline
+from stretto.launch.tune import tune
+from stretto.runs.folder import RunFolder
 from stretto.search.samplers import make_sampler
 
 HERE = Path(__file__).parent

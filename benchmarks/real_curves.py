@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 from common import data_folder, verdict
 
-from stretto.app.study_file import StudyFile, study_of
-from stretto.app.study_run import simulate_study, with_limits
 from stretto.core.seeds import child_rng
+from stretto.inputs.study import StudyFile, study_of
 from stretto.search.study import Direction
+from stretto.simulation.studies import simulate_study, with_limits
 from stretto.worlds.curve_files import load_curves
 from stretto.worlds.curves import CurveTable
 

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from common import verdict
 
-from stretto.app.threads import one_blas_thread
 from stretto.control.controller import Controller, Settings
 from stretto.core.allocation import Allocation
 from stretto.core.cluster import Wish, gpu_nodes
@@ -33,11 +32,12 @@ from stretto.core.resources import Resources
 from stretto.core.source import Arrivals
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.registry import make_policy
-from stretto.substrate.elastic import ElasticSubstrate, Files
-from stretto.substrate.elastic_lock import RunLock
-from stretto.substrate.elastic_nursery import Saying
-from stretto.substrate.elastic_workers import Place
-from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.identity import RunLock
+from stretto.substrate.elastic.substrate import ElasticSubstrate, Files
+from stretto.substrate.elastic.workers import Place
+from stretto.system.threads import one_blas_thread
 
 NODES, GPUS, JOBS = 1000, 4, 5000
 INTERVAL_S = 10.0

@@ -31,7 +31,7 @@ from fault_commands import Commands
 from fault_inject import Disturbed, Kind, step_clock
 from fault_study import RULES, lay_out
 from live_processes import eventually, pids_with
-from stretto.substrate.gang_effects import Rules
+from stretto.substrate.elastic.effects import Rules
 
 AnyKind = Kind | fault_commands.Kind
 PATIENCE_S = 10.0

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stretto import Setup, simulate
 from stretto.core.cluster import gpu_nodes
-from stretto.report.table import metrics_table
+from stretto.report.tables import metrics_table
 from stretto.worlds.synthetic import demo_workload
 
 POLICIES = ("pollux", "optimus", "tiresias")

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from stretto import StudyFile, load_curves, plan, read_study, simulate_study
-from stretto.app.study_file import EXAMPLE_STUDY
+from stretto.inputs.study import EXAMPLE_STUDY
 
 
 def example_study() -> StudyFile:

@@ -8,16 +8,16 @@ from its journal, and the commands from their checkpoints.
 import sys
 from pathlib import Path
 
-from stretto.app.history import history_of
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Decided, JobFinished
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
 from stretto.core.source import Arrivals
+from stretto.journal.folds.history import history_of
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.fifo import Fifo
-from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.substrate.local.commands import Command, ProcessSubstrate
 
 EPOCHS = 3
 TRAINER = """

@@ -1,7 +1,7 @@
 """The built-in demo workload, forty jobs on 64 GPUs, under three policies."""
 
-from stretto.app.simulate import Setup, simulate
 from stretto.core.cluster import gpu_nodes
+from stretto.simulation.jobs import Setup, simulate
 from stretto.worlds.synthetic import demo_workload
 
 

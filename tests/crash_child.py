@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders import make_job
-from stretto.app.simulate import Setup, simulate
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import gpu_nodes
 from stretto.core.job import Job, Tier, Work
@@ -19,7 +18,8 @@ from stretto.core.observations import NoiseSample
 from stretto.core.source import Arrivals
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.registry import make_policy
-from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.simulation.jobs import Setup, simulate
+from stretto.substrate.local.commands import Command, ProcessSubstrate
 from stretto.worlds.truth import Workload
 from toy_world import ToyTruth, toy_job, toy_workload
 

@@ -20,8 +20,8 @@ from typing import Literal
 from fault_command import FLOOD, RAISE, SEEN
 from fault_inject import Supply, damage_journal, lay_clock, no_descriptors, stand_still, step_clock
 from live_processes import STRETTO, eventually, pids_with
-from stretto.app.run_folder import RunFolder
 from stretto.core.events import JobFailed, JobFinished, JobReported, JobSubmitted
+from stretto.runs.folder import RunFolder
 
 _SCRIPT = Path(__file__).with_name("fault_command.py")
 JOBS, EPOCHS, NAP_S, SLOTS = 4, 8, 0.3, 2
@@ -357,7 +357,7 @@ class Commands:
 def _guard_of(pid: int) -> int:
     """The nearest of its parents that is not the command itself."""
     try:
-        while _SCRIPT.name in Path(f"/proc/{pid}/cmdline").read_text().split("process_guard.py")[0]:
+        while _SCRIPT.name in Path(f"/proc/{pid}/cmdline").read_text().split("elastic/guard.py")[0]:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return -1

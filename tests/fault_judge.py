@@ -15,10 +15,10 @@ from fault_seen import End, Step, ends_of, steps_of
 from fault_study import asked, job_seed
 from fault_train import EXAMPLES, POISON, STEPS, Place, follow
 from live_processes import pids_with
-from stretto.app.real_result import TrialResult
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import finished
 from stretto.core.events import JobReported
+from stretto.launch.tune import finished
+from stretto.runs.folder import RunFolder
+from stretto.runs.results import TrialResult
 from stretto.torch import Run
 from stretto.torch.checkpoint import CheckpointStore
 from stretto.wire.checkpoint_meta import whole_checkpoints

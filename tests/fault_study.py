@@ -9,22 +9,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from stretto.app.real_drive import AtDeadline, RealSubstrate
-from stretto.app.real_mend import mend
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_site import local_devices
-from stretto.app.real_standing import holding
-from stretto.app.real_stop import Stop, listening
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import finished, prepare, start
 from stretto.core.errors import StrettoError
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
-from stretto.substrate.elastic import Files
-from stretto.substrate.gang_effects import Rules, TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import find_slots
+from stretto.driving.drive import RealSubstrate
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.stop import Stop, listening
+from stretto.driving.substrate import Hands
+from stretto.driving.target import local_devices
+from stretto.launch.tune import finished, prepare, start
+from stretto.runs.deadline import AtDeadline
+from stretto.runs.folder import RunFolder
+from stretto.runs.mend import mend
+from stretto.runs.status import holding
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.substrate import Files
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import find_slots
 
 NAME = "study"
 SLOTS = 4

@@ -29,18 +29,6 @@ import torch
 
 from fuzz_spoil import ANY_TEXT, JSON_TEXT, spoil_line, spoiled, spoiled_bytes
 from inputs import SNAPSHOT, WORKLOAD
-from stretto.app.decide import decide
-from stretto.app.explain import job_lines
-from stretto.app.history import history_of
-from stretto.app.jobs_file import complete, read_jobs
-from stretto.app.plan import plan, plan_json
-from stretto.app.profile_file import MeasuredProfile, TimedEpoch, believe, read_profile, write_profile
-from stretto.app.run_folder import RunFolder, run_folder
-from stretto.app.simulate import Setup as ClusterSetup
-from stretto.app.simulate import simulate
-from stretto.app.snapshot import read_snapshot
-from stretto.app.study_file import read_outline, read_study
-from stretto.app.threads import one_blas_thread
 from stretto.cli.decide import _show as show_decision
 from stretto.cli.explain import explain as explain_command
 from stretto.cli.report import report as report_command
@@ -54,20 +42,31 @@ from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.observations import SpeedSample
 from stretto.core.resources import Resources
 from stretto.core.seeds import child_rng
+from stretto.inputs.jobs import complete, read_jobs
+from stretto.inputs.profile import MeasuredProfile, TimedEpoch, believe, read_profile, write_profile
+from stretto.inputs.snapshot import read_snapshot
+from stretto.inputs.study import read_outline, read_study
 from stretto.journal.codec import decode, encode
+from stretto.journal.folds.history import history_of
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.registry import make_policy
 from stretto.pricing.price_list import read_price_list
 from stretto.report.plan_text import plan_text
-from stretto.report.table import metrics_text
+from stretto.report.tables import metrics_text
+from stretto.runs.explain import job_lines
+from stretto.runs.folder import RunFolder, run_folder
 from stretto.search.study import Direction
-from stretto.substrate.process_reports import Progress, Setup, read_report
-from stretto.substrate.process_trials import Mark, Trial
+from stretto.simulation.decide import decide
+from stretto.simulation.jobs import Setup as ClusterSetup
+from stretto.simulation.jobs import simulate
+from stretto.simulation.plan import plan, plan_json
+from stretto.substrate.elastic.command_output import Mark, Progress, Setup, Trial, read_report
+from stretto.system.threads import one_blas_thread
 from stretto.torch.checkpoint import CheckpointStore
 from stretto.wire.checkpoint_meta import META_FILE, newest_best, whole_checkpoints
-from stretto.worlds.catalogue import builtin_catalogue
+from stretto.worlds.applications import builtin_catalogue
 from stretto.worlds.curve_files import load_curves
-from stretto.worlds.load import load_workload
+from stretto.worlds.workload_files import load_workload
 
 CALL = "from stretto.cli.start import main; main()"
 LONGEST_SENTENCE = 2000

@@ -18,7 +18,7 @@ from stretto.planning.tuning import Tuning
 from stretto.policies.asha import Asha
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import requested_batch
-from stretto.policies.hypersched import HyperSched
+from stretto.policies.hypersched.policy import HyperSched
 from tuning_world import RESNET_50, Curve, Outcome, make_trial, run, tuning
 
 STUDY = tuning(trials=8, rungs=(2, 8, 32, 128), eta=4, max_epochs=200, epoch_s=35.0, deadline_s=10_000.0)

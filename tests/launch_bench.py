@@ -9,12 +9,11 @@ from live_processes import eventually
 from stretto.core.cluster import Node, Wish
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched
 from stretto.core.resources import Resources
-from stretto.substrate.fleet_nodes import NodeKind
-from stretto.substrate.ray.fleet import RayFleet
+from stretto.substrate.fleet.nodes import NodeKind
+from stretto.substrate.ray.fleet import Pool, RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher
 from stretto.substrate.ray.launch_commands import CommandLauncher
 from stretto.substrate.ray.nodes import RayNode
-from stretto.substrate.ray.pool import Pool
 
 Told = TypeVar("Told")
 

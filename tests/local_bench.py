@@ -12,10 +12,10 @@ from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
-from stretto.substrate.elastic_nursery import Trainer
-from stretto.substrate.gang_effects import Rules, TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import Slots
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.fork_servers import Trainer
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import Slots
 
 STUB = Trainer("local_stub:main", "local_stub:load", ())
 EPOCHS = 6

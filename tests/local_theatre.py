@@ -10,8 +10,7 @@ from local_bench import BATCH, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
-from stretto.substrate.gang import Gang
-from stretto.substrate.gang_effects import (
+from stretto.substrate.elastic.effects import (
     Effect,
     Emit,
     End,
@@ -23,11 +22,12 @@ from stretto.substrate.gang_effects import (
     Spawn,
     TrainingJob,
 )
-from stretto.substrate.gang_losses import Losses
-from stretto.substrate.gang_reports import Account
-from stretto.substrate.gang_training import TrainingGang
-from stretto.substrate.local_slots import SlotPool, Slots
-from stretto.substrate.process_history import Failures
+from stretto.substrate.elastic.gang import Gang
+from stretto.substrate.elastic.losses import Losses
+from stretto.substrate.elastic.recovery import Failures
+from stretto.substrate.elastic.reports import Account
+from stretto.substrate.elastic.training import TrainingGang
+from stretto.substrate.local.slots import SlotPool, Slots
 from stretto.wire.messages import (
     Beat,
     EpochEnd,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from stretto.app.real_site import ThisMachine
-from stretto.app.run_folder import RunFolder
-from stretto.app.study_cluster import Offer, slots_offer
 from stretto.core.cluster import Node
-from stretto.substrate.provision import NodeFleet
+from stretto.driving.target import ThisMachine
+from stretto.inputs.cluster import Offer, slots_offer
+from stretto.runs.folder import RunFolder
+from stretto.substrate.fleet.provision import NodeFleet
 
 
 def _no_fleet(folder: RunFolder, purpose: str) -> NodeFleet | None:

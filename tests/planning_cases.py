@@ -15,7 +15,7 @@ from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
-from stretto.search.rungs import halving_epochs, make_rungs
+from stretto.search.halving import halving_epochs, make_rungs
 from stretto.search.study import Direction, Study, halving_stages
 
 POOR = Scaling(((1, 1.0), (2, 1.87), (4, 3.3), (8, 4.8), (16, 6.0)), spanning=0.1)

@@ -16,7 +16,7 @@ from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
-from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.substrate.local.commands import Command, ProcessSubstrate
 
 EPOCHS = 8
 BATCH = BatchChoice(16)

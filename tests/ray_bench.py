@@ -23,11 +23,11 @@ from stretto.core.allocation import Allocation
 from stretto.core.events import Event
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Value
-from stretto.substrate.elastic import Files
-from stretto.substrate.elastic_nursery import Trainer
-from stretto.substrate.gang_effects import TrainingJob
+from stretto.substrate.elastic.effects import TrainingJob
+from stretto.substrate.elastic.fork_servers import Trainer
+from stretto.substrate.elastic.substrate import Files
 from stretto.substrate.ray.fleet import RayFleet
-from stretto.substrate.ray.seats import IDLE_S
+from stretto.substrate.ray.leases import IDLE_S
 from stretto.substrate.ray.substrate import RaySubstrate
 
 SHORT = "/tmp"  # noqa: S108 - paths of sockets, which lie deep below it, have 107 characters at most

@@ -17,7 +17,6 @@ from fault_train import BATCH, EXAMPLES, STEPS
 from live_processes import eventually, pids_with
 from ray_fault_inject import Fault, Kind
 from ray_fault_run import RayRun, lr_of, seed_of
-from stretto.app.real_drive import EndedBy
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -29,6 +28,7 @@ from stretto.core.events import (
     JobSubmitted,
     NodeLost,
 )
+from stretto.runs.deadline import EndedBy
 
 _RAY: Any = ray  # parts of it have no types
 _TIDY_S = 20.0

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fault_train import BATCH, EXAMPLES, STEPS
-from stretto.app.real_drive import EndedBy, Score, Unwatched, drive
-from stretto.app.real_stop import Stop
-from stretto.app.run_folder import RunFolder
 from stretto.core.events import Event, JobFailed, JobFinished, JobSubmitted
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
+from stretto.driving.drive import Score, Unwatched, drive
+from stretto.driving.stop import Stop
 from stretto.policies.registry import make_policy
-from stretto.substrate.elastic import Files
-from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.runs.deadline import EndedBy
+from stretto.runs.folder import RunFolder
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.substrate import Files
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.substrate import RaySubstrate
 

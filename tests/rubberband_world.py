@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-import stretto.policies.rubberband_plan as planning_seam
+import stretto.policies.rubberband.drift as planning_seam
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import Node
 from stretto.core.events import (
@@ -29,8 +29,8 @@ from stretto.planning.forecast import Outcome as Planned
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.profile import Spread
 from stretto.planning.tuning import Tuning
-from stretto.policies.rubberband import RubberBand
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.policies.rubberband.policy import RubberBand
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.cloud import Launch
 from tuning_world import Curve, CurveTruth, Draws, Outcome, make_trial, steady, trial_id, tuning
 

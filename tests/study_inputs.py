@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from stretto.app.study_file import EXAMPLE_STUDY, StudyFile, parse_study
-from stretto.app.study_run import StudyRun, simulate_study
+from stretto.inputs.study import EXAMPLE_STUDY, StudyFile, parse_study
 from stretto.journal.base import Journal
+from stretto.simulation.studies import StudyRun, simulate_study
 from stretto.worlds.curve_files import load_curves
 
 TUNING_POLICIES = ("hypersched", "asha", "sha", "hyperband", "rubberband", "random")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from builders import make_job
-from stretto.app.simulate import Setup, simulate
 from stretto.core.cluster import gpu_nodes
 from stretto.core.job import BatchLimits, Job, Tier
 from stretto.core.observations import NoiseSample
-from stretto.worlds.alone import Clock, alone_s
+from stretto.simulation.jobs import Setup, simulate
+from stretto.worlds.ftf import Clock, alone_s
 from toy_world import ToyTruth, toy_job, toy_workload
 
 AT_ONCE = Clock(30.0, None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.allocate.board import Board, Placement
+from stretto.allocate.placements import Board, Placement
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=150)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.study_file import EXAMPLE_STUDY
-from stretto.cli.limits import parse_deadline_s
+from stretto.cli.flags import parse_deadline_s
 from stretto.core.errors import InputError
+from stretto.inputs.study import EXAMPLE_STUDY
 from study_command import StudyCommand, without_libraries, write
 from study_inputs import NO_LIMITS, SMALL_STUDY
 

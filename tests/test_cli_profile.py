@@ -13,13 +13,12 @@ import pytest
 import typer
 
 import stretto.cli.profile
-from stretto.app.probe_seen import Progress
-from stretto.app.profile_file import MeasuredProfile, TimedEpoch, read_profile
-from stretto.app.profile_fit import fit_speed
-from stretto.app.real_work import CommandLine, RealWork
+from stretto.cli.live import measuring
 from stretto.cli.profile import profile_text
-from stretto.cli.progress import measuring
 from stretto.core.observations import SpeedSample
+from stretto.inputs.profile import MeasuredProfile, TimedEpoch, fit_speed, read_profile
+from stretto.inputs.work import CommandLine, RealWork
+from stretto.profiling.probe_data import Progress
 from stretto.search.space import Config
 from study_command import StudyCommand, write
 

@@ -16,18 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_standing import holding
-from stretto.app.run_folder import RunFolder
-from stretto.app.run_list import find_folder, list_runs
-from stretto.app.run_logs import CHUNK_BYTES, Followed, Lines, follow
-from stretto.app.run_remove import remove_run
-from stretto.app.tune import prepare, start
 from stretto.cli.runs import age_text
 from stretto.core.errors import InputError
-from stretto.core.file_lock import FileLock, Holder
 from stretto.core.units import format_size
+from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
+from stretto.launch.tune import prepare, start
+from stretto.runs.folder import RunFolder
+from stretto.runs.logs import CHUNK_BYTES, Followed, Lines, follow
+from stretto.runs.manage import find_folder, list_runs, remove_run
+from stretto.runs.status import holding
+from stretto.system.locks import FileLock, Holder
 from study_command import StudyCommand
 from test_real_standing import killed, stopped
 from tune_world import simulated, write_study
@@ -362,7 +361,7 @@ class TestRm:
         printed(folder, "trial-000", "x")
         (folder.path / "id").write_text("x")
         with monkeypatch.context() as patched:
-            patched.setattr("stretto.app.run_remove.shutil.rmtree", full)
+            patched.setattr("stretto.runs.manage.shutil.rmtree", full)
             told = stretto.refused("rm", "tiny", "--yes")
         assert "could not be removed whole: runs/tiny/jobs: Directory not empty." in told
         assert (folder.path / "id").exists()
@@ -423,8 +422,8 @@ class TestStop:
     ) -> None:
         sent: list[tuple[int, int]] = []
         pid = os.getpid()
-        monkeypatch.setattr("stretto.app.run_stop.os.kill", lambda *sending: sent.append(sending))
-        monkeypatch.setattr("stretto.app.run_stop._with_open", lambda _: [pid])
+        monkeypatch.setattr("stretto.runs.manage.os.kill", lambda *sending: sent.append(sending))
+        monkeypatch.setattr("stretto.runs.manage._with_open", lambda _: [pid])
         monkeypatch.setattr("stretto.cli.runs.wait_until_stopped", lambda _: None)
         with holding(folder):
             stretto("stop", "tiny")
@@ -439,8 +438,8 @@ class TestStop:
         def gone(*_: int) -> None:
             raise ProcessLookupError
 
-        monkeypatch.setattr("stretto.app.run_stop.os.kill", gone)
-        monkeypatch.setattr("stretto.app.run_stop._with_open", lambda _: [os.getpid()])
+        monkeypatch.setattr("stretto.runs.manage.os.kill", gone)
+        monkeypatch.setattr("stretto.runs.manage._with_open", lambda _: [os.getpid()])
         with holding(folder):
             assert stretto("stop", "tiny") == (0, "runs/tiny is not running: finished.\n", "")
         assert not folder.stop_asked.exists()
@@ -458,8 +457,8 @@ class TestStop:
         self, stretto: StudyCommand, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, is_named: bool
     ) -> None:
         sent: list[int] = []
-        monkeypatch.setattr("stretto.app.run_stop.os.kill", lambda pid, _: sent.append(pid))
-        monkeypatch.setattr("stretto.app.run_stop._with_open", lambda _: [7])
+        monkeypatch.setattr("stretto.runs.manage.os.kill", lambda pid, _: sent.append(pid))
+        monkeypatch.setattr("stretto.runs.manage._with_open", lambda _: [7])
         monkeypatch.setattr("stretto.cli.runs.wait_until_stopped", lambda _: None)
         with holding(folder) as lock:
             if is_named:

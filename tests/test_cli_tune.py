@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from stretto import tune
-from stretto.app.jobs_file import read_jobs
-from stretto.app.run_folder import RunFolder
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, JobReported
 from stretto.core.instructions import Action
+from stretto.inputs.jobs import read_jobs
+from stretto.runs.folder import RunFolder
 from study_command import StudyCommand, write
 from tune_world import SCRIPT, STUDY, write_study
 

@@ -15,13 +15,12 @@ from local_theatre import RULES, Theatre
 from stretto.core.events import JobFailed, JobFinished, JobReported, JobRetried
 from stretto.core.instructions import Action
 from stretto.core.job import Work
-from stretto.substrate.gang_command import CommandGang
-from stretto.substrate.gang_crew import Phase
-from stretto.substrate.gang_effects import Effect, Spawn, TrainingJob
-from stretto.substrate.gang_lines import PrintedAccount
-from stretto.substrate.gang_losses import Losses
-from stretto.substrate.process_command import Command
-from stretto.substrate.process_history import Failures
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.command_gang import CommandGang, PrintedAccount
+from stretto.substrate.elastic.crew import Phase
+from stretto.substrate.elastic.effects import Effect, Spawn, TrainingJob
+from stretto.substrate.elastic.losses import Losses
+from stretto.substrate.elastic.recovery import Failures
 from stretto.wire.messages import Failed, Finished, Form, Leave, Left, LetEnd, Park, Printed, SetBatch
 from test_gang_moves import HAPPENINGS as TRAVELS
 from test_gang_moves import NODES, PLACES

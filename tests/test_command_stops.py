@@ -13,15 +13,6 @@ from pathlib import Path
 import pytest
 
 from process_bench import BATCH, ONE, PYTHON, Bench, all_events, job_of, start, trial_of
-from stretto.app.probe import probe
-from stretto.app.real_commands import CommandsFor, CommandSubstrate
-from stretto.app.real_deadline import Deadline, when_to_resume
-from stretto.app.real_lines import ProgressLines
-from stretto.app.real_result import command_files
-from stretto.app.real_stop import unsaved_jobs
-from stretto.app.real_work import check_command
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.study_cluster import Machine, slots_offer
 from stretto.cli.run import how_it_stopped
 from stretto.cli.tune import how_to_go_on
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
@@ -39,12 +30,21 @@ from stretto.core.events import (
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
+from stretto.core.leaving import FAILED, KILLED
 from stretto.core.observations import Result
+from stretto.driving.stop import unsaved_jobs
+from stretto.driving.substrate import CommandsFor, CommandSubstrate
+from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.work import check_command
+from stretto.launch.progress import ProgressLines
 from stretto.planning.forecast import Estimate
+from stretto.profiling.probe import probe
 from stretto.report.run_text import tune_text
-from stretto.substrate.leaving import FAILED, KILLED
-from stretto.substrate.local_slots import find_slots
-from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.runs.deadline import Deadline, when_to_resume
+from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.results import command_files
+from stretto.substrate.local.commands import Command, ProcessSubstrate
+from stretto.substrate.local.slots import find_slots
 from test_report_study import STUDY as SEARCHED
 from test_run_page import result_of
 

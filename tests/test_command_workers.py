@@ -30,12 +30,12 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.core.substrate import Substrate
-from stretto.substrate.command_worker import Spot, find_program
-from stretto.substrate.elastic_nursery import COMMANDS
-from stretto.substrate.gang_effects import Rules, TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import Slots
-from stretto.substrate.process import Command
+from stretto.substrate.elastic.command_worker import Spot, find_program
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.fork_servers import COMMANDS
+from stretto.substrate.local.commands import Command
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import Slots
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 from test_process_substrate import TRAINER
 from test_process_trials import SHOW, shown
@@ -450,7 +450,7 @@ def test_a_worker_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> No
         play.let_go_to(5)
         play.start(TWO)
         play.wait_for(JobReported, 2)
-        guards = [int(line.split()[0]) for line in running_with(str(tmp_path)) if "process_guard" in line]
+        guards = [int(line.split()[0]) for line in running_with(str(tmp_path)) if "elastic/guard.py" in line]
         os.kill(parent_of(guards[0]), signal.SIGKILL)
         play.let_go_to(20)
         play.rest()

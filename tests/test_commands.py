@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.explain import explain
-from stretto.app.jobs_file import read_jobs
-from stretto.app.probe import ANY_STUDY, probe
-from stretto.app.probe_origin import code_files
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_work import CommandLine, check_command
-from stretto.app.run_folder import RunFolder
-from stretto.app.run_jobs import RunRequest, check_run, start_run
 from stretto.core.errors import InputError
+from stretto.driving.request import TuneRequest, check_request
+from stretto.inputs.jobs import read_jobs
+from stretto.inputs.work import CommandLine, check_command
+from stretto.launch.jobs import RunRequest, check_run, start_run
+from stretto.profiling.origin import code_files
+from stretto.profiling.probe import ANY_STUDY, probe
+from stretto.runs.explain import explain
+from stretto.runs.folder import RunFolder
 from stretto.search.study import Direction, Study
 from tune_world import STUDY
 

@@ -39,7 +39,7 @@ from stretto.journal.base import Journal, MemoryJournal
 from stretto.policies.base import Policy
 from stretto.policies.pollux import Pollux
 from stretto.policies.tiresias import Tiresias
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from toy_world import Scripted, ToyTruth, Watched, runs, says, toy_job, toy_workload
 
 NEVER = Settings(until_s=10_000.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.allocate.counts import place_counts
+from stretto.allocate.placements import place_counts
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.cluster import gpu_nodes
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from crash_child import EPOCHS, process_jobs, sim_options, sim_setup, sim_workload
-from stretto.app.history import history_of
-from stretto.app.simulate import simulate
 from stretto.core.events import Event, JobFinished, JobReported, JobSubmitted
 from stretto.journal.base import MemoryJournal
+from stretto.journal.folds.history import history_of
 from stretto.journal.sqlite import SqliteJournal
+from stretto.simulation.jobs import simulate
 
 CHILD = Path(__file__).with_name("crash_child.py")
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.profile_file import MeasuredProfile, TimedEpoch, read_profile, write_profile
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import tune_result
-from stretto.app.real_shown import metrics_after, shown_in
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import finished, prepare, start
 from stretto.core.errors import InputError
-from stretto.core.plain_json import MOST_DEPTH, UnreadableError, parse_json, read_json
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.inputs.profile import MeasuredProfile, TimedEpoch, read_profile, write_profile
+from stretto.launch.tune import finished, prepare, start
+from stretto.runs.folder import RunFolder
+from stretto.runs.metrics_files import metrics_after, shown_in
+from stretto.runs.results import tune_result
+from stretto.system.plain_json import MOST_DEPTH, UnreadableError, parse_json, read_json
 from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text, usable_checkpoints
 from study_command import StudyCommand
 from tune_world import STUDY, endless, simulated, write_study

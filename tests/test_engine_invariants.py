@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from builders import make_job, make_node
 from stretto.allocate import menus
-from stretto.allocate.board import EMPTY, Placement
 from stretto.allocate.even_spread import Seat, place_all, spread_or_pack
 from stretto.allocate.free import FreeCapacity
 from stretto.allocate.marginal import Claim, Counts, RemainingTime, share_out
+from stretto.allocate.placements import EMPTY, Placement
 from stretto.allocate.solver import Contender, Solution, solve
 from stretto.core.allocation import NOTHING, Allocation
 from stretto.core.job import Role

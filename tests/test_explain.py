@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builders import make_job
-from stretto.app.explain import Line, cluster_lines, job_lines
-from stretto.app.real_shown import Metrics, metrics_by_epoch
-from stretto.app.run_folder import PastLimits, RunFolder, RunSpec
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import Node, Wish
 from stretto.core.decision import Reason, ReasonCode
@@ -31,6 +28,9 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.resources import Resources
+from stretto.runs.explain import Line, cluster_lines, job_lines
+from stretto.runs.folder import PastLimits, RunFolder, RunSpec
+from stretto.runs.metrics_files import Metrics, metrics_by_epoch
 
 WHY = Reason(ReasonCode.GREW, "more is better.")
 

@@ -19,7 +19,7 @@ from fault_seen import End, Step
 from fault_study import job_seed
 from fault_train import EXAMPLES, POISON, SEEN, STEPS
 from fault_verdict import problems_of
-from stretto.app.real_result import TrialResult
+from stretto.runs.results import TrialResult
 
 # Commands
 

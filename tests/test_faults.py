@@ -17,7 +17,7 @@ from fault_study import lay_out
 from local_theatre import Theatre
 from stretto.core.events import CheckpointSaved, JobRetried
 from stretto.core.instructions import Action
-from stretto.torch.keeper import Keeper, Keeping
+from stretto.torch.persistence import Keeper, Keeping
 from stretto.wire.messages import EpochEnd, Report, Saved
 
 TRIALS = 5

@@ -22,8 +22,8 @@ from stretto.core.events import (
     RunStarted,
 )
 from stretto.core.resources import Resources
-from stretto.substrate.fleet import Fleet
-from stretto.substrate.fleet_nodes import Failure, Launch, NodeKind, Release, SeenNode, Step
+from stretto.substrate.fleet.fleet import Fleet
+from stretto.substrate.fleet.nodes import Failure, Launch, NodeKind, Release, SeenNode, Step
 
 FOUR = NodeKind("four", 4)
 

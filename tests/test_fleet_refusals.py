@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from stretto.core.cluster import Wish
 from stretto.core.events import Event, NodeAdded, NodeLost, NodeRefused
-from stretto.substrate.fleet import Fleet
-from stretto.substrate.fleet_nodes import Failure
-from stretto.substrate.fleet_record import Record
-from stretto.substrate.fleet_refusals import HOPELESS, Refusals, end_of
+from stretto.journal.folds.nodes import HOPELESS, Record, Refusals, end_of
+from stretto.substrate.fleet.fleet import Fleet
+from stretto.substrate.fleet.nodes import Failure
 from test_fleet import FOUR, decided, fleet_with, node, seen, wish
 
 

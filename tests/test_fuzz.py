@@ -30,12 +30,11 @@ from fuzz_inputs import (
     wrong_with_sentence,
 )
 from inputs import SNAPSHOT
-from stretto.app.jobs_file import read_jobs
-from stretto.app.snapshot import read_snapshot
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.errors import InputError, StrettoError
-from stretto.substrate.process_reports import Progress, Setup, read_report
-from stretto.substrate.process_trials import Mark, Trial
+from stretto.inputs.jobs import read_jobs
+from stretto.inputs.snapshot import read_snapshot
+from stretto.substrate.elastic.command_output import Mark, Progress, Setup, Trial, read_report
 
 NUMBERS = {
     Kind.SNAPSHOT: 200,

@@ -9,7 +9,7 @@ from local_theatre import RULES, Theatre
 from stretto.core.allocation import BatchChoice
 from stretto.core.events import JobFailed, JobReported, JobRetried
 from stretto.core.instructions import Action
-from stretto.substrate.gang_crew import Phase
+from stretto.substrate.elastic.crew import Phase
 from stretto.wire.messages import Ack, EpochEnd, Form, Leave, Left, Park, Report
 from test_local_gang import ACTS, act
 

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from builders import make_job, make_node
-from stretto.app.history import Progress, history_of
-from stretto.app.metrics import Metrics, measure
-from stretto.app.simulate import Setup, simulate
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.cluster import Node, gpu_nodes
 from stretto.core.events import (
@@ -30,7 +27,9 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import LossPoint
 from stretto.core.resources import Resources
-from stretto.worlds.alone import Clock
+from stretto.journal.folds.history import Progress, history_of
+from stretto.simulation.jobs import Metrics, Setup, measure, simulate
+from stretto.worlds.ftf import Clock
 from stretto.worlds.truth import Truth
 from toy_world import ToyTruth, toy_job, toy_workload
 

@@ -10,10 +10,9 @@ import pytest
 from hypersched_world import STUDY, ask, begun, counts, shown
 from stretto.core.decision import ReasonCode
 from stretto.planning.profile import Scaling
-from stretto.policies.hypersched import HyperSched
-from stretto.policies.hypersched_rules import time_needed_s
-from stretto.policies.hypersched_rungs import Rungs, rung_epochs
-from stretto.policies.hypersched_speed import startup_s
+from stretto.policies.hypersched.memory import Rungs, rung_epochs
+from stretto.policies.hypersched.policy import HyperSched
+from stretto.policies.hypersched.rules import startup_s, time_needed_s
 from stretto.search.study import Direction
 from tuning_world import run, steady, tuning
 

@@ -9,7 +9,7 @@ import pytest
 
 from hypersched_world import STUDY, ask, begun, cifar_asha, cifar_run, counts, shown, toy_curves
 from stretto.core.events import Decided
-from stretto.policies.hypersched import HyperSched
+from stretto.policies.hypersched.policy import HyperSched
 from tuning_world import run, tuning
 
 

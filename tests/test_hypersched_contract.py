@@ -18,7 +18,7 @@ from stretto.core.events import Decided
 from stretto.core.seeds import child_rng
 from stretto.journal.base import MemoryJournal
 from stretto.policies.base import Oracle, Policy
-from stretto.policies.hypersched import HyperSched
+from stretto.policies.hypersched.policy import HyperSched
 from stretto.policies.registry import make_policy
 from stretto.testing.policies import PolicyConformance
 from tuning_world import RESNET_50, Curve, run, tuning

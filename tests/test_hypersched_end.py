@@ -20,9 +20,9 @@ from stretto.core.seeds import child_rng
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import JobView, Memory
-from stretto.policies.hypersched import HyperSched
-from stretto.policies.hypersched_rungs import Rungs
-from stretto.policies.hypersched_speed import startup_s
+from stretto.policies.hypersched.memory import Rungs
+from stretto.policies.hypersched.policy import HyperSched
+from stretto.policies.hypersched.rules import startup_s
 from tuning_world import Curve, Outcome, run, tuning
 
 TWO = Scaling(((1, 1.0), (2, 1.9)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.policies.hypersched_line import in_line, seats
+from stretto.policies.hypersched.turn import in_line, seats
 
 SCORES = {"fell": 0.9, "holds": 0.3, "runs": 0.5, "waits": 0.5, "zero": None}
 

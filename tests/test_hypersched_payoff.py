@@ -16,10 +16,8 @@ from stretto.core.events import Decided
 from stretto.core.seeds import child_rng
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
-from stretto.policies.hypersched import HyperSched
-from stretto.policies.hypersched_payoff import Payoff
-from stretto.policies.hypersched_rules import GAIN, ends_more_epochs
-from stretto.policies.hypersched_speed import believed_scaling, startup_s
+from stretto.policies.hypersched.policy import HyperSched
+from stretto.policies.hypersched.rules import GAIN, Payoff, believed_scaling, ends_more_epochs, startup_s
 from tuning_world import RESNET_50, Curve, run, tuning
 
 FLAT = Scaling(((1, 1.0), (2, 1.05)))

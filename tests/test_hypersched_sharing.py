@@ -13,9 +13,8 @@ from stretto.core.observations import Result
 from stretto.core.seeds import child_rng
 from stretto.planning.profile import Scaling
 from stretto.policies.base import JobView
-from stretto.policies.hypersched import HyperSched
-from stretto.policies.hypersched_rules import GAIN, on_grid, resize_gain
-from stretto.policies.hypersched_speed import believed_scaling, most_useful
+from stretto.policies.hypersched.policy import HyperSched
+from stretto.policies.hypersched.rules import GAIN, believed_scaling, most_useful, on_grid, resize_gain
 from stretto.policies.registry import make_policy
 from tuning_world import RESNET_50, run, steady, tuning
 

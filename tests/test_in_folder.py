@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from process_bench import Bench, all_events, start, trial_of
-from stretto.app.jobs_file import read_jobs
-from stretto.app.real_work import CommandLine, Entry, folder_note, in_own_folder
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import JobFinished, JobNoted
-from stretto.substrate.process_command import Command, environment, resolved, rewritten
-from stretto.substrate.process_reports import Setup
-from stretto.substrate.process_shared import SharedFolder, files_written, overwritten, written_elsewhere
+from stretto.inputs.jobs import read_jobs
+from stretto.inputs.work import CommandLine, Entry, folder_note, in_own_folder
+from stretto.substrate.elastic.command import Command, environment, resolved, rewritten
+from stretto.substrate.elastic.command_output import Setup
+from stretto.substrate.elastic.shared_files import SharedFolder, files_written, overwritten, written_elsewhere
 
 
 @pytest.fixture

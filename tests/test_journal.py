@@ -303,7 +303,7 @@ def test_whoever_only_looks_for_an_instant_keeps_nobody_out(
 ) -> None:
     looking_fd = os.open(written(path).with_name(path.name + ".lock"), os.O_RDONLY)
     fcntl.flock(looking_fd, fcntl.LOCK_SH)
-    monkeypatch.setattr("stretto.core.file_lock.time.sleep", lambda _: fcntl.flock(looking_fd, fcntl.LOCK_UN))
+    monkeypatch.setattr("stretto.system.locks.time.sleep", lambda _: fcntl.flock(looking_fd, fcntl.LOCK_UN))
     try:
         SqliteJournal(path, run="r").close()
     finally:

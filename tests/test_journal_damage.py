@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from builders import make_job
-from stretto.app.real_mend import mend, mend_after_restart
-from stretto.app.run_folder import RunFolder, RunSpec
 from stretto.cli.explain import explain
 from stretto.cli.report import report
 from stretto.core.allocation import BatchChoice, on_nodes
@@ -28,6 +26,8 @@ from stretto.journal import rows, sqlite
 from stretto.journal.codec import encode
 from stretto.journal.rows import Damage, EndMark, find_damage, read_events
 from stretto.journal.sqlite import SqliteJournal, cut
+from stretto.runs.folder import RunFolder, RunSpec
+from stretto.runs.mend import mend, mend_after_restart
 
 Bytes = bytearray
 DAMAGES_OF_A_KIND = 30

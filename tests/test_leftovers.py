@@ -15,17 +15,17 @@ import pytest
 pytest.importorskip("ray")
 
 from live_processes import running_with
-from stretto.app.real_ray import RayCluster
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.tune import finished
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched, RunPaused, RunStarted
 from stretto.core.resources import Resources
+from stretto.driving.ray_target import RayCluster
+from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
-from stretto.substrate.fleet_commands import Commands
-from stretto.substrate.fleet_nodes import NodeKind
+from stretto.launch.tune import finished
+from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.substrate.fleet.commands import Commands
+from stretto.substrate.fleet.nodes import NodeKind
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
 from stretto.substrate.ray.launch_commands import CommandLauncher

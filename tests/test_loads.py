@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.app.simulate import Setup, simulate
 from stretto.core.cluster import gpu_nodes
 from stretto.core.seeds import child_rng
+from stretto.simulation.jobs import Setup, simulate
 from stretto.worlds.synthetic import synthetic_workload
 
 

@@ -26,7 +26,7 @@ from stretto.core.events import (
     JobRetried,
 )
 from stretto.core.instructions import Action
-from stretto.substrate.gang_effects import Rules
+from stretto.substrate.elastic.effects import Rules
 from stretto.wire.channel import Channel
 from stretto.wire.messages import Failed, Message
 
@@ -175,7 +175,7 @@ def test_code_that_cannot_be_imported_fails_its_jobs_with_their_own_traceback(ma
     assert isinstance(failed, JobFailed)
     assert failed.job_id == "bad"
     assert "this module cannot be imported" in failed.error
-    assert "nursery.py" not in failed.error
+    assert "fork_server.py" not in failed.error
     assert [e.subject for e in of_kind(events, JobFinished)] == ["good"]
 
 
@@ -382,7 +382,7 @@ def test_stop_now_leaves_nothing(make: Open) -> None:
 
 
 def test_a_folder_serves_one_run_at_a_time(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stretto.substrate.local.PATIENCE_S", 0.0)
+    monkeypatch.setattr("stretto.substrate.local.ground.PATIENCE_S", 0.0)
     bench = make()
     with pytest.raises(InputError, match="in use by another run of this process"):
         Bench(bench.folder, rules=replace(QUICK, grace_s=0.1))

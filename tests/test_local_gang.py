@@ -13,10 +13,10 @@ from local_theatre import RULES, Theatre
 from stretto.core.allocation import BatchChoice
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported, JobRetried
 from stretto.core.instructions import Action
-from stretto.substrate.gang import Gang
-from stretto.substrate.gang_crew import Goal, Phase
-from stretto.substrate.gang_effects import Effect, Moment, Rules
-from stretto.substrate.gang_reports import Held
+from stretto.substrate.elastic.crew import Goal, Phase
+from stretto.substrate.elastic.effects import Effect, Moment, Rules
+from stretto.substrate.elastic.gang import Gang
+from stretto.substrate.elastic.reports import Held
 from stretto.wire.messages import (
     Ack,
     Beat,

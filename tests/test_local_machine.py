@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from local_bench import job_of
-from stretto.app.real_commands import CommandSubstrate
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import (
@@ -29,11 +28,11 @@ from stretto.core.events import (
 from stretto.core.job import Role
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
-from stretto.substrate.elastic_lock import RunLock
-from stretto.substrate.gang_reports import Account, Held, untold
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_nodes import RentedSlots, whole_machine
-from stretto.substrate.local_slots import SlotPool, Slots, find_slots
+from stretto.driving.substrate import CommandSubstrate
+from stretto.substrate.elastic.identity import RunLock
+from stretto.substrate.elastic.reports import Account, Held, untold
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, find_slots, whole_machine
 from stretto.wire.messages import EpochEnd, Report
 
 

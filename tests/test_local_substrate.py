@@ -13,9 +13,9 @@ from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.cluster import Wish
 from stretto.core.job import Value
-from stretto.substrate.gang_effects import TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import Slots
+from stretto.substrate.elastic.effects import TrainingJob
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import Slots
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
 

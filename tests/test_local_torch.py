@@ -17,9 +17,9 @@ from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported, JobRetried
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Value
-from stretto.substrate.gang_effects import TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import Slots
+from stretto.substrate.elastic.effects import TrainingJob
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import Slots
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
 pytest.importorskip("torch")

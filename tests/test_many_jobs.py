@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from builders import make_job, make_node
-from stretto.app.real_board import Board
 from stretto.control.controller import Controller, Settings
 from stretto.control.state import RunState
 from stretto.core.cluster import Wish
@@ -29,6 +28,7 @@ from stretto.journal.sqlite import SqliteJournal
 from stretto.models.resize import TimesSeen, expected_resize_cost
 from stretto.policies.base import ClusterView, Memory, Policy
 from stretto.policies.registry import make_policy
+from stretto.runs.live_state import Board
 from stretto.search.study import Direction, Study
 
 NODES = (make_node("local", gpu=2),)

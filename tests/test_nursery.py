@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from stretto.torch.nursery import Threads
+from stretto.torch.fork_server import Threads
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 

@@ -26,8 +26,8 @@ from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit, fit_ser
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.gangs import Gang, held_gang
-from stretto.policies.optimus import Optimus
-from stretto.policies.optimus_samples import PATTERN
+from stretto.policies.optimus.policy import Optimus
+from stretto.policies.optimus.samples import PATTERN
 
 TRUE = ServerSpeed(thetas=(2.2 / 128, 0.2, 0.25, 0.01, 0.01), synchronous=True, total_batch=128)
 KNOWN = ServerSpeedFit(model=TRUE, identified=True)

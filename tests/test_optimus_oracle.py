@@ -11,7 +11,7 @@ from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import BatchLimits, Job
 from stretto.policies.base import JobView
-from stretto.policies.optimus_oracle import OptimusOracle
+from stretto.policies.optimus.oracle import OptimusOracle
 
 
 @dataclass(frozen=True)

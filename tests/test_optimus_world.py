@@ -15,9 +15,9 @@ from stretto.core.seeds import child_rng
 from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.policies.drf import Drf
-from stretto.policies.optimus import Optimus
+from stretto.policies.optimus.policy import Optimus
 from stretto.policies.tetris import Tetris
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.servers import server_nodes, server_workload
 
 SLOT_S = 600.0

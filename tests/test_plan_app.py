@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import stretto
-from stretto.app.given_limits import given_budget_usd, given_deadline_s
-from stretto.app.plan import Planned, plan, plan_json
-from stretto.app.study_run import with_limits
-from stretto.cli.limits import parse_budget_usd
+from stretto.cli.flags import parse_budget_usd
 from stretto.core.units import format_duration, format_usd, parse_duration_s
+from stretto.inputs.arguments import given_budget_usd, given_deadline_s
 from stretto.planning.planner import Rule
 from stretto.planning.tuning import Limits
 from stretto.report.plan_text import plan_text
+from stretto.simulation.plan import Planned, plan, plan_json
+from stretto.simulation.studies import with_limits
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
 
 KEYS = {

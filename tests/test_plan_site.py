@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from made_up_site import MadeUpCluster
-from stretto.app.plan import Planned
-from stretto.app.probe_study import PlannableStudy, study_to_plan
-from stretto.app.real_ray import RayCluster
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_site import OpenSite, node_of
-from stretto.app.study_cluster import nodes_offer
-from stretto.app.tune import prepare, start
 from stretto.core.cluster import Node
+from stretto.driving.ray_target import RayCluster
+from stretto.driving.request import TuneRequest, check_request
+from stretto.driving.target import OpenSite, node_of
+from stretto.inputs.cluster import nodes_offer
+from stretto.launch.to_plan import PlannableStudy, study_to_plan
+from stretto.launch.tune import prepare, start
 from stretto.planning.forecast import Forecast
+from stretto.simulation.plan import Planned
 from study_command import StudyCommand
 from tune_world import STUDY, endless, simulated, write_study
 

@@ -14,8 +14,7 @@ from planning_cases import CLOUD, P3_8XLARGE, POOR, STEADY, executed, flat, rows
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
 from stretto.planning.forecast import HeldNode, Progress, stages_left
-from stretto.planning.packing import pack, roomy_nodes, tight_nodes
-from stretto.planning.plan import Plan
+from stretto.planning.plan import Plan, pack, roomy_nodes, tight_nodes
 from stretto.planning.profile import Latency, Profile
 from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Billing, Per

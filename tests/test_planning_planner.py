@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning_cases import CLOUD, P3_8XLARGE, POOR, executed, planned, rows, sha, tuned
+from stretto.planning.candidates import Goal, Pool, Standing, fair_options
 from stretto.planning.forecast import HeldNode, Progress
 from stretto.planning.improve import marginal_benefit
-from stretto.planning.options import fair_options
-from stretto.planning.packing import tight_nodes
-from stretto.planning.plan import Plan
+from stretto.planning.plan import Plan, tight_nodes
 from stretto.planning.planner import Planner, prepare, search_thoroughly
-from stretto.planning.pool import Goal, Pool, Standing
 from stretto.planning.profile import Latency, Spread
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance

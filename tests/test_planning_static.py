@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planning_cases import CLOUD, LINEAR, POOR, executed, planned, rows, sha, tuned
-from stretto.planning.options import naive_elastic_plans
-from stretto.planning.pool import Goal, Pool
+from stretto.planning.candidates import Goal, Pool, naive_elastic_plans
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Limits
 from stretto.search.study import halving_stages

@@ -18,8 +18,8 @@ from stretto.models.belief import StatedBelief
 from stretto.models.convergence import ConvergenceFit
 from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit
 from stretto.policies.base import ClusterView, JobView
+from stretto.policies.common import remaining_s
 from stretto.policies.gangs import EmptyCluster
-from stretto.policies.remaining import remaining_s
 from stretto.policies.srtf import Srtf
 
 EMPTY = EmptyCluster(gpu_nodes(2, 4))

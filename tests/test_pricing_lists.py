@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stretto.core.errors import InputError
-from stretto.pricing.catalogue import CATALOGUE, find_instance
-from stretto.pricing.instances import Instance
+from stretto.pricing.instances import CATALOGUE, Instance, find_instance
 from stretto.pricing.price_list import make_instance, read_price_list
 
 DATA = Path(os.environ.get("STRETTO_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -32,8 +32,7 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.resources import Resources
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
-from stretto.pricing.meter import CostMeter
-from stretto.pricing.purse import Purse
+from stretto.pricing.meter import CostMeter, Purse
 
 FOUR = Instance(name="four", gpus=4, usd_per_hour=36.0)
 """A cent a second, a quarter of it for each GPU."""

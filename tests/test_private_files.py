@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import prepare, start
-from stretto.core.private_files import GROUP_READABLE, close_to_others, make_private_folder, open_private
+from stretto.driving.request import TuneRequest, check_request
+from stretto.launch.tune import prepare, start
+from stretto.runs.folder import RunFolder
+from stretto.system.private_files import GROUP_READABLE, close_to_others, make_private_folder, open_private
 from tune_world import simulated, write_study
 
 NOBODY = 65534
@@ -109,7 +109,7 @@ def test_another_user_can_neither_read_a_run_nor_hold_its_lock() -> None:
 def test_files_of_tensorboard_are_closed_once_they_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics_log = pytest.importorskip("stretto.torch.metrics_log")
+    metrics_log = pytest.importorskip("stretto.torch.persistence")
     (tmp_path / "tensorboard").mkdir()
 
     class Board:

@@ -14,15 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.app.jobs_file import BatchSpec, JobSpec
-from stretto.app.probe import ProbeSpec, measure, probe
-from stretto.app.probe_seen import Copy, Imported, Progress, Seen
-from stretto.app.probe_time import LOADING_S, probe_time
-from stretto.app.profile_file import FailedConfig, MeasuredProfile, believe
-from stretto.app.real_describe import describe_entries
-from stretto.app.real_scratch import scratch
-from stretto.app.real_site import ThisMachine
-from stretto.app.real_work import check_command, find_entry, sample_job
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported
@@ -30,12 +21,19 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Tier
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
+from stretto.driving.target import ThisMachine, scratch
+from stretto.inputs.jobs import BatchSpec, JobSpec
+from stretto.inputs.profile import FailedConfig, MeasuredProfile, believe
+from stretto.inputs.work import check_command, find_entry, sample_job
+from stretto.launch.describe import describe_entries
 from stretto.models.speed import AllReduceSpeed
 from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.profiling.probe import ProbeSpec, measure, probe
+from stretto.profiling.probe_data import LOADING_S, Copy, Imported, Progress, Seen, probe_time
 from stretto.search.space import Config
-from stretto.substrate.sim import Physics, SimSubstrate
-from stretto.worlds.curve_family import FAMILIES
-from stretto.worlds.modelled import ModelTruth, NoiseCurve
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
+from stretto.worlds.applications import ModelTruth, NoiseCurve
+from stretto.worlds.curves import FAMILIES
 from stretto.worlds.trials import StudyWorld
 from stretto.worlds.truth import Truth
 

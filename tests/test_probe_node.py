@@ -13,26 +13,26 @@ from pathlib import Path
 import pytest
 
 from made_up_site import MadeUpCluster
-from stretto.app.probe_node import LOOK_S, instance_to_probe, lent_node
-from stretto.app.probe_origin import node_to_launch
-from stretto.app.probe_seen import Progress
-from stretto.app.profile_file import ProbedNode, read_profile
-from stretto.app.real_drive import RealSubstrate
-from stretto.app.real_expect import expect
-from stretto.app.real_ray import RayCluster
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import tune_result
-from stretto.app.real_site import OpenSite
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.study_cluster import Offer
-from stretto.app.tune import prepare
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeRefused, NodeReleased
 from stretto.core.resources import Resources
+from stretto.driving.drive import RealSubstrate
+from stretto.driving.ray_target import RayCluster
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.substrate import Hands
+from stretto.driving.target import OpenSite
+from stretto.inputs.cluster import Offer
+from stretto.inputs.profile import ProbedNode, read_profile
+from stretto.launch.expect import expect
+from stretto.launch.tune import prepare
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
+from stretto.profiling.launched_node import LOOK_S, instance_to_probe, lent_node
+from stretto.profiling.origin import node_to_launch
+from stretto.profiling.probe_data import Progress
+from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.results import tune_result
 from study_command import StudyCommand
 from tune_world import STUDY, endless, write_study
 

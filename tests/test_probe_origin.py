@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from made_up_site import MadeUpCluster
-from stretto.app.probe_node import instance_to_probe
-from stretto.app.probe_origin import LARGE, code_files, known_profile, node_to_launch, origin_of
-from stretto.app.probe_seen import Progress
-from stretto.app.profile_file import MeasuredProfile, ProbedNode, read_profile, write_profile
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_site import ThisMachine, node_of
-from stretto.app.real_work import CommandLine, Entry
-from stretto.app.tune import prepare
 from stretto.core.errors import InputError
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.target import ThisMachine, node_of
+from stretto.inputs.profile import MeasuredProfile, ProbedNode, read_profile, write_profile
+from stretto.inputs.work import CommandLine, Entry
+from stretto.launch.tune import prepare
+from stretto.profiling.launched_node import instance_to_probe
+from stretto.profiling.origin import LARGE, code_files, known_profile, node_to_launch, origin_of
+from stretto.profiling.probe_data import Progress
 from study_command import StudyCommand
 from tune_world import STUDY, endless, write_study
 
@@ -115,7 +115,7 @@ def test_another_training_is_measured_anew() -> None:
 @pytest.mark.parametrize("name", [None, "other"])
 def test_another_machine_is_measured_anew(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     prepare(asked(), make=endless)
-    monkeypatch.setattr("stretto.app.probe_origin.platform.node", lambda: "elsewhere")
+    monkeypatch.setattr("stretto.profiling.origin.platform.node", lambda: "elsewhere")
     assert is_measured(asked(name))
 
 

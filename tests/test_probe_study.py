@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.probe_seen import Progress
-from stretto.app.probe_study import study_to_plan
-from stretto.app.profile_file import read_profile
-from stretto.app.real_drive import RealSubstrate
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.study_cluster import slots_offer
-from stretto.app.tune import prepare
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
+from stretto.driving.drive import RealSubstrate
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.substrate import Hands
+from stretto.inputs.cluster import slots_offer
+from stretto.inputs.profile import read_profile
+from stretto.launch.to_plan import study_to_plan
+from stretto.launch.tune import prepare
 from stretto.planning.profile import Latency
+from stretto.profiling.probe_data import Progress
+from stretto.runs.folder import RunFolder, RunSpec, begin
 from stretto.search.space import Config
 from study_command import StudyCommand, write
 from tune_world import STUDY, TRAIN, TRUTH, Endless, endless, write_study

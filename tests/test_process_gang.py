@@ -19,9 +19,9 @@ from stretto.core.events import JobFailed, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Role
 from stretto.core.resources import Resources
-from stretto.substrate.process import Command, ProcessSubstrate
-from stretto.substrate.process_command import check_placeholders, filled_in, free_port
-from stretto.substrate.process_reports import Setup
+from stretto.substrate.elastic.command import check_placeholders, filled_in, free_port
+from stretto.substrate.elastic.command_output import Setup
+from stretto.substrate.local.commands import Command, ProcessSubstrate
 
 THREE = on_nodes({"0": 2, "1": 1})
 TELL = """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.substrate.process_guard import Lines, MetricsFile
+from stretto.substrate.elastic.guard import Lines, MetricsFile
 
 
 @pytest.fixture

@@ -17,13 +17,15 @@ from typing import Any
 import pytest
 
 from process_bench import Bench, all_events, eventually
-from stretto.core import scarce as scarcity
 from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
-from stretto.core.scarce import PATIENCE_S, Retry, limit_text, scarce_number
-from stretto.substrate import process, process_command, process_guard
-from stretto.substrate.process_child import GuardedCommand
-from stretto.substrate.process_guard import TOKEN, end_leftovers, found_before, processes_of
-from stretto.substrate.run_identity import folder_identity, identity
+from stretto.substrate.elastic import command as process_command
+from stretto.substrate.elastic import guard as process_guard
+from stretto.substrate.elastic.guard import TOKEN, end_leftovers, found_before, processes_of
+from stretto.substrate.elastic.identity import folder_identity, identity
+from stretto.substrate.local import commands as process
+from stretto.substrate.local.command_child import GuardedCommand
+from stretto.system import limits as scarcity
+from stretto.system.limits import PATIENCE_S, Retry, limit_text, scarce_number
 
 TRAINS_IN_A_GRANDCHILD = """
 child = "import os, signal, time\\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\\n" \\
@@ -214,7 +216,7 @@ def token_of(bench: Bench) -> str:
 
 
 def is_guard(pid: int) -> bool:
-    return "process_guard.py" in Path(f"/proc/{pid}/cmdline").read_text()
+    return "elastic/guard.py" in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 class Scarce:

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.core.allocation import BatchChoice, on_nodes
-from stretto.substrate.process_lines import MOST_EPOCHS
-from stretto.substrate.process_reports import Progress, Reading, Setup, read_report
-from stretto.substrate.process_trials import Mark, Trial
+from stretto.substrate.elastic.command_output import (
+    MOST_EPOCHS,
+    Mark,
+    Progress,
+    Reading,
+    Setup,
+    Trial,
+    read_report,
+)
 
 JOB = Setup("a", on_nodes({"0": 1}), BatchChoice(16))
 TRIAL = Setup("a", on_nodes({"0": 1}), BatchChoice(16), Trial("accuracy", 10))

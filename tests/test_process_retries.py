@@ -24,8 +24,8 @@ from stretto.core.events import (
     NodeReleased,
 )
 from stretto.core.instructions import Action, Instruction
-from stretto.substrate.process_history import Failures, fold
-from stretto.substrate.process_reports import Progress
+from stretto.substrate.elastic.command_output import Progress
+from stretto.substrate.elastic.recovery import Failures, fold
 
 COUNTED = """
 count = os.path.join(os.path.dirname(sys.argv[0]), "count")

@@ -21,8 +21,8 @@ from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
-from stretto.substrate.process import Command, ProcessSubstrate
-from stretto.substrate.process_reports import Progress, Setup, read_report
+from stretto.substrate.elastic.command_output import Progress, Setup, read_report
+from stretto.substrate.local.commands import Command, ProcessSubstrate
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
 TRAINER = """
@@ -319,7 +319,7 @@ def test_whatever_a_command_started_ends_with_it(bench: Bench) -> None:
 def test_a_killed_guard_takes_the_command_with_it(bench: Bench) -> None:
     substrate = bench.started(bench.code(STUBBORN))
     assert substrate.next_event(10.0) is not None
-    (guard,) = [line for line in bench.left() if "process_guard" in line]
+    (guard,) = [line for line in bench.left() if "elastic/guard.py" in line]
     os.kill(int(guard.split()[0]), signal.SIGKILL)
     assert "its guard process ended unexpectedly" in failure(substrate)
     assert eventually(lambda: bench.left() == [])

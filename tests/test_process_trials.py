@@ -19,8 +19,7 @@ from stretto.core.events import Decided, Event, JobNoted, JobReported, JobSubmit
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.observations import Result
-from stretto.substrate.process_reports import Progress, Setup, read_report
-from stretto.substrate.process_trials import Mark, Trial
+from stretto.substrate.elastic.command_output import Mark, Progress, Setup, Trial, read_report
 
 SHOW = """
 def show(**values):

@@ -11,22 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.machine_profile import PACE_SD, MachineProfile
-from stretto.app.plan import plan
-from stretto.app.profile_file import (
+from stretto.core.errors import InputError
+from stretto.core.observations import SpeedSample
+from stretto.core.seeds import child_rng
+from stretto.inputs.profile import (
+    PACE_SD,
     START_SD,
+    MachineProfile,
     MeasuredProfile,
     TimedEpoch,
     believe,
+    fit_errors,
+    fit_speed,
     profile_json,
     read_profile,
     write_profile,
 )
-from stretto.app.profile_fit import fit_errors, fit_speed
-from stretto.app.study_file import parse_study
-from stretto.core.errors import InputError
-from stretto.core.observations import SpeedSample
-from stretto.core.seeds import child_rng
+from stretto.inputs.study import parse_study
+from stretto.simulation.plan import plan
 
 
 def epoch(config: int, workers: int, epoch_s: float, *, first: bool = False) -> TimedEpoch:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stretto.app.simulate import Run, Setup, simulate
+from stretto.simulation.jobs import Run, Setup, simulate
 from stretto.worlds.applications import Applications
-from stretto.worlds.profiles import load_profiles
-from stretto.worlds.workload_csv import read_workload
+from stretto.worlds.measured import load_profiles
+from stretto.worlds.workload_files import read_workload
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("STRETTO_DATA", ROOT.parent / "shared" / "data")) / "pollux"

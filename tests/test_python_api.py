@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import stretto
-from stretto.app.given_arguments import given_options, given_whole
-from stretto.app.real_drive import Watcher
-from stretto.app.real_result import TuneResult
-from stretto.app.real_stop import Stop
-from stretto.app.run_folder import find_run
-from stretto.app.study_file import EXAMPLE_STUDY, parse_study
-from stretto.app.tune import Prepared, start
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused
+from stretto.driving.drive import Watcher
+from stretto.driving.stop import Stop
+from stretto.inputs.arguments import given_options, given_whole
+from stretto.inputs.study import EXAMPLE_STUDY, parse_study
+from stretto.launch.tune import Prepared, start
+from stretto.runs.folder import find_run
+from stretto.runs.results import TuneResult
 from stretto.worlds.synthetic import demo_workload
 from tune_world import simulated, write_study
 
@@ -169,7 +169,7 @@ def test_a_study_is_told_and_interrupted_alike(monkeypatch: pytest.MonkeyPatch) 
             stop.ask()
         return result
 
-    monkeypatch.setattr("stretto.app.tune.start", on_simulation)
+    monkeypatch.setattr("stretto.launch.tune.start", on_simulation)
     told: list[str] = []
     result = stretto.tune("study.toml", "train.py:train", policy="asha", progress=told.append)
     assert any(f"{result.best_trial} has the best accuracy" in line for line in told), told

@@ -24,22 +24,6 @@ from live_processes import STRETTO, eventually
 from local_bench import STUB
 from ray_bench import SmallCluster, small_cluster
 from stretto import tune
-from stretto.app.jobs_file import JobSpec
-from stretto.app.real_describe import Tell
-from stretto.app.real_drive import Unwatched
-from stretto.app.real_ray import RayCluster
-from stretto.app.real_ray_open import OpenRay, node_prefix
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_site import OpenSite, SiteRequest, node_of
-from stretto.app.real_stop import Stop
-from stretto.app.real_substrate import Hands
-from stretto.app.real_work import Entry
-from stretto.app.run_folder import RunFolder
-from stretto.app.run_jobs import RunRequest, check_run, finished_run, start_run
-from stretto.app.study_cluster import Machine, Offer
-from stretto.app.study_file import Rented
-from stretto.app.study_ray import RayNodes
-from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import (
     CheckpointSaved,
@@ -50,8 +34,23 @@ from stretto.core.events import (
     NodeLost,
     RunStarted,
 )
+from stretto.driving.drive import Unwatched
+from stretto.driving.ray_open import OpenRay, node_prefix
+from stretto.driving.ray_target import RayCluster
+from stretto.driving.request import TuneRequest, check_request
+from stretto.driving.stop import Stop
+from stretto.driving.substrate import Hands
+from stretto.driving.target import OpenSite, SiteRequest, node_of
+from stretto.inputs.cluster import Machine, Offer, RayNodes
+from stretto.inputs.jobs import JobSpec
+from stretto.inputs.study import Rented
+from stretto.inputs.work import Entry
+from stretto.launch.describe import Tell
+from stretto.launch.jobs import RunRequest, check_run, finished_run, start_run
+from stretto.launch.tune import prepare, start
 from stretto.planning.profile import Spread
 from stretto.pricing.instances import Instance
+from stretto.runs.folder import RunFolder
 from stretto.substrate.ray.nodes import read_nodes
 from stretto.substrate.ray.substrate import RaySubstrate
 from stretto.wire.messages import Described
@@ -77,7 +76,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: SmallCluster)
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that sleep instead of training, and start at once."""
-    monkeypatch.setattr("stretto.app.real_ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
+    monkeypatch.setattr("stretto.driving.ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
 
 
 class Ten(Unwatched):
@@ -121,7 +120,7 @@ def nodes_used(events: list[Event]) -> set[str]:
 def test_a_study_is_measured_and_tuned_on_all_nodes(
     cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stretto.app.probe_time.PROBE_S", 8.0)
+    monkeypatch.setattr("stretto.profiling.probe_data.PROBE_S", 8.0)
     Path("study.toml").write_text(KNOWN[: KNOWN.index("[profile]")])
     result = tune("study.toml", "train.py:train", deadline=600.0, on="ray", store="store")
     assert result.succeeded

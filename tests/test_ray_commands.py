@@ -21,14 +21,14 @@ from live_processes import eventually, running_with
 from process_bench import BATCH, trial_of
 from ray_bench import SmallCluster, small_cluster
 from stretto import run, tune
-from stretto.app.run_folder import RunFolder
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, NodeLost
 from stretto.core.instructions import Action, Instruction
-from stretto.substrate.elastic_nursery import COMMANDS
-from stretto.substrate.gang_effects import Rules, TrainingJob
-from stretto.substrate.process_command import Command
+from stretto.runs.folder import RunFolder
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.fork_servers import COMMANDS
 from stretto.substrate.ray.agent import Agent, Charge
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.substrate import RayCommandSubstrate
@@ -171,7 +171,7 @@ def test_a_crash_is_told_with_what_the_command_said(here: Path, cluster: SmallCl
 def test_a_study_is_measured_and_tuned_with_a_command(
     here: Path, cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stretto.app.probe_time.PROBE_S", 3.0)
+    monkeypatch.setattr("stretto.profiling.probe_data.PROBE_S", 3.0)
     Path("study.toml").write_text(KNOWN[: KNOWN.index("[profile]")])
     result = tune("study.toml", COMMAND, policy="asha", deadline=600.0, on="ray")
     assert result.succeeded

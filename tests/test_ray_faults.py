@@ -21,7 +21,7 @@ from ray_fault_run import RayRun
 from stretto.core.allocation import on_nodes
 from stretto.core.events import JobFinished, JobReported, NodeLost
 from stretto.core.instructions import Action
-from stretto.substrate.gang_reports import Account, Held
+from stretto.substrate.elastic.reports import Account, Held
 from stretto.wire.messages import EpochEnd, Report
 
 FAULTS = (Kind.POWER, Kind.ADD, Kind.AGENT, Kind.RAYLET, Kind.WORKER)

@@ -22,8 +22,6 @@ from live_processes import eventually, running_with  # noqa: E402
 from local_bench import STUB  # noqa: E402
 from ray_bench import LIGHT, small_cluster  # noqa: E402
 from stretto import tune  # noqa: E402
-from stretto.app.profile_file import read_profile  # noqa: E402
-from stretto.app.run_folder import RunFolder  # noqa: E402
 from stretto.core.cluster import Node, Wish  # noqa: E402
 from stretto.core.errors import InputError  # noqa: E402
 from stretto.core.events import (  # noqa: E402
@@ -37,12 +35,13 @@ from stretto.core.events import (  # noqa: E402
     RunPaused,
 )
 from stretto.core.resources import Resources  # noqa: E402
-from stretto.substrate.fleet_commands import Commands  # noqa: E402
-from stretto.substrate.fleet_refusals import HOPELESS  # noqa: E402
-from stretto.substrate.ray.fleet import RayFleet  # noqa: E402
+from stretto.inputs.profile import read_profile  # noqa: E402
+from stretto.journal.folds.nodes import HOPELESS  # noqa: E402
+from stretto.runs.folder import RunFolder  # noqa: E402
+from stretto.substrate.fleet.commands import Commands  # noqa: E402
+from stretto.substrate.ray.fleet import Pool, RayFleet  # noqa: E402
 from stretto.substrate.ray.launch_commands import CommandLauncher  # noqa: E402
 from stretto.substrate.ray.nodes import RayNode, read_nodes  # noqa: E402
-from stretto.substrate.ray.pool import Pool  # noqa: E402
 from stretto.substrate.ray.substrate import RaySubstrate  # noqa: E402
 from tune_world import STUDY, write_study  # noqa: E402
 
@@ -188,7 +187,7 @@ def test_a_study_whose_launches_all_fail_ends_with_what_they_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stretto.policies.rubberband_short.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("stretto.policies.rubberband.turn.FIRST_PAUSE_S", 0.02)
     instance = '[[cluster.instance]]\nname = "two"\ngpus = 2\nusd_per_hour = 3.6\n'
     launch = "sh -c 'echo no quota for {instance} {name} >&2; exit 3'"
     text = STUDY.replace('"tiny"', f'"{OURS}vain"').replace("slots = 2", "")
@@ -209,8 +208,8 @@ def test_a_study_is_measured_on_a_node_that_is_launched_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stretto.app.real_ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
-    monkeypatch.setattr("stretto.app.probe_time.PROBE_S", 3.0)
+    monkeypatch.setattr("stretto.driving.ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
+    monkeypatch.setattr("stretto.profiling.probe_data.PROBE_S", 3.0)
     text = STUDY[: STUDY.index("[profile]")].replace('"tiny"', f'"{OURS}run"').replace("slots = 2", "")
     text = text.replace("trials = 6", "trials = 2")
     instance = '[[cluster.instance]]\nname = "two"\ngpus = 2\nusd_per_hour = 3.6\n'

@@ -18,8 +18,8 @@ from stretto.core.allocation import on_nodes  # noqa: E402
 from stretto.core.events import JobFinished, JobReported, JobRetried, NodeLost  # noqa: E402
 from stretto.core.instructions import Action  # noqa: E402
 from stretto.core.job import Value  # noqa: E402
-from stretto.substrate.ray import keepers  # noqa: E402
-from stretto.substrate.ray.keepers import GroupWatch  # noqa: E402
+from stretto.substrate.ray import placement as keepers  # noqa: E402
+from stretto.substrate.ray.placement import GroupWatch  # noqa: E402
 
 
 class Group:

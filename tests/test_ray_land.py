@@ -15,13 +15,12 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLost
 from stretto.core.resources import Resources
-from stretto.substrate.elastic_nursery import Saying
-from stretto.substrate.ray import land as land_module
+from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.ray import ground as land_module
 from stretto.substrate.ray.agent import News, Said
-from stretto.substrate.ray.land import RayLand
-from stretto.substrate.ray.loading import LOADING_S
+from stretto.substrate.ray.ground import LOADING_S, RayLand
+from stretto.substrate.ray.log_shipping import Piece
 from stretto.substrate.ray.nodes import RayNode
-from stretto.substrate.ray.tail import Piece
 
 BOX = Node("box-1", Resources(gpu=1), "box")
 

@@ -15,8 +15,8 @@ from live_processes import eventually
 from stretto.core.cluster import Node
 from stretto.core.events import Decided, Event, NodeLaunched, NodeReleased, RunPaused
 from stretto.core.resources import Resources
-from stretto.substrate.fleet_commands import Commands
-from stretto.substrate.fleet_record import Record
+from stretto.journal.folds.nodes import Record
+from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher
 from stretto.substrate.ray.launch_commands import CommandLauncher

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 from launch_bench import TWO, alive, changing, collected, two_came, unseen, wish
 from live_processes import eventually, running_with
 from stretto.core.errors import InputError
-from stretto.substrate.fleet_commands import Commands
+from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.ray import launch_commands
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Began, Failed

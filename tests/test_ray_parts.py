@@ -12,10 +12,10 @@ pytest.importorskip("ray")
 from live_processes import eventually
 from local_bench import STUB
 from stretto.core.errors import InputError
-from stretto.substrate.elastic_engine import Engine
-from stretto.substrate.elastic_nursery import Saying
+from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.loop import Engine
 from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, Order, Said
-from stretto.substrate.ray.keepers import Sitter
+from stretto.substrate.ray.placement import Sitter
 from stretto.wire.store_url import UNCOPIED
 
 

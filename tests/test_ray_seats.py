@@ -15,9 +15,9 @@ pytest.importorskip("ray")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.substrate.ray.keepers import Wanted
+from stretto.substrate.ray.leases import Seats
 from stretto.substrate.ray.nodes import RayNode
-from stretto.substrate.ray.seats import Seats
+from stretto.substrate.ray.placement import Wanted
 
 NODES = ("n1", "n2")
 

@@ -31,7 +31,7 @@ from stretto.core.events import (  # noqa: E402
 from stretto.core.instructions import Action, Instruction  # noqa: E402
 from stretto.core.job import Value  # noqa: E402
 from stretto.core.resources import Resources  # noqa: E402
-from stretto.substrate.ray.land import RayLand  # noqa: E402
+from stretto.substrate.ray.ground import RayLand  # noqa: E402
 from stretto.substrate.ray.nodes import read_nodes  # noqa: E402
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto.substrate.ray.tail import Tail, lay_down
+from stretto.substrate.ray.log_shipping import Tail, lay_down
 
 
 class Node:

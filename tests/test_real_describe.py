@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.jobs_file import BatchSpec, JobSpec
-from stretto.app.probe_layout import Layout
-from stretto.app.real_describe import described_by
-from stretto.app.real_work import Entry
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished
 from stretto.core.instructions import Instruction
-from stretto.substrate.local_nodes import whole_machine
+from stretto.inputs.jobs import BatchSpec, JobSpec
+from stretto.inputs.work import Entry
+from stretto.launch.describe import described_by
+from stretto.profiling.probe_data import Layout
+from stretto.substrate.local.slots import whole_machine
 from stretto.wire.messages import Described
 
 SAYS = Described(

@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.machine_profile import MachineProfile
-from stretto.app.plan import BEGIN_S
-from stretto.app.real_expect import (
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.resources import Resources
+from stretto.core.units import HOUR_S, format_duration
+from stretto.driving.request import tuning_on
+from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.profile import MachineProfile
+from stretto.inputs.study import parse_study, read_outline
+from stretto.launch.expect import (
     UNKNOWN,
     Expectation,
     after_loading,
@@ -23,14 +29,6 @@ from stretto.app.real_expect import (
     until,
     with_own,
 )
-from stretto.app.real_request import tuning_on
-from stretto.app.real_result import plan_tables
-from stretto.app.study_cluster import Machine, slots_offer
-from stretto.app.study_file import parse_study, read_outline
-from stretto.core.cluster import Node
-from stretto.core.errors import InputError
-from stretto.core.resources import Resources
-from stretto.core.units import HOUR_S, format_duration
 from stretto.planning.forecast import Estimate
 from stretto.planning.learning import LatencyPosterior
 from stretto.planning.plan import Plan
@@ -38,6 +36,8 @@ from stretto.planning.profile import Latency, LatencyDraws, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.plan_text import LEFT_OUT, plan_text
 from stretto.report.run_text import expectation_text
+from stretto.runs.results import plan_tables
+from stretto.simulation.plan import BEGIN_S
 from tune_world import STUDY, write_study
 
 USD_PER_H = 3.6

@@ -11,20 +11,19 @@ from typing import Any
 
 import pytest
 
-from stretto.app.given_limits import deadline_words, given_deadline_s
-from stretto.app.real_board import Phase
-from stretto.app.real_deadline import given_duration_s
-from stretto.app.real_drive import EndedBy
-from stretto.app.real_extend import extend
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult
-from stretto.app.replay import replay
-from stretto.app.run_folder import RunFolder, Tables
-from stretto.app.tune import finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused, RunStarted
 from stretto.core.units import format_duration, parse_duration_s
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.inputs.arguments import deadline_words, given_deadline_s
+from stretto.launch.extend import extend
+from stretto.launch.tune import finished, prepare, start
 from stretto.report.run_text import tune_text
+from stretto.runs.deadline import EndedBy, given_duration_s
+from stretto.runs.folder import RunFolder, Tables
+from stretto.runs.live_state import Phase
+from stretto.runs.results import TuneResult
+from stretto.simulation.replay import replay
 from study_command import StudyCommand
 from tune_world import STUDY, simulated, write_study
 

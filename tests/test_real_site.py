@@ -15,22 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.probe_layout import Layout
-from stretto.app.real_cost import RunMeter, own_meter
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_site import SiteRequest, ThisMachine, find_site, node_of
-from stretto.app.real_store import check_unclaimed, empty_store, store_of
-from stretto.app.real_work import CommandLine
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.study_cluster import Machine, Offer, nodes_offer, slots_offer
-from stretto.app.study_file import outline_of, read_outline
-from stretto.app.tune import prepare
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
+from stretto.driving.cost import RunMeter, own_meter
+from stretto.driving.request import TuneRequest, check_request
+from stretto.driving.target import SiteRequest, ThisMachine, find_site, node_of
+from stretto.inputs.cluster import Machine, Offer, nodes_offer, slots_offer
+from stretto.inputs.study import outline_of, read_outline
+from stretto.inputs.work import CommandLine
+from stretto.launch.tune import prepare
 from stretto.planning.profile import Spread
 from stretto.pricing.instances import Instance
-from stretto.substrate.fleet_commands import Commands
-from stretto.substrate.local_slots import Slots
+from stretto.profiling.probe_data import Layout
+from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.store import check_unclaimed, empty_store, store_of
+from stretto.substrate.fleet.commands import Commands
+from stretto.substrate.local.slots import Slots
 from stretto.substrate.ray.cluster import connected, resources_of
 from tune_world import STUDY, write_study
 
@@ -73,7 +73,7 @@ class TestSite:
     def test_a_store_nobody_knows_is_refused_in_the_words_of_workers(self) -> None:
         pytest.importorskip("torch")
         pytest.importorskip("fsspec")
-        from stretto.torch.store import Store  # noqa: PLC0415
+        from stretto.torch.remote_checkpoints import Store  # noqa: PLC0415
 
         told = []
         for use in (lambda url: find_site(asked("local", store=url)), Store):

@@ -11,20 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.real_board import Board, Phase
-from stretto.app.real_drive import EndedBy, RealSubstrate, Unwatched
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import tune_result
-from stretto.app.real_standing import Standing, check_free, is_going_on, state_of
-from stretto.app.real_stop import Stop
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.study_cluster import Machine, slots_offer
-from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeRefused, RunPaused, RunResumed, RunStarted
+from stretto.core.leaving import IMPORTING
+from stretto.driving.drive import RealSubstrate, Unwatched
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.stop import Stop
+from stretto.driving.substrate import Hands
+from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.sqlite import SqliteJournal
-from stretto.substrate.leaving import IMPORTING
+from stretto.launch.tune import prepare, start
+from stretto.runs.deadline import EndedBy
+from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.live_state import Board, Phase
+from stretto.runs.results import tune_result
+from stretto.runs.status import Standing, check_free, is_going_on, state_of
 from study_command import StudyCommand
 from tune_world import STUDY, SimulatedHands, endless, simulated, write_study
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stretto.core.errors import InputError
-from stretto.policies.optimus_oracle import OptimusOracle
+from stretto.policies.optimus.oracle import OptimusOracle
 from stretto.policies.pollux import Pollux
 from stretto.policies.registry import (
     BUILT_IN,

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.replay import Extrapolated, Replayed, record_of, replay_study
-from stretto.app.replay_jobs import recorded_workload, replay_jobs
-from stretto.app.simulate import Setup, simulate
-from stretto.app.study_cluster import Machine, slots_offer
-from stretto.app.study_run import StudyRun
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Event, JobFailed, JobReported, NodeAdded
 from stretto.core.seeds import child_rng
+from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
 from stretto.report.run_text import elsewhere_text, replayed_json
 from stretto.search.study import Direction
+from stretto.simulation.jobs import Setup, simulate
+from stretto.simulation.replay import Extrapolated, Replayed, record_of, replay_study
+from stretto.simulation.replay_jobs import recorded_workload, replay_jobs
+from stretto.simulation.studies import StudyRun
 from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch, extended
 from stretto.worlds.synthetic import demo_workload
 from stretto.worlds.truth import make_workload

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from process_bench import PYTHON, all_events, job_of, start
-from stretto.app.real_guard import _gist as gist
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import JobFailed
-from stretto.report.failures import MOST_SHOWN, failure_lines
-from stretto.substrate.process import Command, ProcessSubstrate
+from stretto.driving.early_stop import _gist as gist
+from stretto.report.run_text import MOST_SHOWN, failure_lines
+from stretto.substrate.local.commands import Command, ProcessSubstrate
 
 
 def error(text: str, job_id: str) -> tuple[str, str]:

@@ -14,13 +14,12 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from report_pages import figures, without_plotly
-from stretto.app.simulate import Run, Setup, simulate
 from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError
-from stretto.report.html import _label, report_html, write_report
-from stretto.report.palette import Palette
-from stretto.worlds.applications import Configuration
-from stretto.worlds.catalogue import builtin_catalogue
+from stretto.report.jobs_page import _label, report_html, write_report
+from stretto.report.plotting import Palette
+from stretto.simulation.jobs import Run, Setup, simulate
+from stretto.worlds.applications import Configuration, builtin_catalogue
 from stretto.worlds.truth import Workload, make_workload
 
 SETUP = Setup(nodes=gpu_nodes(2, 4), restart_s=10.0)
@@ -143,7 +142,7 @@ def test_the_file_is_written_whole(runs: list[Run], tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_to_is_refused(
     runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stretto.report.html.report_html", lambda runs: f"{len(runs)} runs")
+    monkeypatch.setattr("stretto.report.jobs_page.report_html", lambda runs: f"{len(runs)} runs")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot be written"):
         write_report(tmp_path / "file" / "report.html", runs[:1])

@@ -14,12 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report_pages import figures, without_plotly
-from stretto.app.plan import Planned, plan
-from stretto.app.study_file import EXAMPLE_STUDY, read_study
-from stretto.app.study_run import with_limits
 from stretto.core.errors import InputError
-from stretto.planning.forecast import Estimate, Forecast, Outcome
-from stretto.planning.nearest import Nearest, Offer
+from stretto.inputs.study import EXAMPLE_STUDY, read_study
+from stretto.planning.forecast import Estimate, Forecast, Nearest, Offer, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
 from stretto.pricing.billing import Billing
@@ -35,8 +32,9 @@ from stretto.report.plan_text import (
     stage_rows,
     verdict,
 )
-from stretto.report.text_table import markdown_table
-from stretto.report.tiny_plot import HEIGHT, WIDTH, Mark, tiny_plot
+from stretto.report.text import HEIGHT, WIDTH, Mark, markdown_table, tiny_plot
+from stretto.simulation.plan import Planned, plan
+from stretto.simulation.studies import with_limits
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
 
 EVIL = "<img src=http://x onerror=alert(1)>"

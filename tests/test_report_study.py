@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from report_pages import figures, without_plotly
-from stretto.app.study_run import StudyResult, StudyRun
 from stretto.report.study_page import best_over_time, by_rung, curves_figure, study_html, write_study_page
-from stretto.report.study_table import HEADING, policy_row, study_text
+from stretto.report.tables import HEADING, policy_row, study_text
 from stretto.search.study import Direction
+from stretto.simulation.studies import StudyResult, StudyRun
 from study_inputs import NO_LIMITS, SMALL_STUDY, cached_run, curve_table, edited, run, study_file, with_table
 
 STUDY = study_file(SMALL_STUDY).tuning.study

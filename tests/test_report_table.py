@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from stretto.app.metrics import Metrics
-from stretto.report.table import metrics_table, metrics_text
+from stretto.report.tables import metrics_table, metrics_text
+from stretto.simulation.jobs import Metrics
 
 BASE = Metrics(
     policy="pollux",

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import make_job, make_node
-from stretto.app.history import History, Hold, JobHistory, Progress
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.job import BatchLimits, Work
 from stretto.core.observations import NoiseSample
-from stretto.report.slots import Stay, rows_of, stays_of
-from stretto.report.timeline import Span, cell_means, sample, time_grid
+from stretto.journal.folds.history import History, Hold, JobHistory, Progress
+from stretto.report.figures.gantt import Stay, rows_of, stays_of
+from stretto.report.figures.jobs import Span, cell_means, sample, time_grid
 
 NOISE = NoiseSample(sqr=1.0, var=1.0)
 """At twice the initial batch a step is worth 4/3 steps, so that efficiency is 2/3."""

@@ -36,9 +36,9 @@ from stretto.journal.base import MemoryJournal
 from stretto.planning.forecast import HeldNode
 from stretto.planning.profile import Scaling
 from stretto.policies.registry import make_policy
-from stretto.policies.rubberband import RubberBand
-from stretto.policies.rubberband_course import Course, Footing
-from stretto.policies.rubberband_ledger import note_work
+from stretto.policies.rubberband.memory import Course, Footing
+from stretto.policies.rubberband.policy import RubberBand
+from stretto.policies.rubberband.turn import note_work
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
 from tuning_world import Curve, steady, trial_id

@@ -27,7 +27,7 @@ from rubberband_world import (
 from stretto.core.events import Decided, JobFailed, NodeDraining
 from stretto.planning.forecast import HeldNode
 from stretto.planning.planner import Rule
-from stretto.policies.rubberband_plan import make_plan
+from stretto.policies.rubberband.drift import make_plan
 from tuning_world import steady
 
 

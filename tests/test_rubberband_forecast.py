@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import stretto.policies.rubberband_plan as planning_seam
-from stretto.app.plan import plan
-from stretto.app.study_file import StudyFile, study_of
-from stretto.app.study_run import simulate_study
+import stretto.policies.rubberband.drift as planning_seam
+from stretto.inputs.study import StudyFile, study_of
 from stretto.planning.forecast import Estimate, Outcome
+from stretto.simulation.plan import plan
+from stretto.simulation.studies import simulate_study
 from stretto.worlds.curve_files import load_curves
 
 RUNS = 60

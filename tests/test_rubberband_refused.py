@@ -30,17 +30,17 @@ from rubberband_world import (
     study,
     two_stages,
 )
-from stretto.app.explain import Line, cluster_lines
 from stretto.cli.live import PlainLines
 from stretto.core.cluster import Node, Wish
 from stretto.core.events import Decided, Event, NodeAdded, NodeLost, NodeRefused
 from stretto.core.resources import Resources
 from stretto.journal.base import MemoryJournal
 from stretto.planning.profile import Scaling, Spread
-from stretto.policies.rubberband_course import dump, load
-from stretto.policies.rubberband_outlook import as_seen
-from stretto.policies.rubberband_short import again_at_s, on_fewer
-from stretto.substrate.sim import SimSubstrate
+from stretto.policies.rubberband.drift import as_seen
+from stretto.policies.rubberband.memory import dump, load
+from stretto.policies.rubberband.turn import again_at_s, on_fewer
+from stretto.runs.explain import Line, cluster_lines
+from stretto.substrate.sim.substrate import SimSubstrate
 from tuning_world import Outcome
 
 

@@ -14,16 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from builders import make_job
-from stretto.app.explain import explain
-from stretto.app.real_board import Board, Phase
-from stretto.app.real_lines import last_line
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_shown import metrics_after
-from stretto.app.real_stop import Stop
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import Prepared, prepare, start
-from stretto.cli.live import Display, Outlook, PlainLines
-from stretto.cli.progress import stoppable
+from stretto.cli.live import Display, Outlook, PlainLines, stoppable
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.decision import Reason, ReasonCode
 from stretto.core.events import (
@@ -41,8 +32,16 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.observations import Result
-from stretto.report.run_jobs_text import story_text
+from stretto.driving.request import TuneRequest, check_request
+from stretto.driving.stop import Stop
+from stretto.launch.progress import last_line
+from stretto.launch.tune import Prepared, prepare, start
 from stretto.report.run_page import write_run_page
+from stretto.report.run_text import story_text
+from stretto.runs.explain import explain
+from stretto.runs.folder import RunFolder
+from stretto.runs.live_state import Board, Phase
+from stretto.runs.metrics_files import metrics_after
 from study_command import without_libraries
 from tune_world import STUDY, simulated, write_study
 

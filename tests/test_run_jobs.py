@@ -13,22 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.app.explain import explain
-from stretto.app.jobs_file import BatchSpec, JobSpec, complete, read_jobs
-from stretto.app.real_commands import CommandSubstrate
-from stretto.app.real_describe import Tell
-from stretto.app.real_drive import RealSubstrate
-from stretto.app.real_site import OpenSite
-from stretto.app.real_substrate import Hands
-from stretto.app.real_work import CommandLine, Entry, find_entry
-from stretto.app.run_folder import RunFolder, RunSpec, begin, check_same, differences, find_run, run_folder
-from stretto.app.run_jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
 from stretto.core.job import Tier
-from stretto.report.run_jobs_text import jobs_text, story_text
-from stretto.substrate.local_slots import Slots
+from stretto.driving.drive import RealSubstrate
+from stretto.driving.substrate import CommandSubstrate, Hands
+from stretto.driving.target import OpenSite
+from stretto.inputs.jobs import BatchSpec, JobSpec, complete, read_jobs
+from stretto.inputs.work import CommandLine, Entry, find_entry
+from stretto.launch.describe import Tell
+from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
+from stretto.report.run_text import jobs_text, story_text
+from stretto.runs.explain import explain
+from stretto.runs.folder import RunFolder, RunSpec, begin, check_same, differences, find_run, run_folder
+from stretto.substrate.local.slots import Slots
 from stretto.wire.messages import Described
 from tune_world import SCRIPT, STUDY, TRAIN
 

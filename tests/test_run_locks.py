@@ -16,17 +16,16 @@ from typing import Any
 
 import pytest
 
-from stretto.app.real_drive import LOOK_S
-from stretto.app.real_neighbours import LiveRun, live_runs, neighbour_notes
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_standing import holding, is_going_on
-from stretto.app.run_folder import RunFolder, RunSpec, begin
-from stretto.app.run_jobs import RunRequest, check_run, start_run
-from stretto.app.tune import prepare, start
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import RunStarted
-from stretto.core.file_lock import FileLock, Holder, LockedError, holder_of, is_held
+from stretto.driving.drive import LOOK_S
+from stretto.driving.request import TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
+from stretto.launch.jobs import RunRequest, check_run, start_run
+from stretto.launch.tune import prepare, start
+from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.status import LiveRun, holding, is_going_on, live_runs, neighbour_notes
+from stretto.system.locks import FileLock, Holder, LockedError, holder_of, is_held
 from test_real_standing import BreaksOff
 from tune_world import simulated, write_study
 
@@ -281,7 +280,7 @@ def test_a_lock_that_was_removed_while_it_was_taken_is_taken_again(
             path.unlink()
         flock(fd, operation)
 
-    monkeypatch.setattr("stretto.core.file_lock.fcntl.flock", after_its_last_holder_removed_it)
+    monkeypatch.setattr("stretto.system.locks.fcntl.flock", after_its_last_holder_removed_it)
     lock = FileLock(path)
     assert removed
     assert lock.is_in_place

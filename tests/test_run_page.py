@@ -16,19 +16,6 @@ import pytest
 
 from builders import make_job
 from report_pages import figures
-from stretto.app.explain import explain
-from stretto.app.history import Gap, History, history_of
-from stretto.app.real_board import NOT_STARTED, Board
-from stretto.app.real_deadline import Deadline, deadline_of
-from stretto.app.real_drive import EndedBy, RealSubstrate
-from stretto.app.real_expect import Expectation
-from stretto.app.real_request import TuneRequest, check_request
-from stretto.app.real_result import TrialResult, TuneResult, plan_tables, tune_result
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import PastLimits, RunFolder, RunSpec, begin, find_run
-from stretto.app.run_jobs import run_result
-from stretto.app.study_cluster import Machine, slots_offer
-from stretto.app.tune import prepare, start
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
@@ -50,15 +37,25 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
+from stretto.driving.drive import RealSubstrate
+from stretto.driving.request import TuneRequest, check_request
+from stretto.driving.substrate import Hands
+from stretto.inputs.cluster import Machine, slots_offer
+from stretto.journal.folds.history import Gap, History, history_of
 from stretto.journal.sqlite import SqliteJournal
+from stretto.launch.expect import Expectation
+from stretto.launch.jobs import run_result
+from stretto.launch.tune import prepare, start
 from stretto.planning.forecast import Estimate
-from stretto.report.figures_gantt import Groups, gpus_over_time
-from stretto.report.figures_nodes import IDLE, STARTING, UNDRIVEN
+from stretto.report.figures.gantt import IDLE, STARTING, UNDRIVEN, Groups, gpus_over_time, rows_of, stays_of
 from stretto.report.plotting import time_unit
-from stretto.report.run_jobs_text import job_table, jobs_text
 from stretto.report.run_page import write_run_page
-from stretto.report.run_text import ranked, tune_text
-from stretto.report.slots import rows_of, stays_of
+from stretto.report.run_text import job_table, jobs_text, ranked, tune_text
+from stretto.runs.deadline import Deadline, EndedBy, deadline_of
+from stretto.runs.explain import explain
+from stretto.runs.folder import PastLimits, RunFolder, RunSpec, begin, find_run
+from stretto.runs.live_state import NOT_STARTED, Board
+from stretto.runs.results import TrialResult, TuneResult, plan_tables, tune_result
 from stretto.search.study import Study
 from study_command import StudyCommand
 from test_report_study import STUDY as SEARCHED

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stretto.core import scarce
-from stretto.core.scarce import limit_text
-from stretto.substrate.elastic_nursery import Saying
-from stretto.substrate.elastic_workers import Place, Workers
-from stretto.substrate.gang_effects import Exit
+from stretto.substrate.elastic.effects import Exit
+from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.workers import Place, Workers
+from stretto.system import limits as scarce
+from stretto.system.limits import limit_text
 from stretto.wire.messages import FromWorker, Task
 
 

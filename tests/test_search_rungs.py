@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.core.errors import InputError
-from stretto.search.rungs import (
+from stretto.search.halving import (
     Bracket,
     Spacing,
     check_rungs,

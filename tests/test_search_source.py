@@ -26,7 +26,7 @@ from stretto.search.samplers import ListedSampler, RandomSampler, Sampler, make_
 from stretto.search.source import TrialSource, trials_ahead
 from stretto.search.space import Config, FloatDimension, Space
 from stretto.search.study import Direction, Study
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from tuning_world import CurveTruth
 
 SPACE = Space((FloatDimension("lr", 0.0, 1.0),))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stretto.core.cluster import Wish
 from stretto.core.events import NodeAdded, NodeLaunched
 from stretto.core.resources import Resources
-from stretto.substrate.sim_cloud import SimCloud
+from stretto.substrate.sim.substrate import SimCloud
 from stretto.worlds.cloud import Launch
 
 

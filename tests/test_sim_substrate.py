@@ -16,7 +16,7 @@ from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
 from stretto.core.events import Event, JobFinished, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import NoiseSample
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 from stretto.worlds.truth import Truth
 from toy_world import ToyTruth

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inputs import SNAPSHOT
-from stretto.app.decide import decide
-from stretto.app.snapshot import SnapshotFile, json_data, read_snapshot, view_of
 from stretto.core.errors import InputError
+from stretto.inputs.snapshot import SnapshotFile, json_data, read_snapshot, view_of
+from stretto.simulation.decide import decide
 
 
 def write(tmp_path: Path, snapshot: Any) -> Path:

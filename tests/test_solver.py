@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from stretto.allocate.board import EMPTY, Placement
+from stretto.allocate.placements import EMPTY, Placement
 from stretto.allocate.polish import GAP
 from stretto.allocate.solver import Contender, Solution, solve
 from stretto.models.goodput import Ints

@@ -38,7 +38,7 @@ from stretto.models.belief import StatedBelief
 from stretto.models.resize import DEFAULT_RESIZE_S, ResizeCost
 from stretto.policies.base import JobView
 from stretto.policies.tiresias import Tiresias
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from toy_world import ToyTruth, Watched, toy_job, toy_workload
 
 HERE = on_nodes({"0": 2})

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.app.study_cluster import Machine
-from stretto.app.study_file import EXAMPLE_STUDY, StudyFile, outline_of, parse_study, read_study, study_of
 from stretto.core.errors import InputError
+from stretto.inputs.cluster import Machine
+from stretto.inputs.study import EXAMPLE_STUDY, StudyFile, outline_of, parse_study, read_study, study_of
 from stretto.planning.profile import Latency, Spread
 from stretto.pricing.billing import Billing, Per
 from stretto.search.study import Direction, halving_stages

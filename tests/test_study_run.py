@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.study_file import EXAMPLE_STUDY
-from stretto.app.study_run import StudyRun, fixed_cluster, with_limits
 from stretto.core.errors import InputError, JournalError
+from stretto.inputs.study import EXAMPLE_STUDY
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
+from stretto.simulation.studies import StudyRun, fixed_cluster, with_limits
 from study_inputs import (
     MUCH_FASTER,
     NO_LIMITS,

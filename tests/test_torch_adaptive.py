@@ -25,8 +25,7 @@ from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.noise import GradientNoise
 from stretto.models.speed import AllReduceSpeed
 from stretto.torch import Run
-from stretto.torch.adaptive import LOOK_STEPS, MOST_GROWTH, WARM_UP_STEPS, BatchTuner, Change
-from stretto.torch.memory import BatchMemory
+from stretto.torch.adaptive import LOOK_STEPS, MOST_GROWTH, WARM_UP_STEPS, BatchMemory, BatchTuner, Change
 from stretto.torch.rules import RULES, Rule, lr_factor, progress_of_step
 
 LIMITS = BatchLimits(initial=64, requested=64, max=4096, per_gpu_min=8, per_gpu_max=4096, accumulation=True)

@@ -250,7 +250,7 @@ def test_a_corrupt_one_is_reported_and_the_one_before_it_used(tmp_path: Path, sp
     [
         ("torch.load", RuntimeError("not enough memory: you tried to allocate 4 bytes")),
         ("torch.load", MemoryError()),
-        ("stretto.torch.checkpoint_files.measured", OSError(errno.EMFILE, "Too many open files")),
+        ("stretto.torch.checkpoint.measured", OSError(errno.EMFILE, "Too many open files")),
         ("pathlib.Path.read_bytes", OSError(errno.EIO, "Input/output error")),
     ],
 )

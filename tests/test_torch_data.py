@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stretto.core.errors import InputError
 from stretto.torch.data import ElasticLoader, Part, Position, Source, source_of
-from stretto.torch.turn import WHOLE, Layout, Turn
+from stretto.torch.step_layout import WHOLE, Layout, Turn
 
 
 class Numbers(Dataset[int]):

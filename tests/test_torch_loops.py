@@ -23,11 +23,10 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.torch import Run
-from stretto.torch.adaptive import BatchTuner
+from stretto.torch.adaptive import BatchTuner, CardMemory
 from stretto.torch.batching import Batching
 from stretto.torch.data import Source
-from stretto.torch.memory import CardMemory
-from stretto.torch.turn import Layout
+from stretto.torch.step_layout import Layout
 from stretto.wire.messages import Finished, Report
 from torch_gang import Cradle, Gang
 

@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.observations import SpeedSample
 from stretto.torch import Run
-from stretto.torch.mark import HostMark, marker
-from stretto.torch.meter import SpeedMeter, SplitCost
-from stretto.torch.turn import Layout
+from stretto.torch.step_layout import Layout
+from stretto.torch.timing import HostMark, SpeedMeter, SplitCost, marker
 
 ONE = Layout(total=64)
 

@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 import torch
 
 from stretto.core.observations import NoiseSample
-from stretto.torch.adam import ADAM_WARM_STEPS, LEAST_ROOT, AdamPreconditioner, is_adam_like
 from stretto.torch.noise import (
     EARLY_PERIOD,
     EARLY_STEPS,
@@ -26,6 +25,7 @@ from stretto.torch.noise import (
     SPLIT_BUDGET,
     NoiseEstimator,
 )
+from stretto.torch.rules import ADAM_WARM_STEPS, LEAST_ROOT, AdamPreconditioner, is_adam_like
 
 EXAMPLES, FEATURES = 512, 16
 BATCH = 32

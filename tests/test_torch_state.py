@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from stretto.core.errors import InputError
 from stretto.torch import Run
 from stretto.torch.fingerprint import COST, Fingerprint, Watch, difference, fingerprint, interval
+from stretto.torch.foreign import StepGuard
 from stretto.torch.group import Group
-from stretto.torch.kept import KeptValues
+from stretto.torch.state import KeptValues
+from stretto.torch.step_layout import Layout, Turn
 from stretto.torch.stepper import Stepper
-from stretto.torch.turn import Layout, Turn
-from stretto.torch.unprepared import StepGuard
 
 
 @pytest.mark.parametrize(

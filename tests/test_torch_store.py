@@ -25,11 +25,9 @@ import torch
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint import CheckpointStore
-from stretto.torch.checkpoint_files import Content, measured
-from stretto.torch.keeper import Keeper, Keeping
-from stretto.torch.mirror import Mirror
-from stretto.torch.store import Store, StoreError
+from stretto.torch.checkpoint import CheckpointStore, Content, measured
+from stretto.torch.persistence import Keeper, Keeping
+from stretto.torch.remote_checkpoints import Mirror, Store, StoreError
 from stretto.wire.messages import Saved
 from stretto.wire.store_url import UNCOPIED
 

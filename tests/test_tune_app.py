@@ -12,23 +12,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from stretto.app.explain import cluster_lines
-from stretto.app.real_board import Board
-from stretto.app.real_drive import AtDeadline, EndedBy, RealSubstrate, Unwatched
-from stretto.app.real_expect import corrected
-from stretto.app.real_guard import MetricGuard
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult, checkpoint_at
-from stretto.app.real_site import ThisMachine
-from stretto.app.real_stop import Stop, listening
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import Prepared, elsewhere, finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
+from stretto.driving.drive import RealSubstrate, Unwatched
+from stretto.driving.early_stop import MetricGuard
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.stop import Stop, listening
+from stretto.driving.substrate import Hands
+from stretto.driving.target import ThisMachine
 from stretto.journal.rows import read_events
+from stretto.launch.expect import corrected
+from stretto.launch.tune import Prepared, elsewhere, finished, prepare, start
 from stretto.planning.forecast import Estimate
+from stretto.runs.deadline import AtDeadline, EndedBy
+from stretto.runs.explain import cluster_lines
+from stretto.runs.folder import RunFolder
+from stretto.runs.live_state import Board
+from stretto.runs.results import TuneResult, checkpoint_at
 from stretto.search.study import Direction, Study
 from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text
 from tune_world import STUDY, SimulatedHands, simulated, write_study
@@ -568,5 +569,5 @@ def test_the_summary_does_not_wait_for_a_long_comparison(here: Path, monkeypatch
     checked = asked(here)
     result = start(prepare(checked, make=simulated), make=simulated)
     assert elsewhere(checked, result) is not None
-    monkeypatch.setattr("stretto.app.tune.COMPARING_S", 0.0)
+    monkeypatch.setattr("stretto.launch.tune.COMPARING_S", 0.0)
     assert elsewhere(checked, result) is None

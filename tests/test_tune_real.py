@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from live_processes import STRETTO
-from stretto.app.run_folder import RunFolder
 from stretto.core.events import CheckpointSaved, Event, JobReported
+from stretto.runs.folder import RunFolder
 from tune_world import STUDY, TRAIN
 
 pytest.importorskip("torch")

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.core.observations import NoiseSample, SpeedSample
-from stretto.wire.channel import LONGEST_LINE, Channel, connect
+from stretto.wire.channel import LONGEST_LINE, Channel, Listener, connect
 from stretto.wire.codec import WireError, decode, encode
-from stretto.wire.listener import Listener
 from stretto.wire.messages import (
     Ack,
     BatchOrder,

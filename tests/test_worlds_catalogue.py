@@ -14,8 +14,7 @@ from stretto.core.allocation import on_nodes
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.models.noise import GradientNoise
-from stretto.worlds.applications import Application
-from stretto.worlds.catalogue import builtin_catalogue
+from stretto.worlds.applications import Application, builtin_catalogue
 from stretto.worlds.synthetic import DEMO_MIX, MIX, demo_workload, synthetic_workload
 
 APPLICATIONS = list(builtin_catalogue().entries.values())

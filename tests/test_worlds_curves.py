@@ -23,9 +23,8 @@ from stretto.search.space import Config
 from stretto.search.study import Direction
 from stretto.worlds.algoperf import read_algoperf
 from stretto.worlds.curve_csv import read_curve_csv
-from stretto.worlds.curve_family import CIFAR, FAMILIES, RESNET, ToyFamily
 from stretto.worlds.curve_files import load_curves
-from stretto.worlds.curves import CurveTable, make_table
+from stretto.worlds.curves import CIFAR, FAMILIES, RESNET, CurveTable, ToyFamily, make_table
 from stretto.worlds.taskset import read_taskset
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,10 +12,9 @@ import pytest
 
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.models.noise import GradientNoise
-from stretto.worlds.applications import Application, Applications, Configuration
-from stretto.worlds.catalogue import builtin_catalogue
-from stretto.worlds.load import load_workload
-from stretto.worlds.profiles import load_profiles
+from stretto.worlds.applications import Application, Applications, Configuration, builtin_catalogue
+from stretto.worlds.measured import load_profiles
+from stretto.worlds.workload_files import load_workload
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("STRETTO_DATA", ROOT.parent / "shared" / "data"))

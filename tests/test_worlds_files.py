@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
-from stretto.worlds.catalogue import builtin_catalogue
-from stretto.worlds.load import load_workload
-from stretto.worlds.philly import LogFilter, read_philly
+from stretto.worlds.applications import builtin_catalogue
 from stretto.worlds.truth import Workload
-from stretto.worlds.workload_csv import read_workload
+from stretto.worlds.workload_files import LogFilter, load_workload, read_philly, read_workload
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 GOOD = HEADER + "a,60,cifar10,8,2048\nb,0.5,ncf,1,32768\nc,60,bert,6,384\n"

@@ -14,9 +14,8 @@ from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.observations import NoiseSample
 from stretto.worlds.applications import Applications
-from stretto.worlds.between import LinearBetween
-from stretto.worlds.profiles import load_profiles
-from stretto.worlds.tables import (
+from stretto.worlds.measured import (
+    LinearBetween,
     OutsideProfileError,
     Shape,
     SpeedPoint,
@@ -24,6 +23,7 @@ from stretto.worlds.tables import (
     TableTruth,
     TrainingRun,
     falling,
+    load_profiles,
     normal_shape,
 )
 from stretto.worlds.truth import StepTime

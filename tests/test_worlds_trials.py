@@ -19,11 +19,9 @@ from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.pricing.instances import Instance
 from stretto.search.space import Config
 from stretto.search.study import Direction
-from stretto.substrate.sim import Physics, SimSubstrate
-from stretto.worlds.chance import lognormal
-from stretto.worlds.cloud import RentalCloud, instance_of, node_name
-from stretto.worlds.curve_family import RESNET
-from stretto.worlds.curves import CurveTable, make_table
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
+from stretto.worlds.cloud import RentalCloud, instance_of, lognormal, node_name
+from stretto.worlds.curves import RESNET, CurveTable, make_table
 from stretto.worlds.trials import StudyWorld
 from stretto.worlds.truth import TrialTruth
 

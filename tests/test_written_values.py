@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stretto.app.jobs_file import read_jobs
-from stretto.app.run_folder import is_folder_name, run_folder
-from stretto.app.study_file import read_outline
 from stretto.core.errors import InputError
+from stretto.inputs.jobs import read_jobs
+from stretto.inputs.study import read_outline
+from stretto.runs.folder import is_folder_name, run_folder
 from study_command import StudyCommand, write
 from tune_world import STUDY
 

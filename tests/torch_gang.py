@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
-from stretto.wire.channel import Channel
-from stretto.wire.listener import Listener
+from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
+from stretto.wire.channel import Channel, Listener
 from stretto.wire.messages import (
     BatchOrder,
     EpochEnd,

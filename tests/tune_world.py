@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from stretto.app.real_drive import RealSubstrate
-from stretto.app.real_substrate import Hands
-from stretto.app.run_folder import RunFolder
 from stretto.core.events import Event
 from stretto.core.job import Job
+from stretto.driving.drive import RealSubstrate
+from stretto.driving.substrate import Hands
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.pricing.instances import Instance
+from stretto.runs.folder import RunFolder
 from stretto.search.study import Direction
-from stretto.substrate.sim import Physics, SimSubstrate
-from stretto.worlds.curve_family import FAMILIES
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
+from stretto.worlds.curves import FAMILIES
 from stretto.worlds.trials import StudyWorld
 
 TRUTH = Profile(latency=Latency(epoch_s=10.0), scaling=Scaling(((1, 1.0), (2, 1.8))), start_s=2.0)

@@ -21,7 +21,7 @@ from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.base import Policy
 from stretto.pricing.instances import Instance
 from stretto.search.study import Direction, Study
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.truth import StepTime
 
 TUNING_POLICIES = frozenset({"sha", "asha", "hyperband", "random", "hypersched", "rubberband"})

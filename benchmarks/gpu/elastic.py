@@ -20,9 +20,9 @@ from stretto.core.events import Event, JobFailed, JobNoted, JobReported, JobRetr
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
-from stretto.substrate.gang_effects import TrainingJob
-from stretto.substrate.local import LocalSubstrate
-from stretto.substrate.local_slots import find_slots
+from stretto.substrate.elastic.effects import TrainingJob
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import find_slots
 from stretto.torch import Run
 
 BATCH = 256

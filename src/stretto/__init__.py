@@ -12,16 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto.app.decide import Answer, decide
-    from stretto.app.plan import Planned, plan
-    from stretto.app.real_result import TrialResult, TuneResult
-    from stretto.app.run_jobs import JobResult, RunResult, run
-    from stretto.app.simulate import Run, Setup, simulate
-    from stretto.app.snapshot import read_snapshot
-    from stretto.app.study_file import StudyFile, read_study
-    from stretto.app.study_run import StudyResult, StudyRun, simulate_study
-    from stretto.app.tune import tune
     from stretto.core.errors import InputError
+    from stretto.inputs.snapshot import read_snapshot
+    from stretto.inputs.study import StudyFile, read_study
+    from stretto.launch.jobs import JobResult, RunResult, run
+    from stretto.launch.tune import tune
+    from stretto.runs.results import TrialResult, TuneResult
+    from stretto.simulation.decide import Answer, decide
+    from stretto.simulation.jobs import Run, Setup, simulate
+    from stretto.simulation.plan import Planned, plan
+    from stretto.simulation.studies import StudyResult, StudyRun, simulate_study
     from stretto.worlds.curve_files import load_curves
 
 __version__ = "0.2.0"
@@ -51,27 +51,27 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "stretto.app.decide",
-    "decide": "stretto.app.decide",
-    "Planned": "stretto.app.plan",
-    "plan": "stretto.app.plan",
-    "TrialResult": "stretto.app.real_result",
-    "TuneResult": "stretto.app.real_result",
-    "JobResult": "stretto.app.run_jobs",
-    "RunResult": "stretto.app.run_jobs",
-    "run": "stretto.app.run_jobs",
-    "tune": "stretto.app.tune",
+    "Answer": "stretto.simulation.decide",
+    "decide": "stretto.simulation.decide",
+    "Planned": "stretto.simulation.plan",
+    "plan": "stretto.simulation.plan",
+    "TrialResult": "stretto.runs.results",
+    "TuneResult": "stretto.runs.results",
+    "JobResult": "stretto.launch.jobs",
+    "RunResult": "stretto.launch.jobs",
+    "run": "stretto.launch.jobs",
+    "tune": "stretto.launch.tune",
     "InputError": "stretto.core.errors",
     "load_curves": "stretto.worlds.curve_files",
-    "Run": "stretto.app.simulate",
-    "Setup": "stretto.app.simulate",
-    "simulate": "stretto.app.simulate",
-    "read_snapshot": "stretto.app.snapshot",
-    "StudyFile": "stretto.app.study_file",
-    "read_study": "stretto.app.study_file",
-    "StudyResult": "stretto.app.study_run",
-    "StudyRun": "stretto.app.study_run",
-    "simulate_study": "stretto.app.study_run",
+    "Run": "stretto.simulation.jobs",
+    "Setup": "stretto.simulation.jobs",
+    "simulate": "stretto.simulation.jobs",
+    "read_snapshot": "stretto.inputs.snapshot",
+    "StudyFile": "stretto.inputs.study",
+    "read_study": "stretto.inputs.study",
+    "StudyResult": "stretto.simulation.studies",
+    "StudyRun": "stretto.simulation.studies",
+    "simulate_study": "stretto.simulation.studies",
 }
 
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stretto.allocate.free import SLACK, Floats, FreeCapacity, place_packed
+from stretto.allocate.free import SLACK, Floats, FreeCapacity, Shelves, place_packed
 from stretto.allocate.free import Counts as NodeCounts
 from stretto.allocate.marginal import Counts
-from stretto.allocate.shelves import Shelves
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
 from stretto.core.resources import Resources

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stretto.allocate.board import Placement
+from stretto.allocate.placements import Placement
 from stretto.models.goodput import Ints
 from stretto.models.speed import Floats
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stretto.allocate.board import EMPTY, Board, Placement
 from stretto.allocate.menus import Contender, Menus
+from stretto.allocate.placements import EMPTY, Board, Placement
 
 SHIFT_TRIES = 12
 """Donors, and takers of each, tried for every number of shifted GPUs in a round."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stretto.allocate.board import Board, Placement
 from stretto.allocate.hull import Choice, hull_walk, upper_hull
 from stretto.allocate.menus import Contender, Menus, Values
+from stretto.allocate.placements import Board, Placement
 from stretto.allocate.polish import State, good_enough, polish
 
 __all__ = ["Contender", "Solution", "Values", "solve"]

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stretto.app.decide import Answer
-from stretto.app.decide import decide as ask
-from stretto.app.snapshot import json_data, read_snapshot
 from stretto.cli.flags import AsJson
 from stretto.core.errors import InputError
+from stretto.inputs.snapshot import json_data, read_snapshot
 from stretto.policies.registry import check_policies, check_targets, parse_options
+from stretto.simulation.decide import Answer
+from stretto.simulation.decide import decide as ask
 
 
 def decide(

@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.explain import Line, Story
-from stretto.app.explain import explain as explain_run
-from stretto.app.real_board import Phase
-from stretto.app.real_drive import EndedBy
-from stretto.app.real_result import ending_of
-from stretto.app.real_standing import Standing, standing_of, state_of
-from stretto.app.run_folder import RunFolder, find_run
 from stretto.cli.flags import AsJson
-from stretto.report.run_jobs_text import story_text
+from stretto.report.run_text import story_text
+from stretto.runs.deadline import EndedBy
+from stretto.runs.explain import Line, Story
+from stretto.runs.explain import explain as explain_run
+from stretto.runs.folder import RunFolder, find_run
+from stretto.runs.live_state import Phase
+from stretto.runs.results import ending_of
+from stretto.runs.status import Standing, standing_of, state_of
 
 ENDS = {
     EndedBy.JOBS: "all there was to do is done",

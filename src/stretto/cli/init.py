@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.jobs_file import EXAMPLE_JOBS
-from stretto.app.study_file import EXAMPLE_STUDY
 from stretto.core.errors import InputError
-from stretto.report.names import one_line
+from stretto.inputs.jobs import EXAMPLE_JOBS
+from stretto.inputs.study import EXAMPLE_STUDY
+from stretto.report.text import one_line
 
 
 class What(StrEnum):

@@ -1,41 +1,55 @@
-"""What a real run shows while it goes: a display on a terminal, plain lines elsewhere."""
+"""What a real run shows while it goes: a live display or plain lines, and progress bars."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from stretto.app.real_board import ENDED, Board, JobLine, Phase
-from stretto.app.real_cost import RunMeter
-from stretto.app.real_drive import Watcher
-from stretto.app.real_expect import corrected
-from stretto.app.real_lines import (
+from stretto.core.events import Event
+from stretto.core.units import format_duration, format_usd
+from stretto.driving.cost import RunMeter
+from stretto.driving.drive import Watcher
+from stretto.driving.stop import Stop, signals_interrupt
+from stretto.launch.expect import corrected
+from stretto.launch.progress import (
     STOPPING,
     ProgressLines,
     Reported,
+    measuring_line,
     node_lines,
     nothing_reported,
     trouble_lines,
 )
-from stretto.app.real_shown import metrics_text
-from stretto.app.real_stop import Stop
-from stretto.core.events import Event
-from stretto.core.units import format_duration, format_usd
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
-from stretto.report.names import one_line
+from stretto.profiling.probe_data import Progress as ProbeProgress
 from stretto.report.plan_text import is_priced
+from stretto.report.text import one_line
+from stretto.runs.folder import RunFolder
+from stretto.runs.live_state import ENDED, Board, JobLine, Phase
+from stretto.runs.metrics_files import metrics_text
 from stretto.search.study import Study
+from stretto.simulation.jobs import Tick
 
 REDRAW_S = 0.5
 ROWS_BESIDES = 10
@@ -215,3 +229,74 @@ class Display:
             "-" if finish_s is None else format_duration(finish_s),
             "" if line.reason is None else one_line(line.reason.text),
         ]
+
+
+@contextmanager
+def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[ProbeProgress], None]]:
+    """Shows what a probe does on standard error while the block runs: on a terminal, or in plain lines.
+
+    Ctrl-C ends the command with a word: there is nothing to resume yet, unless it `resumes` a run.
+    """
+    console = Console(stderr=True, highlight=False)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+
+            def show(progress: ProbeProgress) -> None:
+                text = measuring_line(progress, where)
+                if not console.is_terminal:
+                    print(text, file=sys.stderr, flush=True)
+                elif shown.tasks:
+                    shown.update(shown.tasks[0].id, description=text)
+                else:
+                    shown.add_task(text, total=None)
+
+            yield show
+    except KeyboardInterrupt:
+        if resumes:
+            print("stopped before the run went on; it is as it was.", file=sys.stderr)
+        else:
+            print("stopped while measuring; nothing was begun.", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def stoppable(folder: RunFolder) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block with a sentence, also where nothing listens: between two phases."""
+    try:
+        with signals_interrupt():
+            yield
+    except KeyboardInterrupt:
+        begun = "; the same command goes on with the run" if folder.is_begun else ""
+        print(f"stopped{begun or ' before training began; nothing was begun'}.", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def step_bar(title: str, steps: int) -> Iterator[Callable[[], None]]:
+    """Shows how many steps are done, on standard error, while the block runs."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=steps)
+        yield lambda: progress.advance(task)
+
+
+@contextmanager
+def progress_bar(title: str, jobs: int) -> Iterator[Callable[[Tick], None]]:
+    """Shows finished jobs and simulated time on standard error while the block runs."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("jobs, {task.fields[clock]} simulated"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=jobs, clock="0s")
+
+        def tick(now: Tick) -> None:
+            progress.update(task, completed=now.finished, clock=format_duration(now.now_s))
+
+        yield tick

@@ -11,21 +11,29 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.plan import plan_json
-from stretto.app.probe_study import study_to_plan
-from stretto.app.real_request import TuneRequest
-from stretto.app.real_site import LOCAL
-from stretto.cli.flags import AsJson, On, ReportFile, Seed, Slots, Store
-from stretto.cli.limits import parse_budget_usd, parse_deadline_s
-from stretto.cli.output import check_report
-from stretto.cli.progress import measuring
-from stretto.cli.words import work_of
+from stretto.cli.flags import (
+    AsJson,
+    On,
+    ReportFile,
+    Seed,
+    Slots,
+    Store,
+    check_report,
+    parse_budget_usd,
+    parse_deadline_s,
+    work_of,
+)
+from stretto.cli.live import measuring
 from stretto.core.errors import InputError
+from stretto.driving.request import TuneRequest
+from stretto.driving.target import LOCAL
+from stretto.launch.to_plan import study_to_plan
 from stretto.policies.registry import make_policy, parse_options
-from stretto.policies.rubberband import RubberBand
+from stretto.policies.rubberband.policy import RubberBand
 from stretto.report.plan_page import write_plan_page
 from stretto.report.plan_text import plan_text
 from stretto.report.run_text import SLOTS
+from stretto.simulation.plan import plan_json
 
 PLANNING_OPTIONS = ("rubberband.planner", "rubberband.rule")
 """The options of rubberband that shape a plan; the others are about carrying it out."""

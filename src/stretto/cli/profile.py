@@ -11,27 +11,24 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.probe import ANY_STUDY, probe, slots_of
-from stretto.app.probe_time import LOADING_S, ProbeTime, probe_time
-from stretto.app.profile_file import MeasuredProfile, believe, profile_json, write_profile
-from stretto.app.profile_fit import FitError, fit_errors
-from stretto.app.real_request import chosen_work
-from stretto.app.real_site import LOCAL, SiteRequest, find_site
-from stretto.app.real_work import Entry, RealWork
-from stretto.app.run_folder import RUNS
-from stretto.app.study_cluster import Machine
-from stretto.app.study_file import StudyOutline, read_outline
-from stretto.cli.flags import AsJson, On, Seed, Slots, Store
-from stretto.cli.output import check_place
-from stretto.cli.progress import measuring
-from stretto.cli.words import work_of
+from stretto.cli.flags import AsJson, On, Seed, Slots, Store, check_place, work_of
+from stretto.cli.live import measuring
 from stretto.core.errors import InputError
 from stretto.core.job import Value
-from stretto.core.plain_json import UnreadableError, parse_json
 from stretto.core.seeds import child_rng
 from stretto.core.units import counted, format_duration, parse_duration_s
-from stretto.report.text_table import markdown_table
+from stretto.driving.request import chosen_work
+from stretto.driving.target import LOCAL, SiteRequest, find_site
+from stretto.inputs.cluster import Machine
+from stretto.inputs.profile import FitError, MeasuredProfile, believe, fit_errors, profile_json, write_profile
+from stretto.inputs.study import StudyOutline, read_outline
+from stretto.inputs.work import Entry, RealWork
+from stretto.profiling.probe import ANY_STUDY, probe, slots_of
+from stretto.profiling.probe_data import LOADING_S, ProbeTime, probe_time
+from stretto.report.text import markdown_table
+from stretto.runs.folder import RUNS
 from stretto.search.space import Config
+from stretto.system.plain_json import UnreadableError, parse_json
 
 MOST_CONFIGS = 8
 """Configurations of a study that are tried: enough to see how much they differ."""

@@ -8,21 +8,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.app.real_drive import EndedBy
-from stretto.app.real_result import TuneResult, ending_of
-from stretto.app.replay import Replayed, StudyReplay, is_study, replay
-from stretto.app.replay_jobs import recorded_workload, replay_jobs
-from stretto.app.run_folder import RunFolder
-from stretto.app.run_jobs import RunResult, run_result
-from stretto.app.snapshot import json_data
-from stretto.app.study_run import StudyResult
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration, format_usd
+from stretto.inputs.snapshot import json_data
+from stretto.launch.jobs import RunResult, run_result
 from stretto.policies.registry import Options
-from stretto.report.study_table import HEADING, hours_text, policy_row
-from stretto.report.table import metrics_text
-from stretto.report.text_table import markdown_table
+from stretto.report.tables import HEADING, hours_text, metrics_text, policy_row
+from stretto.report.text import markdown_table
+from stretto.runs.deadline import EndedBy
+from stretto.runs.folder import RunFolder
+from stretto.runs.results import TuneResult, ending_of
 from stretto.search.study import Study
+from stretto.simulation.replay import Replayed, StudyReplay, is_study, replay
+from stretto.simulation.replay_jobs import recorded_workload, replay_jobs
+from stretto.simulation.studies import StudyResult
 from stretto.worlds.replay import Origin
 
 WORDS = {

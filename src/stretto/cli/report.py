@@ -8,16 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from stretto.app.real_result import begun_outline, ending_of, tune_result
-from stretto.app.run_folder import RUNS, RunFolder, find_run
-from stretto.app.run_jobs import run_result
-from stretto.cli.flags import AsJson, ReportFile
-from stretto.cli.output import check_report
+from stretto.cli.flags import AsJson, ReportFile, check_report
 from stretto.cli.runs import show_runs
 from stretto.core.errors import InputError
-from stretto.report.run_jobs_text import jobs_text
+from stretto.launch.jobs import run_result
 from stretto.report.run_page import write_run_page
-from stretto.report.run_text import tune_text
+from stretto.report.run_text import jobs_text, tune_text
+from stretto.runs.folder import RUNS, RunFolder, find_run
+from stretto.runs.results import begun_outline, ending_of, tune_result
 
 
 def report(

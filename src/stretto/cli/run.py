@@ -12,16 +12,16 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.real_board import Phase
-from stretto.app.real_drive import EndedBy
-from stretto.app.real_mend import mend
-from stretto.app.real_shown import metrics_after
-from stretto.app.real_site import LOCAL, local_devices
-from stretto.app.real_standing import holding
-from stretto.app.real_stop import Stop, unsaved_jobs
-from stretto.app.real_work import Entry, folder_note
-from stretto.app.run_folder import RunFolder
-from stretto.app.run_jobs import (
+from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
+from stretto.cli.live import stoppable, watching
+from stretto.core.errors import InputError
+from stretto.core.job import Tier
+from stretto.core.units import counted, parse_duration_s
+from stretto.driving.stop import Stop, unsaved_jobs
+from stretto.driving.target import LOCAL, local_devices
+from stretto.inputs.cluster import slots_offer
+from stretto.inputs.work import Entry, folder_note
+from stretto.launch.jobs import (
     INTERVAL_S,
     CheckedRun,
     RunRequest,
@@ -30,16 +30,15 @@ from stretto.app.run_jobs import (
     finished_run,
     start_run,
 )
-from stretto.app.study_cluster import slots_offer
-from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
-from stretto.cli.live import watching
-from stretto.cli.progress import stoppable
-from stretto.core.errors import InputError
-from stretto.core.job import Tier
-from stretto.core.units import counted, parse_duration_s
 from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
-from stretto.report.run_jobs_text import jobs_text
+from stretto.report.run_text import jobs_text
+from stretto.runs.deadline import EndedBy
+from stretto.runs.folder import RunFolder
+from stretto.runs.live_state import Phase
+from stretto.runs.mend import mend
+from stretto.runs.metrics_files import metrics_after
+from stretto.runs.status import holding
 
 YES = "Do not ask before money is spent, or a damaged journal is put aside."
 

@@ -11,18 +11,25 @@ from typing import Annotated
 
 import typer
 
-from stretto.app.real_deadline import when_to_resume
-from stretto.app.real_standing import is_going_on
-from stretto.app.run_folder import RUNS, RunFolder
-from stretto.app.run_list import RunLine, find_folder, list_runs, run_line
-from stretto.app.run_logs import LogLine, follow, list_logs, log_of, pieces_of
-from stretto.app.run_remove import check_removable, remove_run
-from stretto.app.run_stop import ask_to_stop, wait_until_stopped, what_was_saved
 from stretto.cli.flags import AsJson
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration, format_size
-from stretto.report.names import one_line
-from stretto.report.text_table import markdown_table
+from stretto.report.text import markdown_table, one_line
+from stretto.runs.deadline import when_to_resume
+from stretto.runs.folder import RUNS, RunFolder
+from stretto.runs.logs import LogLine, follow, list_logs, log_of, pieces_of
+from stretto.runs.manage import (
+    RunLine,
+    ask_to_stop,
+    check_removable,
+    find_folder,
+    list_runs,
+    remove_run,
+    run_line,
+    wait_until_stopped,
+    what_was_saved,
+)
+from stretto.runs.status import is_going_on
 
 DAY_S = 86400.0
 LONGEST_COMMAND = 60

@@ -11,22 +11,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stretto.app.replay import is_study
-from stretto.app.run_folder import find_run
-from stretto.app.simulate import Run, Setup
-from stretto.app.simulate import simulate as run_simulation
-from stretto.app.snapshot import json_data
-from stretto.app.workloads import Request, load_workloads
-from stretto.cli.flags import AsJson, ReportFile, Seed
-from stretto.cli.output import check_report
-from stretto.cli.progress import progress_bar
+from stretto.cli.flags import AsJson, ReportFile, Seed, check_report
+from stretto.cli.live import progress_bar
 from stretto.cli.replay import compare_replay
 from stretto.cli.study import StudyRequest, compare
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
+from stretto.inputs.snapshot import json_data
 from stretto.policies.registry import check_policies, check_targets, parse_options
-from stretto.report.html import write_report
-from stretto.report.table import metrics_table, metrics_text
+from stretto.report.jobs_page import write_report
+from stretto.report.tables import metrics_table, metrics_text
+from stretto.runs.folder import find_run
+from stretto.simulation.jobs import Run, Setup
+from stretto.simulation.jobs import simulate as run_simulation
+from stretto.simulation.replay import is_study
+from stretto.simulation.workloads import Request, load_workloads
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
 FLAGS = {"workload": "WORKLOAD", "option": "--set", "as_json": "--json"}

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stretto.app.study_file import StudyFile, read_study
-from stretto.app.study_run import StudyResult, StudyRun, simulate_study, with_limits
-from stretto.cli.limits import parse_budget_usd, parse_deadline_s
-from stretto.cli.progress import step_bar
+from stretto.cli.flags import parse_budget_usd, parse_deadline_s
+from stretto.cli.live import step_bar
 from stretto.core.errors import InputError
+from stretto.inputs.study import StudyFile, read_study
 from stretto.policies.registry import Options, make_policy
 from stretto.report.study_page import write_study_page
-from stretto.report.study_table import study_text
+from stretto.report.tables import study_text
+from stretto.simulation.studies import StudyResult, StudyRun, simulate_study, with_limits
 from stretto.worlds.curve_files import load_curves
 from stretto.worlds.curves import Curves
 

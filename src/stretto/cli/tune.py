@@ -11,28 +11,34 @@ from typing import Annotated, TextIO
 
 import typer
 
-from stretto.app.probe_origin import node_to_launch
-from stretto.app.real_deadline import left_until_s, what_lets_go_on, when_to_resume
-from stretto.app.real_drive import AtDeadline, EndedBy
-from stretto.app.real_extend import extend
-from stretto.app.real_request import Checked, TuneRequest, check_request
-from stretto.app.real_result import TuneResult
-from stretto.app.real_site import LOCAL, local_devices
-from stretto.app.real_standing import holding
-from stretto.app.real_stop import Stop
-from stretto.app.run_folder import RunFolder
-from stretto.app.tune import elsewhere, finished, prepare, start
-from stretto.cli.flags import AsJson, InFolder, On, Seed, Slots, Store
-from stretto.cli.limits import parse_budget_usd, parse_deadline_s
-from stretto.cli.live import Outlook, watching
-from stretto.cli.progress import measuring, stoppable
+from stretto.cli.flags import (
+    AsJson,
+    InFolder,
+    On,
+    Seed,
+    Slots,
+    Store,
+    parse_budget_usd,
+    parse_deadline_s,
+    work_of,
+)
+from stretto.cli.live import Outlook, measuring, stoppable, watching
 from stretto.cli.run import YES, agree, how_it_stopped, how_to_resume, set_right
-from stretto.cli.words import work_of
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration, format_usd
+from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.stop import Stop
+from stretto.driving.target import LOCAL, local_devices
+from stretto.launch.extend import extend
+from stretto.launch.tune import elsewhere, finished, prepare, start
 from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
+from stretto.profiling.origin import node_to_launch
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
+from stretto.runs.deadline import AtDeadline, EndedBy, left_until_s, what_lets_go_on, when_to_resume
+from stretto.runs.folder import RunFolder
+from stretto.runs.results import TuneResult
+from stretto.runs.status import holding
 
 
 def tune(

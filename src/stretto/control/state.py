@@ -32,8 +32,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import Result
-from stretto.models.belief import FittedBelief
-from stretto.models.observations import Observations
+from stretto.models.belief import FittedBelief, Observations
 from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.policies.base import ClusterView, JobView, Memory
 

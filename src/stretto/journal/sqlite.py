@@ -11,8 +11,6 @@ from pathlib import Path
 
 from stretto.core.errors import JournalError
 from stretto.core.events import Decided, Event
-from stretto.core.file_lock import FileLock, LockedError
-from stretto.core.private_files import make_private_folder, open_private
 from stretto.journal.codec import SCHEMA, UNKNOWN, encode
 from stretto.journal.rows import (
     ANOTHER_FILE,
@@ -31,6 +29,8 @@ from stretto.journal.rows import (
     read_rows,
     whole_rows,
 )
+from stretto.system.locks import FileLock, LockedError
+from stretto.system.private_files import make_private_folder, open_private
 
 _CREATE = f"""
 PRAGMA application_id = {APPLICATION_ID};

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from stretto.core.units import HOUR_S
 from stretto.planning.draws import Draws, first_samples, sources
 from stretto.planning.forecast import Progress
-from stretto.planning.packing import Packing, pack, roomy_nodes
-from stretto.planning.plan import Plan, StagePlan
+from stretto.planning.plan import Packing, Plan, StagePlan, pack, roomy_nodes
 from stretto.planning.profile import Floats
 from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Per

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from stretto.planning.options import Menu
+from stretto.planning.candidates import Key, Menu, Pool, Standing, rank
 from stretto.planning.plan import Plan, StagePlan
-from stretto.planning.pool import Key, Pool, Standing, rank
 
 NEAR = 2
 """In an exchange of two stages each moves at most this far along the options of its instance type."""

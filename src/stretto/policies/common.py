@@ -1,8 +1,9 @@
-"""What every policy needs: when to wake, reasons for what it does, batches as asked, checked options."""
+"""What every policy needs: reasons, checked options, whole-GPU jobs, and how long a job still takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
@@ -17,10 +18,12 @@ from stretto.core.events import (
     NodeLost,
     WorkerLost,
 )
-from stretto.core.job import Job, Tier
+from stretto.core.job import Communication, Job, Tier
+from stretto.core.resources import Resources
 from stretto.models.batch import split_batch
+from stretto.models.noise import GradientNoise
 from stretto.policies.base import ClusterView, JobView
-from stretto.policies.gangs import held_gang
+from stretto.policies.gangs import EmptyCluster, amounts, held_gang, requested_gang
 
 BASELINE_EVENTS: Final = frozenset(
     {
@@ -103,3 +106,92 @@ def fixed_size_decision(view: ClusterView, allocations: Mapping[str, Allocation]
         },
         reasons=explain(view, allocations, why),
     )
+
+
+ONE_GPU = Resources(gpu=1)
+
+
+def require_gpu_jobs(view: ClusterView, policy: str) -> None:
+    """Refuse jobs such a policy has no model for."""
+    for job in view.jobs:
+        if job.job.communication is not Communication.ALL_REDUCE:
+            raise InputError(
+                f"job {job.id} uses parameter servers, and {policy} schedules all-reduce jobs only.",
+                remedy="Use optimus, drf, tetris, srtf or fifo for it.",
+            )
+        if job.job.worker.demand != ONE_GPU:
+            raise InputError(
+                f"a worker of job {job.id} needs {amounts(job.job.worker.demand)}, and {policy} gives each "
+                "worker one GPU and looks at nothing else.",
+                remedy="Use optimus, drf, tetris, srtf or fifo for it.",
+            )
+
+
+def place_most_free(
+    view: ClusterView, kept: Mapping[str, Allocation], starts: Sequence[tuple[JobView, int]]
+) -> dict[str, Allocation]:
+    """Place jobs, each with its number of GPUs, always on the node with the most free GPUs.
+
+    As the published baselines do it. Together with what is `kept` they must fit in the cluster's total.
+    """
+    free = {node.id: node.gpus for node in view.nodes}
+    for allocation in kept.values():
+        for node, count in allocation.workers:
+            if node in free:
+                free[node] -= count
+    placed = dict(kept)
+    for job, gpus in starts:
+        tasks = []
+        left = gpus
+        while left:
+            node = max(free, key=free.__getitem__)
+            count = min(free[node], left)
+            free[node] -= count
+            left -= count
+            tasks.append((node, count))
+        placed[job.id] = Allocation(tuple(tasks))
+    return placed
+
+
+MAX_EPOCHS = 1000
+"""How far a convergence is looked for."""
+
+
+def remaining_s(job: JobView, empty: EmptyCluster) -> float | None:
+    """Time to the job's end at its requested size on the fewest nodes of the empty cluster.
+
+    None while nothing is believed that could tell, and for a job that does not fit.
+    """
+    units, units_per_s = _remaining_units(job), _believed_units_per_s(job, empty)
+    if units is None or units_per_s is None:
+        return None
+    return units / units_per_s if units_per_s > 0 else inf
+
+
+def _remaining_units(job: JobView) -> float | None:
+    work = job.job.work
+    total = work.total_units
+    if total is None:
+        convergence = job.belief.convergence
+        if convergence is None or work.convergence is None:
+            return None
+        total = convergence.epochs_to_converge(work.convergence, MAX_EPOCHS).expected * work.units_per_epoch
+    return max(total - job.work_done, 0.0)
+
+
+def _believed_units_per_s(job: JobView, empty: EmptyCluster) -> float | None:
+    workers, servers = gang = requested_gang(job.job)
+    batch = requested_batch(job.job, workers)
+    if job.job.communication is not Communication.ALL_REDUCE:
+        server_speed = job.belief.server_speed
+        if server_speed is None:
+            return None
+        steps_per_s = float(server_speed.steps_per_s(servers, workers))
+    else:
+        speed = job.belief.speed
+        place = None if speed is None else empty.place(job.job, gang)
+        if speed is None or place is None:
+            return None
+        steps_per_s = 1.0 / float(speed.step_s(len(place.nodes), workers, batch.atomic, batch.accumulation))
+    noise = GradientNoise(job.belief.noise.sqr, job.belief.noise.var, job.job.batch.initial)
+    return steps_per_s * float(noise.gain(batch.total(workers)))

@@ -18,7 +18,7 @@ from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, Memory
 from stretto.policies.sha import SynchronousTurn, no_halving
 from stretto.policies.trials import TUNING_EVENTS, Share, as_before, beside_others, is_quiet
-from stretto.search.rungs import Bracket, hyperband_brackets
+from stretto.search.halving import Bracket, hyperband_brackets
 from stretto.search.study import Study
 
 

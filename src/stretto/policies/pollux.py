@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stretto.allocate.board import Placement
+from stretto.allocate.placements import Placement
 from stretto.allocate.solver import Contender, Solution, solve
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.decision import Decision, Reason, ReasonCode
@@ -38,10 +38,38 @@ from stretto.models.batch import split_batch, within_largest
 from stretto.models.goodput import GoodputTable, Ints, JobModel
 from stretto.models.speed import Floats
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch, round_is_due
+from stretto.policies.common import (
+    BASELINE_EVENTS,
+    check_option,
+    explain,
+    requested_batch,
+    require_gpu_jobs,
+    round_is_due,
+)
 from stretto.policies.gangs import pinned
-from stretto.policies.gpu_only import require_gpu_jobs
-from stretto.policies.pollux_words import why_batch, why_waits
+
+EXACT_FROM = 100.0
+"""Goodput from which whole examples a second are exact enough."""
+
+
+def why_waits(job: JobView, gpus: int, fair_gpus: int) -> str:
+    """The sentence for a job that holds nothing, in words that stay the same while it waits."""
+    least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
+    if least > gpus:
+        return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
+    return f"others gain more; a fair share is {counted(fair_gpus, 'slot')}"
+
+
+def why_batch(old_goodput: float, new_goodput: float) -> str:
+    """The sentence for a job that keeps its slots and gets another batch."""
+    gain = new_goodput / old_goodput - 1.0
+    new, old = _per_s(new_goodput), _per_s(old_goodput)
+    return f"its new batch has a goodput of {new} examples/s, the old one {old} ({gain:+.0%})"
+
+
+def _per_s(goodput: float) -> str:
+    return f"{goodput:,.0f}" if goodput >= EXACT_FROM else f"{goodput:.3g}"
+
 
 FLOOR = 1e-3
 """Added to every speedup: a job without GPUs counts as this."""

@@ -24,8 +24,8 @@ GROUP = "stretto.policies"
 
 BUILT_IN = {
     "pollux": "stretto.policies.pollux:Pollux",
-    "optimus": "stretto.policies.optimus:Optimus",
-    "optimus-oracle": "stretto.policies.optimus_oracle:OptimusOracle",
+    "optimus": "stretto.policies.optimus.policy:Optimus",
+    "optimus-oracle": "stretto.policies.optimus.oracle:OptimusOracle",
     "tiresias": "stretto.policies.tiresias:Tiresias",
     "drf": "stretto.policies.drf:Drf",
     "tetris": "stretto.policies.tetris:Tetris",
@@ -35,8 +35,8 @@ BUILT_IN = {
     "sha": "stretto.policies.sha:Sha",
     "asha": "stretto.policies.asha:Asha",
     "hyperband": "stretto.policies.hyperband:Hyperband",
-    "hypersched": "stretto.policies.hypersched:HyperSched",
-    "rubberband": "stretto.policies.rubberband:RubberBand",
+    "hypersched": "stretto.policies.hypersched.policy:HyperSched",
+    "rubberband": "stretto.policies.rubberband.policy:RubberBand",
 }
 
 Options = Mapping[str, Mapping[str, str]]

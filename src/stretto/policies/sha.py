@@ -35,8 +35,7 @@ from stretto.policies.trials import (
     why_waits,
     within,
 )
-from stretto.search.halving import Halving, open_halving, score_at
-from stretto.search.rungs import Bracket
+from stretto.search.halving import Bracket, Halving, open_halving, score_at
 from stretto.search.study import halving_stages
 
 

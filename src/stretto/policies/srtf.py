@@ -22,9 +22,8 @@ from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.units import format_duration
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
+from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision, remaining_s
 from stretto.policies.gangs import EmptyCluster, Gang, held_gang, keep_running, never_fits, requested_gang
-from stretto.policies.remaining import remaining_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

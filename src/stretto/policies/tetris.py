@@ -35,7 +35,7 @@ from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import Job, Tier
 from stretto.core.resources import Resources
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision
+from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision, remaining_s
 from stretto.policies.gangs import (
     EmptyCluster,
     Gang,
@@ -47,7 +47,6 @@ from stretto.policies.gangs import (
     requested_gang,
     smallest_gang,
 )
-from stretto.policies.remaining import remaining_s
 
 Indices = npt.NDArray[np.int64]
 

@@ -18,9 +18,15 @@ from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.units import counted
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.common import BASELINE_EVENTS, check_option, explain, requested_batch
+from stretto.policies.common import (
+    BASELINE_EVENTS,
+    check_option,
+    explain,
+    place_most_free,
+    requested_batch,
+    require_gpu_jobs,
+)
 from stretto.policies.gangs import pinned
-from stretto.policies.gpu_only import place_most_free, require_gpu_jobs
 
 FLOAT_NOISE_GPU_S = 1e-3
 """A job woken for at its threshold may be this far from it by rounding."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from stretto.allocate.counts import place_counts
+from stretto.allocate.placements import place_counts
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import JobReported

@@ -9,7 +9,7 @@ from typing import Any
 
 from stretto.core.errors import InputError
 from stretto.report.plotting import FONT, INK, packed_plotly, safe
-from stretto.report.summary import Block, Summary
+from stretto.report.tables import Block, Summary
 
 STYLE = f"""
 :root {{ color-scheme: light; }}

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import stretto
-from stretto.app.plan import Planned
 from stretto.core.units import HOUR_S, format_usd
 from stretto.planning.forecast import Forecast, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.planner import kept_how
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.page import Page, facts_html, table_html, write_page
-from stretto.report.palette import line_style
 from stretto.report.plan_text import (
     answer_lines,
     behind,
@@ -31,8 +29,9 @@ from stretto.report.plan_text import (
     steps,
     units,
 )
-from stretto.report.plotting import graph_objects, safe, styled
-from stretto.substrate.local_nodes import SLOT
+from stretto.report.plotting import graph_objects, line_style, safe, styled
+from stretto.simulation.plan import Planned
+from stretto.substrate.local.slots import SLOT
 
 NODES = "nodes"
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stretto.app.machine_profile import MachineProfile
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
-from stretto.planning.forecast import Estimate, Forecast, Outcome
-from stretto.planning.nearest import Nearest, Offer
+from stretto.inputs.profile import MachineProfile
+from stretto.planning.forecast import Estimate, Forecast, Nearest, Offer, Outcome
 from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
-from stretto.report.text_table import markdown_table
-from stretto.report.tiny_plot import Mark, tiny_plot
-from stretto.substrate.local_nodes import SLOT
+from stretto.report.text import Mark, markdown_table, tiny_plot
+from stretto.substrate.local.slots import SLOT
 
 SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
 """How plans are drawn in a plot of characters."""

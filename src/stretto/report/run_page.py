@@ -7,32 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import stretto
-from stretto.app.history import History, history_of
-from stretto.app.real_drive import EndedBy
-from stretto.app.real_result import TuneResult, ending_of, tune_result
-from stretto.app.replay import study_of_run
-from stretto.app.run_folder import RunFolder, RunSpec
-from stretto.app.run_jobs import RunResult, run_result
-from stretto.app.study_file import StudyFile
-from stretto.app.study_run import StudyResult, StudyRun
 from stretto.core.units import format_duration, format_usd
-from stretto.report.figures_gantt import by_application, gpus_over_time
-from stretto.report.figures_nodes import with_expected, with_gaps
+from stretto.inputs.study import StudyFile
+from stretto.journal.folds.history import History, history_of
+from stretto.launch.jobs import RunResult, run_result
+from stretto.report.figures.gantt import by_application, gpus_over_time, with_expected, with_gaps
 from stretto.report.page import Page, facts_html, table_html, write_page
-from stretto.report.palette import Palette
-from stretto.report.plotting import graph_objects, time_unit
-from stretto.report.run_jobs_text import job_table
+from stretto.report.plotting import Palette, graph_objects, time_unit
 from stretto.report.run_text import (
     came_to,
     checkpoint_text,
     config_text,
     gaps_text,
+    job_table,
     ranked,
     trial_heading,
     trial_row,
     unknown_finish,
 )
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
+from stretto.runs.deadline import EndedBy
+from stretto.runs.folder import RunFolder, RunSpec
+from stretto.runs.results import TuneResult, ending_of, tune_result
+from stretto.simulation.replay import study_of_run
+from stretto.simulation.studies import StudyResult, StudyRun
 
 PLACES = {"ray": "a Ray cluster"}
 SLOTS_TEXT = "Left to right is time; each row is a slot and each rectangle"

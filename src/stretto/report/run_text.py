@@ -1,31 +1,77 @@
-"""Real runs in words: what is expected of one before it starts, and what it came to."""
+"""Real runs in words: what is expected before one starts, and what it came to."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stretto.app.explain import time_text
-from stretto.app.history import Gap
-from stretto.app.real_board import NOT_STARTED, Phase
-from stretto.app.real_drive import EndedBy
-from stretto.app.real_expect import Expectation
-from stretto.app.real_result import TrialResult, TuneResult
-from stretto.app.replay import Replayed
-from stretto.app.run_folder import RUNS, PastLimits
 from stretto.core.job import Value
 from stretto.core.units import format_duration, format_usd
+from stretto.journal.folds.history import Gap
+from stretto.launch.expect import Expectation
+from stretto.launch.jobs import JobResult, RunResult
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
-from stretto.report.failures import as_far_as_known, failure_lines, with_failed
-from stretto.report.names import one_line
 from stretto.report.plan_text import answer_lines, is_priced, plan_text, stage_table
-from stretto.report.text_table import markdown_table
+from stretto.report.text import markdown_table, one_line
+from stretto.runs.deadline import EndedBy
+from stretto.runs.explain import JobSummary, Line, Story, time_text
+from stretto.runs.folder import RUNS, PastLimits
+from stretto.runs.live_state import NOT_STARTED, Phase
+from stretto.runs.metrics_files import metrics_text
+from stretto.runs.results import TrialResult, TuneResult
 from stretto.search.study import Study
+from stretto.simulation.replay import Replayed
 from stretto.worlds.replay import Origin
+
+MOST_SHOWN = 3
+"""Different failures that are told in full."""
+MOST_NAMED = 5
+"""Jobs that are named as having failed alike."""
+LOG = "log: "
+"""Begins the last line of an error: every job has a log of its own."""
+
+
+def with_failed(ending: str, failed: int) -> str:
+    """How a run ended, before a word on when: also how many of its jobs failed."""
+    return f"{ending}, {failed} failed," if failed else ending
+
+
+def as_far_as_known(ending: str, until_s: float) -> str:
+    """How a run ended whose journal is damaged, without a word on when."""
+    return (
+        f"{ending.rstrip(',')}; its journal is damaged, and what follows is known only until "
+        f"{format_duration(until_s)}."
+    )
+
+
+def failure_lines(errors: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Of each job that failed its id and its error: each error in full once, with those that share it."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for job_id, error in errors:
+        alike.setdefault(_without_log(error), []).append((job_id, error))
+    groups = list(alike.values())
+    for (first, error), *others in groups[:MOST_SHOWN]:
+        yield ""
+        yield f"{one_line(first)} failed: {error.strip()}"
+        if others:
+            yield f"The same in {_named([job_id for job_id, _ in others])}."
+    if rest := [job_id for group in groups[MOST_SHOWN:] for job_id, _ in group]:
+        yield ""
+        yield f"Others failed otherwise: {_named(rest)}."
+
+
+def _without_log(error: str) -> str:
+    return "\n".join(line for line in error.strip().splitlines() if not line.startswith(LOG))
+
+
+def _named(jobs: list[str]) -> str:
+    shown = ", ".join(one_line(job) for job in jobs[:MOST_NAMED])
+    return shown if len(jobs) <= MOST_NAMED else f"{shown} and {len(jobs) - MOST_NAMED} more"
+
 
 SLOTS = "slots"
 """What trials of a real run get: GPUs or cores."""
@@ -330,3 +376,96 @@ def _between(estimate: Estimate, shown: Callable[[float], str]) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 60 else format_duration(seconds)
+
+
+BATCH = "batch"
+_COLUMNS: tuple[tuple[str, Callable[[JobResult], str]], ...] = (
+    ("job", lambda job: one_line(job.id)),
+    ("state", lambda job: job.state),
+    ("epochs", lambda job: str(job.epochs)),
+    ("last report", lambda job: one_line(metrics_text(job.metrics)) or "-"),
+    ("completion", lambda job: "-" if job.jct_s is None else format_duration(job.jct_s)),
+    (BATCH, lambda job: str(job.batch or "-")),
+    ("restarts", lambda job: str(job.restarts)),
+    ("retries", lambda job: str(job.retries)),
+    ("slot hours", lambda job: f"{job.gpu_hours:.3f}"),
+    ("checkpoint", lambda job: str(job.checkpoint or job.files or "-")),
+)
+
+_JOB_ENDINGS = {
+    "jobs": "every job came to its end",
+    "stalled": "the policy started nothing more",
+    "request": "it was asked to stop",
+    "unfinished": "it is not over",
+    "stopped": "it was stopped, and can be resumed,",
+    "interrupted": "it was interrupted, and can be resumed,",
+}
+
+
+def jobs_text(result: RunResult) -> str:
+    """The summary of a run of jobs."""
+    return "\n".join(_jobs_summary(result)) + "\n"
+
+
+def _jobs_summary(result: RunResult) -> Iterator[str]:
+    ending = _JOB_ENDINGS.get(result.ended_by, result.ended_by)
+    if result.ended_by == EndedBy.JOBS:
+        ending = with_failed(ending, sum(job.state == Phase.FAILED for job in result.jobs))
+    how = f"{ending} after {format_duration(result.finished_s)}."
+    if result.known_until_s is not None:
+        how = as_far_as_known(ending, result.known_until_s)
+    yield f"{result.run.name} under {result.policy}: {how}"
+    mean = "" if result.mean_jct_s is None else f", mean completion time {format_duration(result.mean_jct_s)}"
+    cost = f", {format_usd(result.cost_usd)}" if result.cost_usd else ""
+    yield f"{result.gpu_hours:.3f} slot hours{mean}{cost}"
+    yield from map(one_line, result.damaged)
+    yield ""
+    yield markdown_table(*job_table(result.jobs))
+    yield from failure_lines((job.id, job.error) for job in result.jobs if job.error)
+
+
+def job_table(jobs: Sequence[JobResult]) -> tuple[list[str], list[list[str]]]:
+    """Heading and rows; with a column of batches where any is adapted."""
+    adapts = any(job.batch is not None for job in jobs)
+    columns = [(name, cell) for name, cell in _COLUMNS if adapts or name != BATCH]
+    return [name for name, _ in columns], [[cell(job) for _, cell in columns] for job in jobs]
+
+
+def story_text(story: Story) -> str:
+    """What happened, in time order; of a whole run also a line for each job."""
+    lines = [_line(line, story) for line in story.lines]
+    if story.job is not None:
+        return "\n".join(lines) + "\n"
+    shown = "best" if story.is_study else "last report"
+    heading = ["job", "state", "epochs", "restarts", "retries", shown, "last reason"]
+    rows = [
+        [
+            one_line(job.id),
+            job.state,
+            str(job.epochs),
+            str(job.restarts),
+            str(job.retries),
+            _shown(job),
+            one_line(job.last_reason),
+        ]
+        for job in story.jobs
+    ]
+    return "\n".join([*lines, "", markdown_table(heading, rows)]) + "\n"
+
+
+def _shown(job: JobSummary) -> str:
+    if job.value is not None:
+        return f"{job.value:.6g}"
+    return one_line(metrics_text(job.metrics)) or "-"
+
+
+def _line(line: Line, story: Story) -> str:
+    about = line.what if story.job is not None else f"{line.subject} {line.what}"
+    return f"{time_text(line.t_s):>8}  {one_line(about)}{_why(line.text)}"
+
+
+def _why(text: str) -> str:
+    """A traceback keeps its lines, set off from the others."""
+    if "\n" not in text:
+        return f": {one_line(text)}" if text else ""
+    return ":\n" + "\n".join(f"            {one_line(line)}" for line in text.splitlines())

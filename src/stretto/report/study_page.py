@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 import stretto
-from stretto.app.history import History
-from stretto.app.study_run import StudyRun, fixed_cluster
 from stretto.core.job import Job
 from stretto.core.units import format_duration
-from stretto.report.figures_gantt import Groups, gpus_over_time
+from stretto.journal.folds.history import History
+from stretto.report.figures.gantt import Groups, gpus_over_time
 from stretto.report.page import Page, facts_html, table_html, write_page
-from stretto.report.palette import Palette, ramp
-from stretto.report.plotting import graph_objects, safe, styled, time_unit
-from stretto.report.study_table import HEADING, policy_row
+from stretto.report.plotting import Palette, graph_objects, ramp, safe, styled, time_unit
+from stretto.report.tables import HEADING, policy_row
 from stretto.search.study import Study
+from stretto.simulation.studies import StudyRun, fixed_cluster
 
 MOMENTS = 240
 """Points of a line over time."""

@@ -37,7 +37,7 @@ from stretto.journal.base import MemoryJournal
 from stretto.journal.codec import decode, encode
 from stretto.policies.base import ClusterView, Memory, Oracle, Policy
 from stretto.policies.common import change
-from stretto.substrate.sim import Physics, SimSubstrate
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.testing.views import views
 from stretto.worlds.oracle import WorldOracle
 from stretto.worlds.truth import StepTime, Workload, make_workload

@@ -14,7 +14,7 @@ from stretto.torch.adaptive import BatchTuner, Change
 from stretto.torch.data import Source
 from stretto.torch.group import Group
 from stretto.torch.rules import progress_of_step
-from stretto.torch.turn import Layout
+from stretto.torch.step_layout import Layout
 
 _DEFAULT_GROWTH = 16
 """Without a bound of the user's, an adaptive batch grows to so many times the initial one."""

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from stretto.core.errors import InputError
 from stretto.torch.foreign import whole_sampler
-from stretto.torch.turn import WHOLE, Layout, Share, Turn, cut_alike
+from stretto.torch.step_layout import WHOLE, Layout, Share, Turn, cut_alike
 
 _PASSED_ON = (
     "num_workers",

@@ -17,23 +17,19 @@ import torch.distributed as dist
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
-from stretto.torch.course import Course, Loop
 from stretto.torch.data import ElasticLoader, Part, Source
-from stretto.torch.device import backend_for, own_device
 from stretto.torch.fingerprint import Watch
-from stretto.torch.foreign import refuse_wrappers_of
-from stretto.torch.group import ENDS_GROUP, Code, Group, Order
-from stretto.torch.keeper import Keeper, Keeping
-from stretto.torch.kept import KeptValues
-from stretto.torch.luggage import Luggage, chance_state, restore_chance, seed_chance
-from stretto.torch.meter import SpeedMeter
+from stretto.torch.foreign import StepGuard, refuse_loose_parameters, refuse_wrappers_of
+from stretto.torch.group import ENDS_GROUP, Code, Group, Order, backend_for, own_device
 from stretto.torch.pack import pack, unpack
+from stretto.torch.persistence import Keeper, Keeping
+from stretto.torch.progress import Counting, Course, Loop, StepLoop
 from stretto.torch.rhythm import Cadence
 from stretto.torch.session import Departure, Session
+from stretto.torch.state import KeptValues, Luggage, chance_state, restore_chance, seed_chance
+from stretto.torch.step_layout import WHOLE, Layout, Turn
 from stretto.torch.stepper import Stepper
-from stretto.torch.steps import Counting, StepLoop
-from stretto.torch.turn import WHOLE, Layout, Turn
-from stretto.torch.unprepared import StepGuard, refuse_loose_parameters
+from stretto.torch.timing import SpeedMeter
 from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
 
 FORMAT = 3

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from stretto.torch.group import DivergedError, Group
 from stretto.torch.pack import as_bytes
+from stretto.torch.step_layout import Turn
 from stretto.torch.stepper import Stepper
-from stretto.torch.turn import Turn
 
 COST = 0.0005
 FIRST_EXCHANGES = (1, 2, 3, 5, 9)

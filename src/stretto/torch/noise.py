@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stretto.core.observations import NoiseSample
-from stretto.torch.adam import AdamPreconditioner, is_adam_like
+from stretto.torch.rules import AdamPreconditioner, is_adam_like
 
 EARLY_STEPS, EARLY_PERIOD = 32, 4
 """At first one step in so many is sampled: until some samples are there, nothing is known."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stretto.core.errors import InputError
 from stretto.torch.group import Group, waited
-from stretto.torch.mark import Wait, marker
-from stretto.torch.turn import WHOLE, Share, Turn
+from stretto.torch.step_layout import WHOLE, Share, Turn
+from stretto.torch.timing import Wait, marker
 
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20

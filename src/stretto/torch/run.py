@@ -16,15 +16,13 @@ from stretto.core.errors import InputError
 from stretto.torch.data import ElasticLoader, Source, source_of
 from stretto.torch.engine import Engine
 from stretto.torch.foreign import bare_module, check_optimizer, refuse_users_group, whole_sampler
-from stretto.torch.keeper import Keeping
-from stretto.torch.kept import Kept
-from stretto.torch.luggage import Stateful
-from stretto.torch.metrics_log import OWN_NAMES
+from stretto.torch.persistence import OWN_NAMES, Keeping
+from stretto.torch.progress import Counting, StepLoop
 from stretto.torch.rules import RULES, Rule
 from stretto.torch.session import Alone, Session
+from stretto.torch.state import Kept, Stateful
+from stretto.torch.step_layout import WHOLE
 from stretto.torch.stepper import Stepper, follow_the_work, quiet_inside_steps
-from stretto.torch.steps import Counting, StepLoop
-from stretto.torch.turn import WHOLE
 
 
 class Run:

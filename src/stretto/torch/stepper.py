@@ -16,11 +16,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from stretto.core.errors import InputError
 from stretto.core.observations import NoiseSample
 from stretto.torch.group import Group
-from stretto.torch.meter import SplitCost
 from stretto.torch.noise import NoiseEstimator
 from stretto.torch.reduce import Reducer
 from stretto.torch.rules import Rule, lr_factor
-from stretto.torch.turn import WHOLE, Turn
+from stretto.torch.step_layout import WHOLE, Turn
+from stretto.torch.timing import SplitCost
 
 
 class Stepper:

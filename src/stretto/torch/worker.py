@@ -1,25 +1,76 @@
-"""A worker process from its first word to its last."""
+"""A worker process from its first word to its last, and finding the training function it runs."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.util
 import multiprocessing
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from stretto.core.errors import StrettoError
-from stretto.core.private_files import make_private_folder, open_private
-from stretto.core.scarce import limit_text, scarce_in
-from stretto.torch.entry import load_entry
+from stretto.core.errors import InputError, StrettoError
+from stretto.system.limits import limit_text, scarce_in
+from stretto.system.private_files import make_private_folder, open_private
+from stretto.torch.foreign import refuse_own_groups
 from stretto.torch.group import DivergedError, PeerLostError
-from stretto.torch.luggage import seed_chance
 from stretto.torch.run import Run
 from stretto.torch.session import GRACE_S, Controlled, Departure
+from stretto.torch.state import seed_chance
 from stretto.wire.channel import connect
 from stretto.wire.messages import Failed, Finished, Left, Task
+
+
+def split_entry(entry: str) -> tuple[Path, str]:
+    """The file and the function of an entry."""
+    path, colon, function = entry.rpartition(":")
+    if not colon or not path or not function.isidentifier():
+        raise InputError(
+            f"{entry!r} does not name a training function.",
+            remedy="Write FILE:FUNCTION, such as train.py:train.",
+        )
+    return Path(path).absolute(), function
+
+
+def load_entry(entry: str) -> Callable[..., Any]:
+    """The function, its file imported once per process. What the file itself raises is passed on."""
+    path, name = split_entry(entry)
+    refuse_own_groups()
+    module = _load(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(
+            sorted(n for n, v in vars(module).items() if callable(v) and v.__module__ == module.__name__)
+        )
+        raise InputError(f"{path} has no function {name!r}.", remedy=f"It has: {there or 'none'}.")
+    found: Callable[..., Any] = function
+    return found
+
+
+@functools.cache
+def _load(path: Path) -> ModuleType:
+    """Import a file under its own name, with its folder first on the path, as `python FILE` would."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a file.", remedy="Give the path of the training script.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python file.", remedy="Give the path of the training script.")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
 
 
 def main(address: str, secret: str, worker_id: str) -> int:

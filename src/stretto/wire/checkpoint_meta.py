@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.core.errors import InputError
-from stretto.core.plain_json import UnreadableError, checksum, parse_json
+from stretto.system.plain_json import UnreadableError, checksum, parse_json
 
 FORMAT = 2
 UNCHECKED_FORMAT = 1

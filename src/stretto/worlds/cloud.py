@@ -1,17 +1,31 @@
-"""What a cloud really does when nodes are asked of it."""
+"""What a cloud really does when nodes are asked of it, and the random quantities of simulated worlds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from stretto.core.errors import PolicyError
 from stretto.core.resources import Resources
 from stretto.core.seeds import child_rng
 from stretto.planning.profile import SpreadBelief
 from stretto.pricing.instances import Instance
-from stretto.worlds.chance import lognormal
+from stretto.worlds.curves import Floats
+
+
+def lognormal(mean: float, sd: float, count: int, rng: np.random.Generator) -> Floats:
+    """Log-normal draws with this mean and standard deviation; a mean of 0 is never exceeded.
+
+    exp(N(mu, s^2)) has mean exp(mu + s^2 / 2) and relative variance exp(s^2) - 1.
+    """
+    if mean == 0.0 or sd == 0.0:
+        return np.full(count, mean)
+    variance = math.log1p((sd / mean) ** 2)
+    return rng.lognormal(math.log(mean) - variance / 2, math.sqrt(variance), count)
 
 
 @dataclass(frozen=True, slots=True)

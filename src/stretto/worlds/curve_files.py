@@ -8,8 +8,7 @@ from stretto.core.errors import InputError, did_you_mean
 from stretto.search.study import Direction
 from stretto.worlds.algoperf import EPOCHS, read_algoperf
 from stretto.worlds.curve_csv import read_curve_csv
-from stretto.worlds.curve_family import FAMILIES
-from stretto.worlds.curves import Curves
+from stretto.worlds.curves import FAMILIES, Curves
 from stretto.worlds.taskset import read_taskset
 
 WAYS = "builtin:NAME, taskset:FILE, algoperf:FOLDER:WORKLOAD[:EPOCHS] or csv:FILE[:max|min]"

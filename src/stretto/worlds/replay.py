@@ -31,8 +31,8 @@ from stretto.models.noise import GradientNoise
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
 from stretto.search.space import Config
 from stretto.search.study import Direction
+from stretto.worlds.applications import ModelTruth, NoiseCurve
 from stretto.worlds.curves import ROW, Floats
-from stretto.worlds.modelled import ModelTruth, NoiseCurve
 
 LEAST_EPOCHS = 6
 """With fewer the shape of a curve is a guess."""

@@ -9,8 +9,7 @@ import numpy as np
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.models.speed import Floats
-from stretto.worlds.applications import Applications
-from stretto.worlds.catalogue import builtin_catalogue
+from stretto.worlds.applications import Applications, builtin_catalogue
 from stretto.worlds.truth import Workload, make_workload
 
 MIX = (

@@ -10,8 +10,7 @@ from stretto.core.observations import NoiseSample
 from stretto.core.seeds import child_rng
 from stretto.planning.profile import Profile
 from stretto.pricing.instances import Instance
-from stretto.worlds.chance import lognormal
-from stretto.worlds.cloud import RentalCloud, instance_of
+from stretto.worlds.cloud import RentalCloud, instance_of, lognormal
 from stretto.worlds.curves import Curves
 from stretto.worlds.truth import StepTime, by_epoch
 

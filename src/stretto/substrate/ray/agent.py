@@ -20,12 +20,12 @@ from enum import Enum, auto
 from pathlib import Path
 
 from stretto.core.errors import InputError
-from stretto.core.private_files import make_private_folder
-from stretto.core.scarce import scarce_number
-from stretto.substrate.elastic_lock import RunLock
-from stretto.substrate.elastic_nursery import Nursery, Saying, Trainer, training_env
-from stretto.substrate.ray.keepers import Sitter
-from stretto.substrate.ray.tail import Piece, Tail
+from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
+from stretto.substrate.elastic.identity import RunLock
+from stretto.substrate.ray.log_shipping import Piece, Tail
+from stretto.substrate.ray.placement import Sitter
+from stretto.system.limits import scarce_number
+from stretto.system.private_files import make_private_folder
 from stretto.wire.store_url import UNCOPIED
 
 _SIOCGIFADDR = 0x8915

@@ -14,11 +14,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stretto.core.errors import InputError
-from stretto.substrate.elastic_nursery import Saying
+from stretto.substrate.elastic.fork_servers import Saying
 from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, News, Order
-from stretto.substrate.ray.keepers import HOLDS
+from stretto.substrate.ray.log_shipping import Piece
 from stretto.substrate.ray.nodes import RayNode
-from stretto.substrate.ray.tail import Piece
+from stretto.substrate.ray.placement import HOLDS
 
 _RAY: Any = ray  # parts of it have no types
 START_S = 120.0

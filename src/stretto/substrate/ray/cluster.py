@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from stretto.core.errors import InputError
-from stretto.substrate.local_slots import Slots, find_slots
+from stretto.substrate.local.slots import Slots, find_slots
 
 _CONNECT_S = 60.0
 """A driver that lacks the cluster's token asks for ever."""

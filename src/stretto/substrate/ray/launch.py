@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stretto.substrate.fleet_nodes import NodeKind, Resource
+from stretto.substrate.fleet.nodes import NodeKind, Resource
 from stretto.substrate.ray.nodes import INSTANCE_LABEL
 
 

@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stretto.core.errors import InputError
-from stretto.core.plain_json import UnreadableError, read_json
-from stretto.core.private_files import make_private_folder, private_opener, write_private
-from stretto.substrate.fleet_commands import Commands
-from stretto.substrate.fleet_nodes import NodeKind
-from stretto.substrate.fleet_refusals import end_of
+from stretto.journal.folds.nodes import end_of
+from stretto.substrate.fleet.commands import Commands
+from stretto.substrate.fleet.nodes import NodeKind
 from stretto.substrate.ray.launch import Began, Failed, Mailbox, News
+from stretto.system.plain_json import UnreadableError, read_json
+from stretto.system.private_files import make_private_folder, private_opener, write_private
 
 _RELEASE_TRIES = 3
 _RELEASE_PAUSE_S = 2.0

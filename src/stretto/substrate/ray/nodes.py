@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from stretto.substrate.fleet_nodes import Resource
+from stretto.substrate.fleet.nodes import Resource
 
 NAME_LABEL = "stretto-node"
 """What Stretto calls the node; given by the command that launches it."""

@@ -11,16 +11,15 @@ from typing import ClassVar
 import ray
 
 from stretto.core.job import Job
-from stretto.substrate.elastic import PATIENCE_S, ElasticSubstrate, Files
-from stretto.substrate.elastic_lock import RunLock
-from stretto.substrate.elastic_nursery import COMMANDS, Trainer
-from stretto.substrate.gang_effects import Rules, TrainingJob
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.fork_servers import COMMANDS, Trainer
+from stretto.substrate.elastic.identity import RunLock, identity
+from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
 from stretto.substrate.ray.agent import Charge
 from stretto.substrate.ray.fleet import RayFleet
-from stretto.substrate.ray.land import RayLand
+from stretto.substrate.ray.ground import RayLand
+from stretto.substrate.ray.leases import IDLE_S
 from stretto.substrate.ray.nodes import RayNode
-from stretto.substrate.ray.seats import IDLE_S
-from stretto.substrate.run_identity import identity
 
 _CARRIED = ("STRETTO_", "NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 """Of the controller's environment, what begins so holds for its workers too, on whatever node."""

@@ -1,0 +1,244 @@
+"""Driving a run for real: the controller over a substrate where time passes by itself, to a clean end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from stretto.control.controller import Controller, Limit, Settings
+from stretto.core.cluster import Node
+from stretto.core.errors import JournalError
+from stretto.core.events import Event, RunPaused, RunStarted
+from stretto.core.source import JobSource
+from stretto.core.substrate import Substrate
+from stretto.driving.stop import Stop, listening
+from stretto.journal.base import Journal
+from stretto.journal.sqlite import SqliteJournal
+from stretto.planning.tuning import Tuning
+from stretto.policies.base import Policy, is_built_in
+from stretto.runs.deadline import AtDeadline, EndedBy
+from stretto.runs.folder import RunFolder
+from stretto.runs.status import holding
+from stretto.system.locks import FileLock
+from stretto.system.threads import one_blas_thread
+
+BEAT_S = 0.2
+"""How soon Ctrl-C is noticed and a display is redrawn."""
+LOOK_S = 1.0
+"""How often it is looked whether the run's folder is still there."""
+ALIKE = 100
+"""A built-in policy is shown no more jobs that are alike and wait for their first start, unless more could
+start; one of a user's own is shown all."""
+RESIZE_S = 5.0
+"""What a start or resize is believed to take before any was seen; most take less here, as training code is
+loaded once for all workers, and nobody stops for a resize."""
+
+
+class RealSubstrate(Substrate, Protocol):
+    """A substrate of processes."""
+
+    def finish_epochs(self) -> None:
+        """Let every running job end its epoch, save it and leave."""
+
+    def stop_now(self) -> None:
+        """End every process without waiting for anything."""
+
+
+class Watcher(Protocol):
+    """Looks on while a run goes."""
+
+    def observe(self, event: Event) -> None:
+        """Something happened, or had happened before the run was resumed."""
+
+    def tick(self, now_s: float) -> None:
+        """A moment passed."""
+
+
+class Unwatched:
+    """Nobody looks on."""
+
+    def observe(self, event: Event) -> None:
+        """Not seen."""
+
+    def tick(self, now_s: float) -> None:
+        """Not seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Everything a real run is made of."""
+
+    folder: RunFolder
+    policy: Policy
+    make: Callable[[], RealSubstrate]
+    """Makes what trains."""
+    nodes: tuple[Node, ...]
+    source: JobSource
+    seed: int = 0
+    deadline_s: float | None = None
+    at_deadline: AtDeadline = AtDeadline.STOP
+    limit: Limit | None = None
+    share_priors: bool = False
+
+
+def wall_clock(started_at_s: float) -> Callable[[], float]:
+    """Seconds since the run first started, downtime included; later changes of the clock do not count."""
+    offset_s = time.time() - started_at_s - _boot_clock_s()
+    return lambda: _boot_clock_s() + offset_s
+
+
+def _boot_clock_s() -> float:
+    """A clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
+    """Run, or go on where the journal ends, until the run is over or somebody asks it to stop."""
+    # The lock first: it says at once that the run is going on, where the substrate waits for leftovers.
+    with (
+        one_blas_thread(),
+        holding(score.folder) as lock,
+        closing(SqliteJournal(score.folder.journal, run=score.folder.name, lock=lock)) as file,
+        listening(stop),
+    ):
+        journal = _WatchedJournal(file, watcher, score.policy)
+        with _running(score.make(), journal, stop) as substrate:
+            return _drive(score, substrate, journal, stop, _AtItsPlace(watcher, lock))
+
+
+def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop, watcher: Watcher) -> EndedBy:
+    for event in journal.events():
+        watcher.observe(event)
+    watcher.tick(substrate.now_s())
+    until_s = math.inf if score.deadline_s is None else score.deadline_s
+    controller = Controller(
+        policy=score.policy,
+        substrate=substrate,
+        journal=journal,
+        nodes=score.nodes,
+        arrivals=score.source,
+        settings=Settings(
+            seed=score.seed,
+            until_s=until_s,
+            alike=ALIKE if is_built_in(score.policy) else 0,
+            beat_s=BEAT_S,
+            share_priors=score.share_priors,
+            resize_s=RESIZE_S,
+        ),
+        limit=score.limit,
+        on_turn=lambda _: watcher.tick(substrate.now_s()),
+        stop=stop,
+    )
+    controller.run()
+    watcher.tick(substrate.now_s())
+    ended_by = _ending(controller, substrate.now_s(), until_s, score.limit, asked=stop())
+    if ended_by is EndedBy.DEADLINE and score.at_deadline is AtDeadline.FINISH_EPOCH:
+        stop.impatient = True
+        with suppress(KeyboardInterrupt):
+            substrate.finish_epochs()
+            controller.record_rest(math.inf)
+        stop.impatient = False
+    substrate.close()
+    controller.record_rest(substrate.now_s())
+    if not ended_by.for_good:
+        controller.record_pause()
+    return ended_by
+
+
+def _ending(
+    controller: Controller, now_s: float, until_s: float, limit: Limit | None, *, asked: bool
+) -> EndedBy:
+    if not controller.state.jobs and not controller.jobs_to_come:
+        return EndedBy.JOBS
+    if now_s >= until_s:
+        return EndedBy.DEADLINE
+    if limit is not None and now_s >= limit.ends_s():
+        return EndedBy.BUDGET
+    return EndedBy.REQUEST if asked else EndedBy.STALLED
+
+
+@contextmanager
+def _running(substrate: RealSubstrate, journal: _WatchedJournal, stop: Stop) -> Iterator[RealSubstrate]:
+    """However the block ends, nothing is left running, and that is journaled; a second request kills."""
+    try:
+        try:
+            yield substrate
+        except Exception:
+            substrate.close()
+            journal.record_break(substrate.now_s())
+            raise
+    except KeyboardInterrupt:
+        stop.ask()
+        substrate.stop_now()
+        journal.record_break(substrate.now_s())
+        raise
+
+
+class _AtItsPlace:
+    """A watcher that also sees to it that the run's folder is where it was."""
+
+    def __init__(self, inner: Watcher, lock: FileLock) -> None:
+        self._inner = inner
+        self._lock = lock
+        self._looked_s = -math.inf
+
+    def observe(self, event: Event) -> None:
+        self._inner.observe(event)
+
+    def tick(self, now_s: float) -> None:
+        if abs(now_s - self._looked_s) >= LOOK_S:
+            self._looked_s = now_s
+            if not self._lock.is_in_place:
+                raise JournalError(
+                    f"{self._lock.path.parent} was moved or removed while the run went on, so nothing of it "
+                    "can be kept there. It was stopped. Move the folder back and start the run again to "
+                    "resume it, or start it under another --name."
+                )
+        self._inner.tick(now_s)
+
+
+class _WatchedJournal:
+    """A journal whose new events a watcher sees too, of a run under a policy with the limits of now."""
+
+    def __init__(self, inner: Journal, watcher: Watcher, policy: Policy) -> None:
+        self._inner = inner
+        self._watcher = watcher
+        self._policy = policy
+        self._grown = False
+
+    def append(self, events: Sequence[Event]) -> None:
+        self._inner.append(events)
+        self._grown = True
+        for event in events:
+            self._watcher.observe(event)
+
+    def events(self) -> Iterator[Event]:
+        return (_with_limits_of(self._policy, event) for event in self._inner.events())
+
+    def record_break(self, t_s: float) -> None:
+        """A run that was going on was broken off, and all it had rented is given back."""
+        if self._grown:
+            with suppress(JournalError):  # what broke it off may be the journal
+                self.append([RunPaused(t_s=t_s)])
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _with_limits_of(policy: Policy, event: Event) -> Event:
+    """Of what the policy was told, limits may have been moved since; the run's specification says so."""
+    tuning = getattr(policy, "tuning", None)
+    if not isinstance(event, RunStarted) or not isinstance(tuning, Tuning):
+        return event
+    place = f"{policy.name}.tuning.limits"
+    now = {
+        f"{place}.deadline_s": str(tuning.limits.deadline_s),
+        f"{place}.budget_usd": str(tuning.limits.budget_usd),
+    }
+    moved = {name: now.get(name, begun) for name, begun in event.identity.items()}
+    return dataclasses.replace(event, identity=moved)

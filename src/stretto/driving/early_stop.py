@@ -1,0 +1,115 @@
+"""What ends a study early: money that must be kept back, a metric that never comes."""
+
+from __future__ import annotations
+
+from stretto.core.errors import InputError
+from stretto.core.events import Event, JobFailed, JobFinished, JobReported
+from stretto.driving.cost import as_billed
+from stretto.driving.drive import Watcher
+from stretto.pricing.meter import Purse
+from stretto.runs.folder import RunFolder
+from stretto.runs.results import check_reported
+from stretto.search.study import Study
+
+UNCOMPARED_EPOCHS = 10
+"""Code that reports nothing has until the first comparison; in a study without any, so many epochs."""
+
+
+SAME_FAILURES = 3
+"""Trials that fail alike, before any has shown something: the fault is not theirs."""
+
+
+class Reserve:
+    """A budget that ends as much earlier as stopping takes: the last checkpoints are paid for, too."""
+
+    def __init__(self, purse: Purse, reserve_s: float) -> None:
+        self._purse = purse
+        self._reserve_s = reserve_s
+
+    def observe(self, event: Event) -> None:
+        """Take note of what happened."""
+        self._purse.observe(as_billed(event))
+
+    def ends_s(self) -> float:
+        """When the run must be over, as things stand."""
+        return max(self._purse.ends_s() - self._reserve_s, 0.0)
+
+
+class MetricGuard:
+    """Ends a run whose training code can give the study nothing to compare.
+
+    Code that reports other metrics than the study's is believed to have another name for it, and ended at
+    the first report; code that reports nothing has a while; code that fails alike in trial after trial,
+    before any has shown something, is not tried again and again. What was wrong before a run is resumed may
+    have been mended since.
+    """
+
+    def __init__(self, folder: RunFolder, study: Study, watcher: Watcher) -> None:
+        self._folder = folder
+        self._metric = study.metric
+        first_needed = study.rungs[0] if study.rungs else UNCOMPARED_EPOCHS
+        self._patience = min(first_needed, study.max_epochs)
+        self._watcher = watcher
+        self._reports = 0
+        self._epoch = 0
+        """The latest that any trial has reported."""
+        self._failures: list[str] = []
+        self._begun = False
+        self._sound = False
+        self._problem: InputError | None = None
+
+    def observe(self, event: Event) -> None:
+        """Look at the first reports and failures, and pass everything on."""
+        self._watcher.observe(event)
+        if not self._begun:
+            self._sound |= isinstance(event, JobReported) and bool(event.results)
+        if not self._begun or self._sound or self._problem is not None:
+            return
+        try:
+            self._look_at(event)
+        except InputError as problem:
+            self._problem = problem
+
+    def tick(self, now_s: float) -> None:
+        """Pass it on, and end the run if need be: not before what happened is journaled and shown."""
+        self._watcher.tick(now_s)
+        self._begun = True
+        if self._problem is not None:
+            raise self._problem
+
+    def _look_at(self, event: Event) -> None:
+        match event:
+            case JobReported():
+                self._reports += 1
+                self._sound = self._shows(event)
+            case JobFinished():  # it came to its end without
+                self._sound = check_reported(self._folder, self._metric, epochs=self._epoch, patience=0)
+            case JobFailed():
+                self._failures.append(event.error)
+                self._check_failures()
+            case _:
+                pass
+
+    def _shows(self, event: JobReported) -> bool:
+        if event.results:
+            return True
+        # A command's epochs are known only from its files, which are read ever more rarely.
+        if event.epoch <= self._epoch and self._reports.bit_count() != 1:
+            return False
+        self._epoch = max(self._epoch, event.epoch)
+        return check_reported(self._folder, self._metric, epochs=self._epoch, patience=self._patience)
+
+    def _check_failures(self) -> None:
+        if len(self._failures) < SAME_FAILURES or len({_gist(error) for error in self._failures}) > 1:
+            return
+        raise InputError(
+            f"the first {SAME_FAILURES} trials failed, all in the same way, and none has shown anything.",
+            where=str(self._folder.path),
+            remedy=f"The last one: {self._failures[-1].strip()}",
+        )
+
+
+def _gist(error: str) -> str:
+    """What a traceback says in the end, before the path of the log."""
+    lines = [line for line in error.strip().splitlines() if line and not line.startswith("log: ")]
+    return lines[-1] if lines else ""

@@ -1,0 +1,186 @@
+"""Which nodes a run had, asked for and was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from stretto.core.cluster import Node, Wish
+from stretto.core.events import (
+    Decided,
+    Event,
+    NodeAdded,
+    NodeDraining,
+    NodeLaunched,
+    NodeLost,
+    NodeRefused,
+    NodeReleased,
+    RunPaused,
+    RunStarted,
+)
+
+HOPELESS = 6
+"""Times in a row that everything is refused alike before nothing is hoped for.
+
+How far apart they are is up to whoever wishes: what may pass by itself has as long as that takes.
+"""
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
+"""Begins a word before which something was cut off, which may be a part of that word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """How often in a row nothing came of anything that was asked for, since a run began."""
+
+    times: int = 0
+    instance: str = ""
+    why: str = ""
+    """The last time."""
+    last_s: float | None = None
+    """When that was."""
+    came: bool = False
+    """Some node did: it can be done, so that it is worth waiting for another, and nothing is counted."""
+
+    @property
+    def hopeless(self) -> bool:
+        return self.times >= HOPELESS
+
+    def arrived(self) -> Refusals:
+        return Refusals(came=True)
+
+    def with_one_more_try(self) -> Refusals:
+        """Of a run that goes on: something may have been mended."""
+        return replace(self, times=min(self.times, HOPELESS - 1))
+
+    def after(self, refused: NodeRefused, *, awaits: bool) -> Refusals:
+        """Those of one moment count once, and not while one still `awaits` others."""
+        if awaits or self.came or refused.t_s == self.last_s:
+            return self
+        alike = refused.instance == self.instance and _are_alike(refused.why, self.why)
+        times = self.times + 1 if alike else 1
+        return Refusals(times, refused.instance, refused.why, refused.t_s)
+
+
+def end_of(text: str, letters: int) -> str:
+    """The last words of a text, about so many letters; if some are left out, that shows."""
+    words = " ".join(text.split())
+    if len(words) <= letters:
+        return words
+    end = words[-letters:]
+    _, space, whole = end.partition(" ")
+    return f"{_CUT} {whole}" if space else f"{_CUT}{end}"
+
+
+def _are_alike(why: str, other: str) -> bool:
+    """Whether they may say the same, where only the end of what was said is known."""
+    (head, tail), (other_head, other_tail) = _gist(why), _gist(other)
+    if tail is None or other_tail is None:
+        return _has(head, other_head, other_tail) if tail is None else _has(other_head, head, tail)
+    shared = min(len(tail), len(other_tail))
+    return head == other_head and tail[len(tail) - shared :] == other_tail[len(other_tail) - shared :]
+
+
+def _has(words: list[str], head: list[str], tail: list[str] | None) -> bool:
+    """Whether they begin and end so; without a tail, are so."""
+    if tail is None:
+        return words == head
+    rest = words[len(head) :]
+    return words[: len(head)] == head and len(rest) >= len(tail) and rest[len(rest) - len(tail) :] == tail
+
+
+def _gist(why: str) -> tuple[list[str], list[str] | None]:
+    """The words before what was cut off, and those after; None: nothing was.
+
+    Without words that have digits: names of nodes, times and ids differ from one time to the next.
+    """
+    head: list[str] = []
+    tail: list[str] | None = None
+    for word in why.split():
+        if word.startswith(_CUT):
+            tail = []
+        elif not any(letter.isdigit() for letter in word):
+            (head if tail is None else tail).append(word)
+    return head, tail
+
+
+@dataclass(slots=True)
+class Record:
+    """A fold over a run's history."""
+
+    here: dict[str, Node] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
+    coming: dict[str, tuple[Node, float]] = field(default_factory=dict)
+    """Nodes that were launched, and when."""
+    called_off: list[str] = field(default_factory=list)
+    """Nodes that were on the way when the run was paused, and that no event has told the end of."""
+    wish: Wish = field(default_factory=lambda: Wish(()))
+    """The last one, less what was refused or lost since; what it gives back and was not seen to go."""
+    refusals: Refusals = field(default_factory=Refusals)
+    names: int = 0
+    """The highest number that a node's name ends with."""
+
+    @property
+    def rented(self) -> tuple[str, ...]:
+        """The nodes that were launched and, as far as is known, not let go of."""
+        return (*(node.id for node in self.here.values() if node.instance), *self.coming)
+
+    @staticmethod
+    def of(history: Iterable[Event]) -> Record:
+        record = Record()
+        for event in history:
+            record._apply(event)
+        return record
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self.here = {node.id: node for node in event.nodes}
+            case NodeLaunched():
+                self.coming[event.node.id] = event.node, event.t_s
+                self._count(event.node.id)
+            case NodeAdded():
+                self._settle(event.node.id)
+                self.draining.discard(event.node.id)
+                self.here[event.node.id] = event.node
+                if event.node.instance:
+                    self.refusals = self.refusals.arrived()
+            case NodeLost() | NodeReleased():
+                self._miss(event.node_id)
+                self._settle(event.node_id)
+                self.draining.discard(event.node_id)
+                self.here.pop(event.node_id, None)
+            case NodeDraining():
+                self._miss(event.node_id)
+                self.draining.add(event.node_id)
+            case NodeRefused():
+                self.wish = self.wish.less(event.instance, event.count)
+                self.refusals = self.refusals.after(event, awaits=self._awaits)
+            case Decided() if event.wish is not None:
+                unseen = [node_id for node_id in self.wish.release if node_id in self.here]
+                self.wish = Wish(event.wish.nodes, (*unseen, *event.wish.release))
+            case RunPaused():
+                self.called_off += self.coming
+                self.coming.clear()
+            case _:
+                pass
+
+    def _settle(self, node_id: str) -> None:
+        self.coming.pop(node_id, None)
+        if node_id in self.called_off:
+            self.called_off.remove(node_id)
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether anything is on the way, of a run that never had a node: also what did not begin yet."""
+        return bool(self.coming) or any(count for _, count in self.wish.nodes)
+
+    def _miss(self, node_id: str) -> None:
+        """A node that was counted on is gone, unless it was given back."""
+        node = self.here.get(node_id)
+        if node is not None and node_id not in self.draining and node_id not in self.wish.release:
+            self.wish = self.wish.less(node.instance, 1)
+
+    def _count(self, name: str) -> None:
+        number = name.rpartition("-")[2]
+        if number.isdigit():
+            self.names = max(self.names, int(number))

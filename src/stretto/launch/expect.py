@@ -1,0 +1,384 @@
+"""What a study is expected to take on this machine, said before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.seeds import child_rng
+from stretto.core.units import HOUR_S, counted, format_duration, format_usd
+from stretto.driving.cost import stopping_s
+from stretto.inputs.cluster import OWN_MACHINE, Machine, node_type
+from stretto.inputs.profile import MachineProfile
+from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
+from stretto.planning.draws import draw_study
+from stretto.planning.execution import Execution, PlanRun
+from stretto.planning.forecast import Estimate, Progress
+from stretto.planning.plan import Plan
+from stretto.planning.profile import Latency, Profile
+from stretto.planning.tuning import Tuning
+from stretto.policies.base import Policy
+from stretto.policies.registry import make_policy, rents_nodes
+from stretto.policies.rubberband.drift import beginning
+from stretto.policies.rubberband.policy import RubberBand
+from stretto.pricing.instances import Instance
+from stretto.search.study import Direction
+from stretto.simulation.plan import Planned, plan_to_begin
+from stretto.simulation.studies import OutOfTimeError, simulate_study
+from stretto.worlds.curves import FAMILIES
+
+MACHINE = "machine"
+"""The type of node that all slots of this machine together are to a policy that does not rent."""
+WORLDS = (3, 16)
+"""Simulated worlds that a forecast is made of: at least, and at most."""
+EPOCHS = 6_000
+"""Of all trials in all worlds together: where there would be more, there are fewer worlds."""
+MOST_EPOCHS = 30_000
+"""Of all trials together: a study that could train more is not simulated beforehand."""
+PLANNING_S = 20.0
+"""Simulations may take so long; with a deadline, at most PLANNING_SHARE of the time until then."""
+PLANNING_SHARE = 1 / 4
+INSTANT_S = 1e-3
+"""Left for training where loading code takes all the time there is."""
+DRAWS_EACH = 25
+"""Draws from what is believed of which a world is the middle one."""
+SAMPLES = 1000
+"""Of a plan's execution, for what is expected of it here."""
+LOADING_SD = 0.1
+"""How much the time that loading code takes varies, relative to it: a probe sees it once."""
+P90 = 1.2816
+"""A normal's 0.9-quantile, in standard deviations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """A forecast with the bounds of its middle 80 %; None: not known."""
+
+    finish_s: Estimate | None
+    cost_usd: Estimate | None
+    epochs: Estimate | None
+    """Epochs of all trials together."""
+    planned: Planned | None = None
+    """The plan behind it, of the policy that makes one."""
+    first_usd_per_s: float = 0.0
+    """What the slots cost that are held from the start."""
+    loading_s: float = 0.0
+    """What of the finish is the time that loading the training code takes."""
+    kept_usd: float = 0.0
+    """What of a budget is kept for stopping."""
+
+
+UNKNOWN = Expectation(finish_s=None, cost_usd=None, epochs=None)
+
+
+def expect(
+    outline: StudyOutline,
+    tuning: Tuning,
+    policy: str,
+    options: Mapping[str, str],
+    seed: int,
+    *,
+    nodes: Iterable[Node] = (),
+    loading_s: float = 0.0,
+    within_s: float = PLANNING_S,
+) -> Expectation:
+    """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in.
+
+    `nodes` are those that a policy that rents has from the start, beside what it rents; what they cost is
+    known to a study that comes `with_own`. While code is loaded, for `loading_s`, no policy but one that
+    rents trains anything; finish and cost are without it, see `after_loading`. Simulations
+    that take longer than `within_s` are given up: then nothing is known.
+    """
+    chosen = make_policy(policy, options=options, tuning=tuning)
+    rents = rents_nodes(chosen)
+    if isinstance(chosen, RubberBand):
+        found = _planned(tuning, chosen, seed, tuple(nodes))
+    elif _most_epochs(tuning) > MOST_EPOCHS:
+        return UNKNOWN
+    else:
+        within = tuning if rents else once_loaded(tuning, loading_s)
+        found = _simulated(outline, within, policy, options, seed, rents=rents, within_s=within_s)
+    if tuning.limits.budget_usd is None:
+        return found
+    return dataclasses.replace(found, kept_usd=found.first_usd_per_s * stopping_s(tuning.profile))
+
+
+def once_loaded(tuning: Tuning, loading_s: float) -> Tuning:
+    """What the limits leave a policy that holds all slots for training, and not for loading and stopping."""
+    limits = tuning.limits
+    deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
+    if deadline_s is not None:
+        deadline_s = max(deadline_s - loading_s, INSTANT_S)
+    if budget_usd is not None:
+        spent_usd = (loading_s + stopping_s(tuning.profile)) * _machine_usd_per_s(tuning)
+        budget_usd = max(budget_usd - spent_usd, 0.0)
+    left = dataclasses.replace(limits, deadline_s=deadline_s, budget_usd=budget_usd)
+    return dataclasses.replace(tuning, limits=left)
+
+
+def check_pays_an_epoch(tuning: Tuning, loading_s: float, *, rents: bool) -> None:
+    """Refuse a budget that is spent before a first epoch can have ended."""
+    budget_usd, profile = tuning.limits.budget_usd, tuning.profile
+    if budget_usd is None:
+        return
+    if rents:  # what is rented need not be held before, and it may be one slot
+        slots, needed_s = 1, profile.latency.epoch_s
+        usd_per_s = min(one.usd_per_hour / one.gpus for one in tuning.instances) / HOUR_S
+    else:
+        slots, usd_per_s = tuning.max_nodes, _machine_usd_per_s(tuning)
+        fastest = max(profile.scaling.speedup(count) for count in range(1, slots + 1))
+        needed_s = loading_s + profile.start_s + profile.latency.epoch_s / fastest + stopping_s(profile)
+    needed_usd = needed_s * usd_per_s
+    if needed_usd > budget_usd:
+        needed = f"{format_duration(needed_s)} on {counted(slots, 'slot')} cost {format_usd(needed_usd)}"
+        raise InputError(
+            f"a budget of ${budget_usd:g} does not pay for one epoch: "
+            f"{needed}{'' if rents else ', with starting and stopping'}.",
+            remedy="Give a larger --budget.",
+        )
+
+
+def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, ...]) -> Expectation:
+    """What the plan comes to that the policy will follow, if the run begins at once."""
+    planned = plan_to_begin(tuning, nodes, planner=policy.planner, rule=policy.rule, seed=seed)
+    plan, start = planned.outcome.followed(tuning.limits).plan, beginning(tuning, nodes)
+    run = carried_out(tuning, plan, child_rng(seed, "expect"), start)
+    first = plan.stages[0]
+    rented = max(first.nodes - (0 if start is None else start.held(first.instance)), 0)
+    rented_usd_per_s = rented * tuning.instance(first.instance).usd_per_hour / HOUR_S
+    epochs = float(sum(stage.trials * stage.epochs for stage in plan.stages))
+    return Expectation(
+        finish_s=_estimate(run.finish_s.tolist()),
+        cost_usd=_estimate(run.cost_usd.tolist()),
+        epochs=Estimate(epochs, epochs, epochs),
+        planned=planned,
+        first_usd_per_s=rented_usd_per_s + tuning.own_usd_per_s,
+    )
+
+
+def with_own(tuning: Tuning, nodes: Iterable[Node], machine: Machine) -> Tuning:
+    """The study of a policy that rents, where its run has nodes of one's own from its start to its end."""
+    types = (node_type(node.gpus, machine.usd_per_slot_hour) for node in nodes if not node.instance)
+    return dataclasses.replace(tuning, own=tuple(types))
+
+
+def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
+    """The policy that follows the plan behind an expectation, if there is one."""
+    if isinstance(policy, RubberBand) and expectation.planned is not None:
+        return dataclasses.replace(policy, agreed=expectation.planned.outcome)
+    return policy
+
+
+def carried_out(
+    tuning: Tuning, plan: Plan, rng: np.random.Generator, start: Progress | None = None
+) -> PlanRun:
+    """The plan over many samples, with epochs and starts as they are on a machine as busy as it makes it.
+
+    Plans are compared as if all slots were busy always; one that holds few of them is faster than that.
+    """
+    draws, profile = draw_study(tuning, rng, SAMPLES), tuning.profile
+    if not isinstance(profile, MachineProfile):
+        return Execution(tuning, draws, start).run(plan)
+    busy = [stage.at_once * stage.gpus_per_trial for stage in plan.stages]
+    epochs = tuple(
+        factors * profile.epoch_factor(slots) for factors, slots in zip(draws.epochs, busy, strict=True)
+    )
+    starts_s = [
+        profile.start_s_at(slots, stage.gpus_per_trial)
+        for slots, stage in zip(busy, plan.stages, strict=True)
+    ]
+    start_s = float(np.average(starts_s, weights=[stage.trials for stage in plan.stages]))
+    so_busy = dataclasses.replace(tuning, profile=dataclasses.replace(profile, start_s=start_s))
+    return Execution(so_busy, dataclasses.replace(draws, epochs=epochs), start).run(plan)
+
+
+def _simulated(
+    outline: StudyOutline,
+    tuning: Tuning,
+    policy: str,
+    options: Mapping[str, str],
+    seed: int,
+    *,
+    rents: bool,
+    within_s: float,
+) -> Expectation:
+    end_s = time.monotonic() + within_s
+    rng = child_rng(seed, "expect")
+    least, most = WORLDS
+    worlds = int(min(max(EPOCHS / _most_epochs(tuning), least), most))
+    runs = []
+    for world, truth in enumerate(_truths(tuning.profile, rng, worlds)):
+        file = simulated_file(outline, tuning, truth, rents=rents)
+        try:
+            run = simulate_study(
+                file,
+                FAMILIES[0],
+                policy,
+                seed=seed + world,
+                options=options,
+                stop=lambda: time.monotonic() >= end_s,
+            )
+        except OutOfTimeError:
+            return UNKNOWN
+        runs.append(run)
+    return Expectation(
+        finish_s=_estimate([run.result.finished_s for run in runs]),
+        cost_usd=_estimate([run.result.cost_usd for run in runs]),
+        epochs=_estimate([sum(len(job.results) for job in run.history.jobs.values()) for run in runs]),
+        first_usd_per_s=0.0 if rents else _machine_usd_per_s(tuning),
+    )
+
+
+def _truths(profile: Profile, rng: np.random.Generator, count: int) -> Iterator[Profile]:
+    """Profiles that may be the true one, from that of the shortest epochs to that of the longest.
+
+    One from each part of what is believed, as few drawn at random would lie too close together, or too far.
+    """
+    draws = profile.latency.draw(rng, count * DRAWS_EACH)
+    chosen = np.argsort(draws.epoch_s, kind="stable")[DRAWS_EACH // 2 :: DRAWS_EACH]
+    variance = math.log1p(profile.start_sd**2)
+    starts = rng.lognormal(-variance / 2.0, math.sqrt(variance), count)
+    for draw, start in zip(chosen, starts.tolist(), strict=True):
+        values = (draws.epoch_s, draws.trial_sd, draws.node_sd, draws.epoch_sd)
+        epoch_s, trial_sd, node_sd, epoch_sd = (float(value[draw]) for value in values)
+        yield dataclasses.replace(
+            profile,
+            latency=Latency(epoch_s=epoch_s, trial_sd=trial_sd, node_sd=node_sd, epoch_sd=epoch_sd),
+            start_s=profile.start_s * start,
+        )
+
+
+def _most_epochs(tuning: Tuning) -> float:
+    """What all trials together could train: all they may, or all there is time for on all slots."""
+    deadline_s = tuning.limits.deadline_s
+    in_time = (
+        math.inf if deadline_s is None else deadline_s * tuning.max_nodes / tuning.profile.latency.epoch_s
+    )
+    return min(float(tuning.study.trials * tuning.study.max_epochs), in_time)
+
+
+def simulated_file(outline: StudyOutline, tuning: Tuning, truth: Profile, *, rents: bool) -> StudyFile:
+    """The study as a simulation on this machine; how good trials are plays no part, so more is better."""
+    study = dataclasses.replace(tuning.study, direction=Direction.MAX)
+    instances = tuning.instances if rents else (machine_instance(tuning),)
+    return StudyFile(
+        tuning=dataclasses.replace(
+            tuning, study=study, instances=instances, max_nodes=tuning.max_nodes if rents else 1
+        ),
+        space=outline.space,
+        sampler="random",
+        fixed_nodes=1,
+        world=WorldSpec(curves=FAMILIES[0].name, profile=truth),
+        path=Path(outline.path),
+    )
+
+
+def machine_instance(tuning: Tuning) -> Instance:
+    """All slots as one node."""
+    slot = tuning.instances[0]
+    return Instance(name=MACHINE, gpus=tuning.max_nodes, usd_per_hour=slot.usd_per_hour * tuning.max_nodes)
+
+
+def _machine_usd_per_s(tuning: Tuning) -> float:
+    return machine_instance(tuning).usd_per_hour / HOUR_S
+
+
+def after_loading(expectation: Expectation, loading_s: float, deadline_s: float | None) -> Expectation:
+    """The same with the time that loading the training code takes before the first start.
+
+    It is paid for: a plan holds the slots of its first stage meanwhile, any other policy the whole machine.
+    """
+    finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
+    if finish_s is None or cost_usd is None or loading_s <= 0:
+        return expectation
+    latest_s = math.inf if deadline_s is None or expectation.planned is not None else deadline_s
+    later_s = _plus(finish_s, loading_s, latest_s)
+    most_usd = math.inf if math.isinf(latest_s) else _held_usd(expectation, latest_s)
+
+    def dearer(usd: float, before_s: float, after_s: float) -> float:
+        return min(usd + (after_s - before_s) * expectation.first_usd_per_s, most_usd)
+
+    return dataclasses.replace(
+        expectation,
+        loading_s=loading_s,
+        finish_s=later_s,
+        cost_usd=Estimate(
+            mean=dearer(cost_usd.mean, finish_s.mean, later_s.mean),
+            p10=dearer(cost_usd.p10, finish_s.p10, later_s.p10),
+            p90=dearer(cost_usd.p90, finish_s.p90, later_s.p90),
+        ),
+    )
+
+
+def until(expectation: Expectation, deadline_s: float | None, budget_usd: float | None = None) -> Expectation:
+    """The same of a run that ends at its limits, whatever is not done; a plan says what it takes."""
+    finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
+    if finish_s is None or cost_usd is None or expectation.planned is not None:
+        return expectation
+    if deadline_s is not None:
+        finish_s = _at_most(finish_s, deadline_s)
+        cost_usd = _at_most(cost_usd, _held_usd(expectation, deadline_s))
+    if budget_usd is not None and expectation.first_usd_per_s:
+        finish_s = _at_most(finish_s, budget_usd / expectation.first_usd_per_s)
+        cost_usd = _at_most(cost_usd, budget_usd)
+    return dataclasses.replace(expectation, finish_s=finish_s, cost_usd=cost_usd)
+
+
+def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:
+    """The same with what it has cost to measure the training."""
+    cost_usd = expectation.cost_usd
+    if cost_usd is None:
+        return expectation
+    dearer = Estimate(cost_usd.mean + spent_usd, cost_usd.p10 + spent_usd, cost_usd.p90 + spent_usd)
+    return dataclasses.replace(expectation, cost_usd=dearer)
+
+
+def _held_usd(expectation: Expectation, until_s: float) -> float:
+    """What the slots held from the start cost until then; without bound where none are, and all is rented."""
+    if not expectation.first_usd_per_s:
+        return math.inf
+    return expectation.first_usd_per_s * float(OWN_MACHINE.charged_s(np.array([until_s]))[0])
+
+
+def _plus(estimate: Estimate, more: float, most: float) -> Estimate:
+    """With something added that varies by itself, so that squares of deviations add up."""
+    mean, spread = estimate.mean + more, P90 * LOADING_SD * more
+    low = mean - math.hypot(estimate.mean - estimate.p10, spread)
+    high = mean + math.hypot(estimate.p90 - estimate.mean, spread)
+    return _at_most(Estimate(mean, low, high), most)
+
+
+def _at_most(estimate: Estimate, most: float) -> Estimate:
+    return Estimate(*(min(one, most) for one in (estimate.mean, estimate.p10, estimate.p90)))
+
+
+def corrected(forecast: Estimate, now_s: float, slowness: float, deadline_s: float | None) -> Estimate:
+    """A forecast of the finish while the run goes on: what is left of it takes `slowness` times as long.
+
+    A forecast that a deadline ends says nothing of when it would end without, so it stays.
+    """
+    latest_s = math.inf if deadline_s is None else max(deadline_s, now_s)
+
+    def later(expected_s: float) -> float:
+        if expected_s >= latest_s:
+            return latest_s
+        return min(now_s + max(expected_s - now_s, 0.0) * slowness, latest_s)
+
+    return Estimate(later(forecast.mean), later(forecast.p10), later(forecast.p90))
+
+
+def _estimate(values: Sequence[float]) -> Estimate | None:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    # Positions k / (n + 1): of few values, the quantiles of those at hand lie too close together.
+    low, high = np.percentile(finite, [10.0, 90.0], method="weibull")
+    return Estimate(float(np.mean(finite)), float(low), float(high))

@@ -1,0 +1,200 @@
+"""What a real run tells while it goes, in lines: on a console, or to who calls from Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stretto.core.events import (
+    Event,
+    JobFailed,
+    JobFinished,
+    JobNoted,
+    JobReported,
+    JobRetried,
+    NodeAdded,
+    NodeDraining,
+    NodeLaunched,
+    NodeLost,
+    NodeRefused,
+)
+from stretto.core.units import counted, format_duration
+from stretto.driving.drive import Unwatched, Watcher
+from stretto.driving.stop import Stop
+from stretto.journal.folds.changes import Change, Changes
+from stretto.profiling.probe import Progress
+from stretto.runs.live_state import Board, Phase
+from stretto.runs.metrics_files import Metrics, metrics_text
+from stretto.search.study import Study
+from stretto.substrate.local.slots import SLOT
+
+STOPPING = "stopping: what runs is asked to save and leave; Ctrl-C once more stops at once"
+BEST_EVERY_S = 5.0
+"""Lines about the best trial are no closer together: of many improvements in between, the last is told."""
+
+Reported = Callable[[str, int], Metrics]
+"""What a job that is no trial reported after an epoch."""
+
+
+def nothing_reported(job_id: str, epoch: int) -> Metrics:
+    """Of trials, whose metric the journal has."""
+    del job_id, epoch
+    return {}
+
+
+@contextmanager
+def telling(
+    progress: Callable[[str], None] | None,
+    *,
+    stop: Stop,
+    study: Study | None = None,
+    reported: Reported = nothing_reported,
+) -> Iterator[Watcher]:
+    """Tells a run to somebody while the block runs; to nobody, if that is None."""
+    if progress is None:
+        yield Unwatched()
+        return
+    lines = ProgressLines(
+        lambda t_s, text: progress(f"{format_duration(t_s):>8}  {text}"), study, stop, reported
+    )
+    try:
+        yield lines
+    finally:
+        lines.close()
+
+
+def measuring_line(progress: Progress, where: str = "") -> str:
+    """What a probe does, and how long that takes at most."""
+    most = " ".join((f"{math.ceil(progress.time_s)} s at most", progress.since)).rstrip()
+    return f"measuring{where}, {most}: {progress.doing}"
+
+
+class ProgressLines:
+    """Tells one line for every change worth a note."""
+
+    def __init__(
+        self,
+        say: Callable[[float, str], None],
+        study: Study | None,
+        stop: Callable[[], bool] = lambda: False,
+        reported: Reported = nothing_reported,
+    ) -> None:
+        self._write = say
+        self._said_s = 0.0
+        self._stop = stop
+        self._reported = reported
+        self._stopping = False
+        self._board = Board(study)
+        self._changes = Changes()
+        self._study = study
+        self._begun = False
+        self._best: tuple[float, str] | None = None
+        """The best value, and whose it is."""
+        self._untold: tuple[str, str] | None = None
+        """Whose the last improvement is, and what to say of it, until that is told."""
+        self._told_s = -math.inf
+
+    def observe(self, event: Event) -> None:
+        """Tell what is news."""
+        self._board.observe(event)
+        changes = self._changes.observe(event)
+        if not self._begun:  # what had happened before a resumed run went on
+            return
+        if isinstance(event, JobReported) and event.results and self._study is not None:
+            self._note_best(self._study)
+        for job_id, text in self._news(event, changes):
+            if self._untold is not None and self._untold[0] == job_id:  # first what it did before
+                self._tell_best(event.t_s, 0.0)
+            self._say(event.t_s, text)
+        self._tell_best(event.t_s, BEST_EVERY_S)
+
+    def tick(self, now_s: float) -> None:
+        """From the first moment on, events are news."""
+        if not self._begun and self._study is not None and (best := self._board.best()) is not None:
+            value = self._board.best_value(best)
+            self._best = None if value is None else (value, best.job.id)
+        self._begun = True
+        self._tell_best(now_s, BEST_EVERY_S)
+        if self._stop() and not self._stopping:
+            self._stopping = True
+            self._say(now_s, STOPPING)
+
+    def close(self) -> None:
+        """Tell what was kept back."""
+        self._tell_best(self._board.now_s, 0.0)
+
+    def _say(self, t_s: float, text: str) -> None:
+        """Lines are in order of time, also where something is heard of late."""
+        self._said_s = max(self._said_s, t_s)
+        self._write(self._said_s, text)
+
+    def _tell_best(self, now_s: float, every_s: float) -> None:
+        if self._untold is not None and now_s - self._told_s >= every_s:
+            self._say(now_s, self._untold[1])
+            self._told_s, self._untold = now_s, None
+
+    def _note_best(self, study: Study) -> None:
+        best = self._board.best()
+        result = None if best is None else self._board.best_result(best)
+        if best is None or result is None or result.value is None:
+            return
+        before, self._best = self._best, (result.value, best.job.id)
+        shown = f"{result.value:.6g} after epoch {result.epoch}"
+        if before is None or study.score(result.value) > study.score(before[0]):
+            self._untold = best.job.id, f"{best.job.id} has the best {study.metric}: {shown}"
+        elif result.value == before[0] and best.job.id != before[1]:
+            # Of equals the first one is named, here as in the end.
+            self._untold = best.job.id, f"{best.job.id} has the same {study.metric} as {before[1]}: {shown}"
+
+    def _news(self, event: Event, changes: list[Change]) -> Iterator[tuple[str, str]]:
+        """What to say, each with what it is about; a batch that is only split otherwise is no news."""
+        for change in changes:
+            if change.what != "set-batch" or change.batch:
+                yield change.job_id, _with(f"{change.job_id} {change.past}", change.said)
+        if isinstance(event, JobFinished) and self._board.jobs[event.job_id].phase is Phase.FINISHED:
+            last = self._reported(event.job_id, self._board.jobs[event.job_id].epoch)
+            yield event.job_id, _with(f"{event.job_id} finished", metrics_text(last))
+        for text in (*trouble_lines(event), *node_lines(event)):
+            yield event.subject, text
+
+
+def _with(what: str, more: str) -> str:
+    return f"{what}: {more}" if more else what
+
+
+def trouble_lines(event: Event) -> Iterator[str]:
+    """What went wrong in a job, or it says of itself."""
+    match event:
+        case JobRetried():
+            yield f"{event.job_id} is retried ({event.attempt}): {last_line(event.error)}"
+        case JobFailed():
+            yield f"{event.job_id} failed: {last_line(event.error)}"
+        case JobNoted():
+            yield f"{event.job_id}: {event.text}"
+        case _:
+            pass
+
+
+def node_lines(event: Event) -> Iterator[str]:
+    """Nodes that come and go; slots of this machine do at once, and without a word."""
+    match event:
+        case NodeRefused():
+            yield f"{event.count} of {event.instance} will not come: {event.why}"
+        case NodeLaunched() if event.node.instance != SLOT:
+            yield f"node {event.node.id} is launched"
+        case NodeAdded() if event.node.instance != SLOT:
+            took = f" after {format_duration(event.init_s)}" if event.init_s else ""
+            yield f"node {event.node.id} is here{took}: {counted(event.node.gpus, 'slot')}"
+        case NodeLost():
+            yield f"node {event.node_id} is lost; what ran there goes on elsewhere"
+        case NodeDraining():
+            yield f"node {event.node_id} will go soon; what runs there moves"
+        case _:
+            pass
+
+
+def last_line(text: str) -> str:
+    """What a traceback says in the end."""
+    lines = [line for line in text.strip().splitlines() if line and not line.startswith("log: ")]
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,193 @@
+"""A study that is to be planned: as its file has it, or for the place where it would be tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.units import counted
+from stretto.driving.request import Checked, TuneRequest, check_request, tuning_on
+from stretto.driving.substrate import MakeSubstrate
+from stretto.driving.target import LOCAL, OpenSite, SiteRequest, check_slots, find_site
+from stretto.inputs.profile import read_profile
+from stretto.inputs.study import BUILT_IN_CURVES, StudyFile, StudyOutline, WorldSpec, read_outline, study_of
+from stretto.launch.expect import with_own
+from stretto.planning.planner import Planner, Rule
+from stretto.planning.tuning import Tuning
+from stretto.profiling.launched_node import ELSEWHERE
+from stretto.profiling.origin import is_of, node_to_launch
+from stretto.profiling.probe_data import OnProgress
+from stretto.profiling.speeds import speeds_of
+from stretto.simulation.plan import Planned, plan, plan_to_begin
+from stretto.simulation.studies import with_limits
+
+ONE_SLOT_EACH = (
+    "Nothing says that the command keeps checkpoints, so each trial has one slot. If it saves on SIGTERM and "
+    "goes on from there, write checkpoints = true in [study]."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannableStudy:
+    """A study that can be planned, and what its reader should know of its speeds."""
+
+    file: StudyFile
+    """Within the limits that were asked for."""
+    notes: tuple[str, ...] = ()
+    held: tuple[Node, ...] | None = None
+    """The nodes that a run would have from its start; None: it is planned for nowhere in particular."""
+
+    def plan(self, *, deadline_s: float | None, planner: Planner, rule: Rule, seed: int) -> Planned:
+        """The plan, as `tune` would make it where there is a place for it; None: the deadline stays."""
+        file = with_limits(self.file, deadline_s=deadline_s)
+        if self.held is None:
+            return plan(file, planner=planner, rule=rule, seed=seed)
+        return plan_to_begin(file.tuning, self.held, planner=planner, rule=rule, seed=seed, instead=True)
+
+
+def study_to_plan(
+    request: TuneRequest,
+    *,
+    make: MakeSubstrate | None = None,
+    on_progress: OnProgress = lambda _: None,
+) -> PlannableStudy:
+    """The study as its file has it; without a profile its training is probed, and kept where `tune` looks.
+
+    Without a [cluster] it is to run where the request says. So it is with one that is brought up there.
+    """
+    outline = read_outline(request.study)
+    if outline.profile is not None:
+        return _known(request, outline)
+    if request.work is None and outline.entry is None and not outline.command:
+        raise InputError(
+            "profile is missing, and nothing says what to measure.",
+            where=f"{outline.path}: profile",
+            remedy="Add train.py:train after the file and it is measured; or give a [profile].",
+        )
+    checked = check_request(request)
+    with checked.site.opened() as site:
+        _check_needs_no_node(checked, site)
+        speeds = speeds_of(checked, site, site.offer, make=make, on_progress=on_progress)
+        _check_same(checked, site)
+    notes = (speeds.source, _planned_for(outline, site))
+    if _is_elsewhere(outline, site):
+        tables = {**outline.tables, "profile": {"file": str(checked.folder.profile.absolute())}}
+        file = study_of(tables, outline.path)
+        return PlannableStudy(_within(file, request), notes)
+    tuning = checked.tuning(speeds.profile, site.offer, checked.limits.deadline_s)
+    return _on_site(outline, tuning, site, notes, elastic=checked.elastic)
+
+
+def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
+    """A study with a profile: for a cluster that is there, or as its file has it."""
+    _check_nothing_is_measured(request, outline)
+    if request.on == LOCAL:
+        return PlannableStudy(_within(study_of(_with_slots(outline, request.slots), outline.path), request))
+    site_asked = find_site(
+        SiteRequest(
+            on=request.on,
+            slots=request.slots,
+            runs=request.runs,
+            machine=outline.machine,
+            rents=True,
+            rented=outline.rented,
+        )
+    )
+    elastic = outline.checkpoints or not outline.command
+    with site_asked.opened() as site:
+        assert outline.profile is not None
+        tuning = tuning_on(site.offer, outline, outline.profile, outline.limits, elastic=elastic)
+    notes = (_planned_for(outline, site),)
+    found = _on_site(outline, tuning, site, notes, elastic=elastic)
+    return dataclasses.replace(found, file=_within(found.file, request))
+
+
+def _with_slots(outline: StudyOutline, slots: int | None) -> dict[str, Any]:
+    """The file's tables, with so many slots in [machine] if a number is given."""
+    if slots is None:
+        return outline.tables
+    machine = outline.tables.get("machine", {})
+    return {**outline.tables, "machine": {**machine, "slots": check_slots(slots)}}
+
+
+def _on_site(
+    outline: StudyOutline, tuning: Tuning, site: OpenSite, notes: tuple[str, ...], *, elastic: bool
+) -> PlannableStudy:
+    """The study on what there is, as `tune` counts on it."""
+    file = StudyFile(
+        tuning=with_own(tuning, site.held, outline.machine),
+        space=outline.space,
+        sampler=outline.sampler,
+        fixed_nodes=tuning.max_nodes,
+        world=WorldSpec(curves=BUILT_IN_CURVES, profile=tuning.profile),
+        path=outline.path,
+    )
+    warned = () if elastic else (ONE_SLOT_EACH,)
+    return PlannableStudy(file, (*notes, *site.notes, *warned), held=site.held)
+
+
+def _within(file: StudyFile, request: TuneRequest) -> StudyFile:
+    return with_limits(file, deadline_s=request.deadline_s, budget_usd=request.budget_usd)
+
+
+def _is_elsewhere(outline: StudyOutline, site: OpenSite) -> bool:
+    """Whether its [cluster] is not what `tune` would have there."""
+    return outline.has_cluster and (outline.rented is None or site.offer != outline.rented.offer)
+
+
+def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> None:
+    """What is about measuring says nothing of a study with a profile."""
+    cluster_is_meant = outline.has_cluster and (request.on == LOCAL or outline.rented is None)
+    here = "as the plan is for [cluster]"
+    slots_are_given = request.slots is not None and cluster_is_meant
+    given = (
+        ("the training", request.work is not None, "it says what to measure"),
+        (f"--on {request.on}", request.on != LOCAL and cluster_is_meant, f"it says where to measure, {here}"),
+        (f"--slots {request.slots}", slots_are_given, f"it says on how many slots to measure, {here}"),
+        (f"--store {request.store}", bool(request.store), "it is about measuring"),
+        (f"--name {request.name}", request.name is not None, "it says for which run to measure"),
+    )
+    for what, is_given, why in given:
+        if is_given:
+            raise InputError(
+                f"{what}: {why}, and there is nothing to measure: the file has a [profile].",
+                where=str(outline.path),
+                remedy="Leave it out, or take the [profile] out of the file.",
+            )
+
+
+def _check_needs_no_node(checked: Checked, site: OpenSite) -> None:
+    """A plan spends nothing."""
+    needed = node_to_launch(checked, site)
+    if needed is not None:
+        raise InputError(
+            f"nothing says how fast the training is, and {site.words} has no node to measure on.",
+            where=str(checked.outline.path),
+            remedy=f"`stretto tune` launches a {needed.name} for that, at ${needed.usd_per_hour:g} an hour, "
+            f"and shows the plan. {ELSEWHERE}",
+        )
+
+
+def _check_same(checked: Checked, site: OpenSite) -> None:
+    """A run that was begun keeps its profile, though another training may bear its name by now."""
+    measured = read_profile(checked.folder.profile)
+    if not is_of(measured, checked, site):
+        raise InputError(
+            f"holds a run of {measured.what} on {counted(measured.slots, 'slot')}.",
+            where=str(checked.folder.path),
+            remedy="Give the study another name, or move the folder away.",
+        )
+
+
+def _planned_for(outline: StudyOutline, site: OpenSite) -> str:
+    if not outline.has_cluster:
+        return f"Planned for {counted(site.offer.slots, 'slot')}, of {site.words}."
+    if _is_elsewhere(outline, site):
+        return (
+            f"Planned for [cluster]: speeds measured on {site.words} are assumed to hold on one slot, "
+            "and on several, there."
+        )
+    return f"Planned for [cluster], whose nodes join {site.words}."

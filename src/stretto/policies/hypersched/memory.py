@@ -1,0 +1,236 @@
+"""What HyperSched remembers between decisions: rungs, scores, who is to run, what starts and epochs took.
+
+Retrospective: a trial that passed a rung is held to that rung's present cut-off, the (1 - 1/eta) quantile
+of all that was recorded there, so that a better cohort can still push it below. Otherwise a trial must be
+among the best floor(n/eta) of the last rung it came to, as in asynchronous halving.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from stretto.core.observations import Result
+from stretto.policies.base import JobView, Memory
+from stretto.search.halving import Rung, finite_score
+from stretto.search.study import Study
+
+
+def rung_epochs(study: Study) -> tuple[int, ...]:
+    """The study's rungs and, eta times as far each, further ones until one lies beyond the last epoch."""
+    epochs = list(study.rungs)
+    while epochs and epochs[-1] <= study.max_epochs:
+        epochs.append(epochs[-1] * study.eta)
+    return tuple(epochs)
+
+
+@dataclass(slots=True)
+class Rungs:
+    """All rungs of a study, the lowest first."""
+
+    epochs: tuple[int, ...]
+    eta: int
+    retrospective: bool
+    rungs: list[Rung]
+
+    @classmethod
+    def load(cls, study: Study, *, retrospective: bool, memory: Any) -> Rungs:
+        """From plain data as `dump` gives it; None: nothing was recorded yet."""
+        epochs = rung_epochs(study)
+        if memory is None:
+            return cls(epochs, study.eta, retrospective, [Rung([], []) for _ in epochs])
+        return cls(epochs, study.eta, retrospective, [Rung.from_memory(rung) for rung in memory])
+
+    def dump(self) -> list[Any]:
+        return [{"trials": rung.trials, "scores": rung.scores} for rung in self.rungs]
+
+    def record(self, trial: str, epoch: int, score: float) -> None:
+        """Note a trial's score at every rung it has come to for the first time."""
+        for place, milestone in enumerate(self.epochs):
+            if epoch < milestone:
+                break
+            self.rungs[place] = self.rungs[place].add(trial, score)
+
+    def record_diverged(self, trial: str) -> None:
+        """Count a trial among those of the next rung, which it will not see."""
+        place = self.last(trial) + 1
+        if place < len(self.rungs):
+            self.rungs[place] = self.rungs[place].add(trial, None)
+
+    def last(self, trial: str) -> int:
+        """The highest rung a trial came to; -1 before the first."""
+        return max((place for place, rung in enumerate(self.rungs) if trial in rung.trials), default=-1)
+
+    def fallen_at(self, trial: str) -> int | None:
+        """The highest rung at which a trial does not hold its own; None if there is none."""
+        for place in range(len(self.rungs) - 1, -1, -1):
+            if trial in self.rungs[place].trials:
+                if trial in self._below(place):
+                    return place
+                if not self.retrospective:
+                    return None
+        return None
+
+    def fallen(self) -> set[str]:
+        """Trials that do not hold their own at some rung they came to."""
+        seen: set[str] = set()
+        fallen: set[str] = set()
+        for place in range(len(self.rungs) - 1, -1, -1):
+            below = self._below(place)
+            fallen.update(below if self.retrospective else (one for one in below if one not in seen))
+            seen.update(self.rungs[place].trials)
+        return fallen
+
+    def holding(self) -> list[str]:
+        """Trials that hold their own at every rung they came to, the farthest first, then the best there."""
+        fallen = self.fallen()
+        farthest_first = dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials)
+        return [trial for trial in farthest_first if trial not in fallen]
+
+    def cutoff(self, place: int) -> float | None:
+        """What a trial must have shown at a rung; None: nobody is cut, or, looking ahead only, all are."""
+        rung = self.rungs[place]
+        if self.retrospective:
+            return rung.cutoff(self.eta)
+        through = rung.going_on(self.eta)
+        return rung.scores[len(through) - 1] if through else None
+
+    def _below(self, place: int) -> list[str]:
+        """The trials of a rung that do not hold their own there."""
+        rung = self.rungs[place]
+        if not self.retrospective:
+            return list(rung.trials[len(rung.going_on(self.eta)) :])
+        cut = rung.cutoff(self.eta)
+        if cut is None:
+            return []
+        first = next((i for i, score in enumerate(rung.scores) if score is None or score < cut), len(rung))
+        return list(rung.trials[first:])
+
+
+KEPT = 16
+"""So many epoch times on one GPU are kept, and so many speed-ups of each number of GPUs, the newest."""
+KEPT_OF_TRIAL = 5
+"""So many of a trial's own epoch times on one GPU are kept, the newest."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """The memory of a study in progress, open for one decision."""
+
+    rungs: Rungs
+    heard: dict[str, list[int]]
+    """Of each trial that has shown something: how many results and start times were taken in."""
+    live: dict[str, int]
+    """Trials that are to run, and how many more results each must show before it may be resized."""
+    starts_s: list[float]
+    """What starts and resizes took, ascending."""
+    singles_s: list[float]
+    """Newest epoch times on one GPU."""
+    own_s: dict[str, list[float]]
+    """The same of each trial."""
+    speedups: dict[str, list[float]]
+    """Newest speed-ups by number of GPUs: of each epoch over the same trial's on one GPU.
+
+    Trials differ in speed, so that the epochs of one say nothing about the scaling of another.
+    """
+    longest_s: float
+    """The longest time any trial has held GPUs."""
+    farthest: int
+    """The most epochs any trial has shown."""
+    closed_for_s: float | None
+    """The deadline before which a newcomer would have too little time; None: the door is open."""
+
+    @classmethod
+    def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> Notes:
+        """A copy of what was remembered; the memory itself stays as it is."""
+        if memory is None:
+            rungs = Rungs.load(study, retrospective=retrospective, memory=None)
+            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, 0, closed_for_s=None)
+        return cls(
+            rungs=Rungs.load(study, retrospective=retrospective, memory=memory["rungs"]),
+            heard=dict(memory["heard"]),
+            live=dict(memory["live"]),
+            starts_s=list(memory["starts_s"]),
+            singles_s=memory["singles_s"],
+            own_s=dict(memory["own_s"]),
+            speedups=dict(memory["speedups"]),
+            longest_s=memory["longest_s"],
+            farthest=memory.get("farthest", 0),  # unknown to a run that an earlier version began
+            closed_for_s=memory["closed_for_s"],
+        )
+
+    @property
+    def admitting(self) -> bool:
+        return self.closed_for_s is None
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "rungs": self.rungs.dump(),
+            "heard": self.heard,
+            "live": self.live,
+            "starts_s": self.starts_s,
+            "singles_s": self.singles_s,
+            "own_s": self.own_s,
+            "speedups": self.speedups,
+            "longest_s": self.longest_s,
+            "farthest": self.farthest,
+            "closed_for_s": self.closed_for_s,
+        }
+
+    def has_news(self, job: JobView) -> bool:
+        heard = self.heard.get(job.job.id)
+        return len(job.results) > (heard[0] if heard else 0)
+
+    def hear(self, job: JobView, study: Study, window: int) -> bool:
+        """Take in a trial's new results; False if it diverged."""
+        trial = job.job.id
+        results, starts = self.heard.get(trial, (0, 0))
+        for start_s in job.start_times_s[starts:]:
+            insort(self.starts_s, start_s)
+        for place in range(results, len(job.results)):
+            self._hear_epoch(trial, job.results[place])
+            score = mean_score(study, job.results[max(0, place + 1 - window) : place + 1], window)
+            if score is None:
+                self.rungs.record_diverged(trial)
+                return False
+            self.rungs.record(trial, job.results[place].epoch, score)
+        self.heard[trial] = [len(job.results), len(job.start_times_s)]
+        self.farthest = max(self.farthest, job.epoch)
+        self.longest_s = max(self.longest_s, job.held_s)
+        return True
+
+    def forget(self, trial: str) -> None:
+        """A trial is over; what it showed at rungs stays."""
+        self.heard.pop(trial, None)
+        self.live.pop(trial, None)
+        self.own_s.pop(trial, None)
+
+    def single_epoch_s(self, believed_s: float) -> float:
+        """The median epoch on one GPU; what is believed, if none was seen."""
+        return median(self.singles_s) if self.singles_s else believed_s
+
+    def own_epoch_s(self, trial: str, believed_s: float) -> float:
+        """The median epoch of a trial on one GPU; that of all trials, if it showed none."""
+        own_s = self.own_s.get(trial)
+        return median(own_s) if own_s else self.single_epoch_s(believed_s)
+
+    def _hear_epoch(self, trial: str, result: Result) -> None:
+        if result.epoch_s is None:
+            return
+        own_s = self.own_s.get(trial, ())
+        if result.workers == 1:
+            self.singles_s = [*self.singles_s[1 - KEPT :], result.epoch_s]
+            self.own_s[trial] = [*own_s[1 - KEPT_OF_TRIAL :], result.epoch_s]
+        elif own_s:
+            key = str(result.workers)
+            self.speedups[key] = [*self.speedups.get(key, ())[1 - KEPT :], median(own_s) / result.epoch_s]
+
+
+def mean_score(study: Study, results: Sequence[Result], window: int) -> float | None:
+    """The mean score of the last `window` results; None if there are none or one is not a number."""
+    scores = [finite_score(study, result.value) for result in results[-window:]]
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known and len(known) == len(scores) else None

@@ -1,0 +1,407 @@
+"""One decision of HyperSched: who is cut, who is admitted, who is resized.
+
+The pool are the running trials that hold their own at their rungs. A trial that fell runs only on GPUs that
+the pool could not use at its largest, and only while nobody in front of it waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from stretto.core.decision import Decision, Reason, ReasonCode
+from stretto.core.job import Tier
+from stretto.planning.profile import Scaling
+from stretto.planning.tuning import Tuning
+from stretto.policies.base import ClusterView, JobView, Memory
+from stretto.policies.hypersched.memory import Notes, mean_score
+from stretto.policies.hypersched.reasons import (
+    NEW_WAITS,
+    OUTDONE_WAITS,
+    paused_waits,
+    why_best,
+    why_cut,
+    why_fewer,
+    why_holding,
+    why_new,
+    why_resized,
+)
+from stretto.policies.hypersched.rules import (
+    GAIN,
+    Payoff,
+    Rules,
+    believed_scaling,
+    catch_up_s,
+    most_useful,
+    on_grid,
+    startup_s,
+    time_needed_s,
+)
+from stretto.policies.trials import as_before, decide_counts, metric_text, share_out
+from stretto.search.halving import finite_score, order
+
+
+def in_line(
+    scores: Mapping[str, float | None],
+    new: Iterable[str],
+    *,
+    holding: Iterable[str],
+    running: Collection[str],
+    late: bool,
+) -> list[str]:
+    """Trials outside the pool, the first claim first; `scores` has those that are not new.
+
+    While a new trial can still come as far as any has, it comes after those that are `holding` their own and
+    before those that fell. Late, it cannot, and the better metric goes first, whatever the rungs say. Of
+    equals, the one that runs stays.
+    """
+    best_first = sorted(scores, key=lambda trial: (order(scores[trial], ""), trial not in running, trial))
+    if late:
+        return [*best_first, *new]
+    return list(dict.fromkeys([*(trial for trial in holding if trial in scores), *new, *best_first]))
+
+
+def seats(
+    line: Iterable[str], spare: int, *, most: Callable[[str], int], is_worth: Callable[[str, int], bool]
+) -> dict[str, int]:
+    """Those in line to whom the spare GPUs go, and how many to each: at most what it can use.
+
+    Who would gain nothing by the deadline with what is left for it is passed over.
+    """
+    given: dict[str, int] = {}
+    for trial in line:
+        share = min(most(trial), spare)
+        if share <= 0:
+            break
+        if is_worth(trial, share):
+            given[trial] = share
+            spare -= share
+    return given
+
+
+class Turn:
+    """What HyperSched makes of one view of a study's trials."""
+
+    def __init__(self, tuning: Tuning, rules: Rules, view: ClusterView, memory: Memory) -> None:
+        self._tuning = tuning
+        self._study = tuning.study
+        self._rules = rules
+        self._view = view
+        self._notes = notes = Notes.load(self._study, retrospective=rules.retrospective, memory=memory)
+        self._trials = {job.job.id: job for job in view.jobs}
+        for trial in [trial for trial in notes.live if trial not in self._trials]:
+            notes.forget(trial)
+        self._total = view.total_gpus
+        self._counts = {
+            trial: self._trials[trial].allocation.worker_count
+            for trial in notes.live
+            if self._trials[trial].allocation
+        }
+        deadline_s = tuning.limits.deadline_s
+        self._left_s = math.inf if deadline_s is None else deadline_s - view.now_s
+        self._why: dict[str, str] = {}
+        self._stops: dict[str, str] = {}
+        self._stays: dict[str, Reason] = {}
+        """Of trials that are not resized, though it was their turn."""
+        self._believed: Scaling | None = None
+
+    def decide(self) -> tuple[Decision, Memory]:
+        """The decision, and the memory after it; at the deadline everything stays as it is."""
+        if self._left_s <= 0.0:
+            return as_before(self._view), self._notes.dump()
+        news = self._hear()
+        self._close()
+        self._cut(news)
+        self._turn_away()
+        self._fill()
+        self._resize(news)
+        return self._decision(), self._notes.dump()
+
+    def _hear(self) -> list[JobView]:
+        """Take in new results and stop what diverged; the trials that go on.
+
+        One that has shown its last epoch is about to end by itself.
+        """
+        news = []
+        for job in self._trials.values():
+            if not self._notes.has_news(job):
+                continue
+            if self._notes.hear(job, self._study, self._rules.score_window):
+                if job.epoch < self._study.max_epochs:
+                    news.append(job)
+            else:
+                self._stop(job.id, f"It diverged: {metric_text(self._study, None)} at epoch {job.epoch}.")
+        return news
+
+    def _close(self) -> None:
+        """Close the door once a newcomer would have too little time; a later deadline opens it again."""
+        notes, deadline_s = self._notes, self._tuning.limits.deadline_s
+        if deadline_s is None or deadline_s > (notes.closed_for_s or 0.0):
+            notes.closed_for_s = None
+        if self._rules.admission and notes.admitting:
+            full_s = self._study.max_epochs * self._epoch_s
+            needed_s = time_needed_s(self._study.eta, notes.longest_s, self._startup_s, full_s)
+            notes.closed_for_s = None if self._left_s >= needed_s else deadline_s
+
+    def _cut(self, news: Sequence[JobView]) -> None:
+        """Pause trials that fell below a cut-off, but for those that have a seat among the spare GPUs."""
+        live, rungs = self._notes.live, self._notes.rungs
+        places = {job.job.id: rungs.fallen_at(job.job.id) for job in news if job.job.id in live}
+        fell = {trial: place for trial, place in places.items() if place is not None}
+        seated = self._seats() if fell and not self._rules.published else {}
+        for trial, place in fell.items():
+            if trial not in seated:
+                self._why[trial] = why_cut(self._study, rungs, trial, place)
+                del live[trial]
+                self._counts.pop(trial, None)
+
+    def _turn_away(self) -> None:
+        """As published, stop those outside once the door is closed; else they wait for a later deadline."""
+        if self._notes.admitting or not self._rules.published:
+            return
+        text = f"In the {self._left_s:.0f} s left it could not be trained long enough."
+        for trial in self._waiting():
+            self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
+
+    def _fill(self) -> None:
+        """Give free GPUs to trials that lost theirs, and then to those that may come in."""
+        if self._free < 0:
+            self._make_do()
+        free = self._free
+        if not free:
+            return
+        again = "Its slots are gone, and another is free."
+        lost = [trial for trial in self._notes.live if trial not in self._counts][:free]
+        admitted = self._admitted(free - len(lost))
+        for trial, gpus in {**dict.fromkeys(lost, 1), **admitted}.items():
+            self._why[trial] = self._why_admitted(trial) if trial in admitted else again
+            self._notes.live[trial] = self._rules.results_between
+            self._counts[trial] = gpus
+
+    def _resize(self, news: Iterable[JobView]) -> None:
+        """Let trials that have just shown a result take their share."""
+        live = self._notes.live
+        due = []
+        for job in news:
+            if job.job.id in self._counts:
+                live[job.job.id] -= 1
+                if live[job.job.id] < 0:
+                    due.append(job.job.id)
+        if not due or self._rules.sharing == "none" or len(self._counts) >= self._total:
+            return
+        proposal = self._proposal()
+        changing = [trial for trial in due if proposal.get(trial, 0) not in {0, self._counts[trial]}]
+        if not self._rules.published:  # who gives comes before who takes
+            changing.sort(key=lambda trial: proposal[trial] > self._counts[trial])
+        for trial in changing:
+            self._take_share(trial, proposal, at_once=changing)
+
+    def _decision(self) -> Decision:
+        jobs, counts = self._view.jobs, self._counts
+        paused = OUTDONE_WAITS if self._is_late else paused_waits(self._study)
+        waits = {job.job.id: paused if job.results else NEW_WAITS for job in jobs if job.job.id not in counts}
+        if not self._why and not self._stops:
+            return Decision(
+                allocations={job.job.id: job.allocation for job in jobs if job.job.id in counts},
+                reasons={**waits, **self._stays},
+            )
+        why = {trial: reason.text for trial, reason in waits.items()} | self._why
+        decision = decide_counts(self._view, counts, why, stops=self._stops)
+        return replace(decision, reasons={**self._stays, **decision.reasons})
+
+    def _admitted(self, free: int) -> dict[str, int]:
+        """Who is let in if so many GPUs are free, and with how many; through the open door, with one."""
+        candidates = self._candidates() if self._notes.admitting else []
+        if candidates or self._rules.published:
+            return dict.fromkeys(candidates[: max(free, 0)], 1)
+        let_in: dict[str, int] = {}
+        for trial, gpus in self._seats().items():
+            if trial not in self._notes.live and free > 0:
+                let_in[trial] = on_grid(min(gpus, free), self._rules.grid)
+                free -= let_in[trial]
+        return let_in
+
+    def _seats(self) -> dict[str, int]:
+        """To whom GPUs go that the pool could not use even at its largest, and how many to each.
+
+        While the door is open and somebody may come in, none are spare.
+        """
+        if self._notes.admitting and self._candidates():
+            return {}
+        live, rungs, largest = self._notes.live, self._notes.rungs, self._largest
+        fallen = rungs.fallen()
+        outside = {trial: self._trials[trial] for trial in live if trial in fallen} | self._waiting()
+        line = in_line(
+            {trial: self._claim(trial) for trial, job in outside.items() if job.results},
+            [trial for trial, job in outside.items() if not job.results],
+            holding=[] if self._is_late else rungs.holding(),
+            running=live,
+            late=self._is_late,
+        )
+        return seats(
+            line,
+            self._total - largest * sum(trial not in fallen for trial in live),
+            most=lambda trial: largest if outside[trial].results else 1,
+            is_worth=lambda trial, gpus: trial in live or self._is_worth_a_start(trial, gpus),
+        )
+
+    def _is_worth_a_start(self, trial: str, gpus: int) -> bool:
+        """Whether a trial would end an epoch in time that it has not shown; a rigid one begins anew."""
+        job = self._trials[trial]
+        epochs = job.epoch + 1 if job.job.tier is Tier.RIGID else 1
+        return self._payoff.is_worth(epochs * self._single_s(trial), 0, gpus)
+
+    def _candidates(self) -> list[str]:
+        """Paused trials that hold their own, the farthest and best first; then new ones."""
+        waiting = self._waiting()
+        if not waiting:
+            return []
+        new = [trial for trial, job in waiting.items() if not job.results]
+        return [trial for trial in self._notes.rungs.holding() if trial in waiting] + new
+
+    def _waiting(self) -> dict[str, JobView]:
+        """Trials that are not to run."""
+        live, stops = self._notes.live, self._stops
+        return {trial: job for trial, job in self._trials.items() if trial not in live and trial not in stops}
+
+    def _take_share(self, trial: str, proposal: Mapping[str, int], at_once: Collection[str]) -> None:
+        held, share = self._counts[trial], proposal[trial]
+        if share - held > self._free:
+            return
+        payoff = self._payoff
+        if not self._pays(trial, proposal, at_once):
+            self._stays[trial] = Reason(ReasonCode.KEPT, payoff.why_not(held, share))
+            return
+        if payoff.gain(held, share) > GAIN:
+            self._why[trial] = why_resized(held, share, payoff.gain(held, share), self._left_s)
+        else:
+            takers = self._takers(proposal, at_once, self._free + held - share)
+            self._why[trial] = why_fewer(held, share, list(takers)[: held - share])
+        self._counts[trial] = share
+        self._notes.live[trial] = self._rules.results_between
+
+    def _pays(self, trial: str, proposal: Mapping[str, int], at_once: Collection[str]) -> bool:
+        """Whether a trial's resize brings something by the deadline: to it, or to who gets what it gives."""
+        held, share = self._counts[trial], proposal[trial]
+        gives = share < held
+        if gives and self._rules.published:
+            return True
+        if self._payoff.is_worth(self._single_s(trial), held, share):
+            return True
+        return gives and sum(self._takers(proposal, at_once, self._free + held - share).values()) > self._free
+
+    def _takers(self, proposal: Mapping[str, int], at_once: Collection[str], free: int) -> dict[str, int]:
+        """Trials that would gain by GPUs if so many were free, and how many each would take.
+
+        Those who would be let in, and those who have less than their share: `at_once` now, others when it is
+        their turn.
+        """
+        starts = self._admitted(free)
+        takers = {trial: gpus for trial, gpus in starts.items() if self._is_worth_a_start(trial, gpus)}
+        for trial, share in proposal.items():
+            held = self._counts.get(trial, 0)
+            wait_s = 0.0 if trial in at_once or not held else self._turn_in_s(trial, held)
+            if share > held and self._payoff.is_worth(self._single_s(trial), held, share, wait_s=wait_s):
+                takers[trial] = share - held
+        return takers
+
+    def _turn_in_s(self, trial: str, held: int) -> float:
+        """When a trial may take its share: so many results are to come first."""
+        results = max(self._notes.live[trial], 0) + 1
+        epoch_s = self._single_s(trial) / self._scaling.speedup(held)
+        return max(results * epoch_s - (self._trials[trial].epoch_age_s or 0.0), 0.0)
+
+    def _make_do(self) -> None:
+        """Share out anew: GPUs that trials hold are about to go."""
+        proposal = self._proposal()
+        for trial, held in self._counts.items():
+            if proposal.get(trial) != held:
+                left = "1 slot is" if self._total == 1 else f"{self._total} slots are"
+                self._why[trial] = f"Only {left} left."
+        self._counts = {trial: count for trial, count in proposal.items() if trial in self._counts}
+
+    def _proposal(self) -> dict[str, int]:
+        scores = {trial: self._score(trial) for trial in self._notes.live}
+        best_first = sorted(scores, key=lambda trial: order(scores[trial], trial))
+        grid = self._rules.grid
+        at_most = on_grid(max(1, self._total - len(scores) + 1), grid)  # what it rounds off goes to the next
+        shares = share_out(best_first, self._total, min(self._most, at_most), self._rules.sharing)
+        return {trial: on_grid(share, grid) for trial, share in shares.items()}
+
+    def _score(self, trial: str) -> float | None:
+        return mean_score(self._study, self._trials[trial].results, self._rules.score_window)
+
+    def _claim(self, trial: str) -> float | None:
+        """Its score in line: while it runs the best so far, or one poor epoch would cost a start."""
+        if trial not in self._notes.live:
+            return self._score(trial)
+        scores = (finite_score(self._study, result.value) for result in self._trials[trial].results)
+        return max((score for score in scores if score is not None), default=None)
+
+    def _stop(self, trial: str, text: str) -> None:
+        self._stops[trial] = text
+        self._counts.pop(trial, None)
+        self._notes.forget(trial)
+
+    def _why_admitted(self, trial: str) -> str:
+        job, spare = self._trials[trial], not self._notes.admitting
+        if not job.results:
+            return why_new(self._left_s, spare=spare)
+        if not self._is_late and self._notes.rungs.fallen_at(trial) is None:
+            return why_holding(self._study, self._left_s, spare=spare)
+        return why_best(self._study, self._score(trial), job.epoch, self._left_s, spare=spare)
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether a newcomer cannot come as far by the deadline, even at its largest, as another has."""
+        if self._notes.admitting:
+            return False
+        epoch_s = self._epoch_s / self._scaling.speedup(self._largest)
+        return self._left_s < catch_up_s(self._notes.farthest, epoch_s, self._startup_s)
+
+    @property
+    def _epoch_s(self) -> float:
+        """An epoch of any trial on one GPU."""
+        return self._notes.single_epoch_s(self._tuning.profile.latency.epoch_s)
+
+    @property
+    def _free(self) -> int:
+        return self._total - sum(self._counts.values())
+
+    @property
+    def _startup_s(self) -> float:
+        return startup_s(self._notes.starts_s) if self._rules.overhead else 0.0
+
+    @property
+    def _payoff(self) -> Payoff:
+        literal, believed_s = self._rules.published, self._tuning.profile.start_s
+        unseen = self._rules.overhead and not self._notes.starts_s and not literal
+        return Payoff(
+            scaling=self._scaling,
+            left_s=self._left_s,
+            startup_s=believed_s if unseen else self._startup_s,
+            whole_epochs=not literal,
+        )
+
+    def _single_s(self, trial: str) -> float:
+        return self._notes.own_epoch_s(trial, self._tuning.profile.latency.epoch_s)
+
+    @property
+    def _scaling(self) -> Scaling:
+        if self._believed is None:
+            given, seen = self._tuning.profile.scaling, self._notes.speedups
+            self._believed = believed_scaling(self._rules.belief, given, self._total, seen)
+        return self._believed
+
+    @property
+    def _largest(self) -> int:
+        """The GPUs of a trial at its largest."""
+        return 1 if self._rules.sharing == "none" else self._most
+
+    @property
+    def _most(self) -> int:
+        """More GPUs than this do not make a trial faster, or it cannot take them, or they are not there."""
+        allowed = (job.job.worker.max for job in self._trials.values())
+        most = most_useful(self._scaling, max(1, min((self._total, *allowed))))
+        return on_grid(most, self._rules.grid)

@@ -1,0 +1,5 @@
+"""RubberBand: a tuning job done by its deadline at the least cost."""
+
+from stretto.policies.rubberband.policy import RubberBand
+
+__all__ = ["RubberBand"]

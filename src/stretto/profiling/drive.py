@@ -1,0 +1,427 @@
+"""The probe at work: copies of a training, told to start, grow and stop, and what their reports show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+
+from stretto.core.allocation import NOTHING, BatchChoice
+from stretto.core.errors import InputError
+from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried, NodeLost
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import BatchLimits, Job, Role, Tier, Work
+from stretto.core.leaving import had_not_begun
+from stretto.core.resources import Resources
+from stretto.core.substrate import Substrate
+from stretto.core.units import counted
+from stretto.driving.drive import Watcher
+from stretto.inputs.profile import MeasuredProfile
+from stretto.models.batch import split_batch
+from stretto.profiling.probe_data import (
+    Copy,
+    Describe,
+    Imported,
+    Layout,
+    OnProgress,
+    ProbeSpec,
+    ProbeTime,
+    Progress,
+    Seen,
+    worker_counts,
+)
+from stretto.search.source import ANY_BATCH
+
+PROBE = "probe"
+NO_BATCH = "the training function has taken no batch of its loader"
+EPOCHS_EACH = 3
+"""Timed epochs that are enough of a configuration and number of workers, the first ones included .."""
+SECONDS_EACH = 1.5
+""".. unless they are so short that chance shows: then more, until so much time was measured."""
+SILENCE_S = 10.0
+"""After so much of it, and whenever that has doubled, it is said what is waited for."""
+SINGLE_SHARE = 0.5
+"""Of the time, at most so much goes to single workers; gangs share the rest."""
+AGAIN_SHARE = 0.2
+"""Of what is left then, at most so much goes to further starts."""
+LONE_SHARE = 0.15
+"""Of the time, at most so much goes to a worker that has the machine to itself."""
+STARTED_AGAIN = 2
+"""Copies that are parked and started again: going on from a checkpoint is a start, too."""
+LONE_STARTS = 3
+"""Of the worker that has the machine to itself; the first is slow, as it makes a first checkpoint."""
+GANG_CONFIGS = 2
+"""Configurations that are timed with several workers: their speed-up differs less than their speed."""
+BATCH_SHARE = 0.3
+"""Of the time, where the batch may change, so much is kept for other batch sizes."""
+BATCH_FACTORS = (1.0, 0.5, 2.0, 4.0)
+"""Batch sizes per worker that are tried, relative to the usual one, where the batch may change."""
+
+
+class Probe:
+    """Fills all slots with single workers first, so that an epoch is timed beside the neighbours it will have
+    in a study; then fewer copies get more workers each. What the time does not reach is left out, and named;
+    only a first epoch is waited for longer.
+    """
+
+    def __init__(
+        self,
+        spec: ProbeSpec,
+        substrate: Substrate,
+        *,
+        slots: int,
+        layout: Layout,
+        time: ProbeTime,
+        describe: Describe,
+        imported: Imported | None,
+        on_progress: OnProgress,
+        watcher: Watcher,
+    ) -> None:
+        self._spec = spec
+        self._imported = imported
+        self._substrate = substrate
+        self._slots = slots
+        self._layout = layout
+        self._most = min(slots, spec.max_workers or slots)
+        self._begun_s = substrate.now_s()
+        self._time = time
+        self._end_s = self._begun_s + time.usual_s
+        self._cut_short = False
+        self._saw_an_end = False
+        self._has_shown = False
+        """Something was heard of some copy."""
+        self.noted = ""
+        """What was said of what a training shows, each thing once."""
+        self._on_progress = on_progress
+        self._watcher = watcher
+        self._numbers = count(1)
+        self._names = count()
+        self._copies: dict[str, Copy] = {}
+        self._seen = Seen(spec, self._most, describe)
+
+    def run(self) -> None:
+        self._watcher.tick(self._now_s())
+        self._say("starting one worker")
+        self._start(0, 1, "warm-up")
+        if not self._shows_itself():
+            self._end_s = self._now_s()
+            self._first_epoch()
+            return
+        self._end_s = self._now_s() + self._time.usual_s
+        limits = self._spec.batch or self._seen.batch_limits()
+        epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
+        if self._slots > 1:
+            self._lone_worker(self._share(epochs_end_s, LONE_SHARE))
+        self._single_workers(self._share(epochs_end_s, SINGLE_SHARE))
+        self._first_epoch()
+        self._starts_again(self._share(epochs_end_s, AGAIN_SHARE))
+        counts = list(worker_counts(self._most))
+        for position, workers in enumerate(counts):
+            self._gangs(workers, self._share(epochs_end_s, 1 / (len(counts) - position)))
+        if limits is not None:
+            self._batch_sizes(limits)
+
+    def result(self) -> MeasuredProfile:
+        """All that was seen."""
+        return self._seen.profile(
+            slots=self._slots,
+            measured_s=self._now_s() - self._begun_s,
+            given_s=self._time.usual_s,
+            cut_short=self._cut_short,
+        )
+
+    def stop(self) -> None:
+        self._drop(list(self._copies.values()))
+
+    def silence(self) -> str:
+        """What a training that has shown nothing may be at; empty if it has shown something."""
+        if self._has_shown or not self._copies:
+            return ""
+        if self._spec.shows_epochs_only:
+            return "the command has printed no epoch yet"
+        if self._imported is None:
+            return ""
+        return NO_BATCH if any(map(self._imported, self._copies)) else "the training code is being imported"
+
+    def _shows_itself(self) -> bool:
+        """Whether there is a sign of training within the time that loading may take."""
+
+        def heard() -> bool:
+            return all(copy.heard for copy in self._copies.values())
+
+        end_s, said_s = self._begun_s + self._time.loading_s, SILENCE_S
+        while not heard() and self._now_s() < end_s:
+            self._wait(heard, min(end_s, self._begun_s + said_s))
+            if not heard() and self._now_s() < end_s:
+                doing = self.silence() or "nothing was heard yet"
+                self._say(doing, self._time.loading_s, "in all, until it trains")
+                said_s *= 2.0
+        return heard()
+
+    def _single_workers(self, end_s: float) -> None:
+        """All slots busy with one worker each, until every configuration was timed often enough."""
+        self._say("timing epochs of single workers")
+
+        def enough() -> bool:
+            self._swap_timed()
+            self._fill(1)
+            return all(self._is_timed(config, 1) for config in self._usable())
+
+        self._until(enough, end_s)
+
+    def _first_epoch(self) -> None:
+        """Wait for one longer than for all else, if nothing tells yet how long it takes.
+
+        Training that came to its end without an epoch that could be timed will show none later either.
+        """
+
+        def enough() -> bool:
+            if self._saw_an_end or self._seen.tells_epochs(self._copies.values()):
+                return True
+            self._fill(1)
+            return False
+
+        end_s = max(self._end_s, self._begun_s + self._time.first_epoch_s)
+        if not enough() and self._has_time(end_s):
+            self._say("waiting for the first epoch's end", end_s - self._begun_s, "in all")
+            self._until(enough, end_s)
+
+    def _starts_again(self, end_s: float) -> None:
+        """Park copies and start them again, one at a time, as a study pauses trials and goes on with them.
+
+        A rigid training may begin anew, so that is asked only where no other start has shown the cost.
+        """
+        if self._spec.tier is Tier.RIGID and self._seen.started.get("start"):
+            return
+        for copy in list(self._copies.values())[:STARTED_AGAIN]:
+            if self._has_time(end_s) and copy.job.id in self._copies:
+                self._say("timing a start")
+                self._start_again(copy, "start", end_s)
+
+    def _lone_worker(self, end_s: float) -> None:
+        """The first worker while the other slots are idle: a plan need not hold all of them.
+
+        What it is compared with, the same worker among others, comes right after.
+        """
+        copy = next(iter(self._copies.values()), None)
+        if copy is None:
+            return
+        self._say("timing epochs of one worker alone")
+        if self._spec.tier is Tier.RIGID:
+            copy.lone = True
+        else:
+            for _ in range(LONE_STARTS):
+                if copy.job.id in self._copies:
+                    self._start_again(copy, "lone start", end_s, lone=True)
+        self._until(lambda: self._is_timed(copy.config, 1, lone=True) or not self._copies, end_s)
+        copy.get_company()
+
+    def _start_again(self, copy: Copy, started_as: str, end_s: float, *, lone: bool = False) -> None:
+        self._seen.note_part(copy)
+        self._tell(Action.PARK, copy)
+        copy.begin(1, started_as, lone=lone)
+        self._tell(Action.START, copy)
+        self._until(lambda: copy.ready or copy.job.id not in self._copies, end_s)
+
+    def _gangs(self, workers: int, end_s: float) -> None:
+        """As many gangs of this size as the slots hold."""
+        if not self._has_time(end_s):
+            return
+        self._say(f"timing epochs of {workers} workers")
+        resizes = self._spec.tier is not Tier.RIGID
+        keep = list(self._copies.values())[: self._slots // workers if resizes else 0]
+        self._drop([copy for copy in self._copies.values() if copy not in keep])
+        for copy in keep:
+            self._seen.note_part(copy)
+            copy.begin(workers, "resize")
+            self._tell(Action.RESIZE, copy)
+
+        def enough() -> bool:
+            timed = [config for config in self._usable() if self._is_timed(config, workers)]
+            done = len(timed) >= min(GANG_CONFIGS, len(self._usable()))
+            if not done:
+                self._drop([copy for copy in self._copies.values() if copy.config in timed])
+            self._fill(workers)
+            return done
+
+        self._until(enough, end_s)
+
+    def _batch_sizes(self, limits: BatchLimits) -> None:
+        """Steps of other batch sizes per worker, with one worker and with the most."""
+        counts = sorted({1, self._most})
+        for position, workers in enumerate(counts):
+            end_s = self._share(self._end_s, 1 / (len(counts) - position))
+            if not self._has_time(end_s):
+                return
+            self._drop(list(self._copies.values()))
+            for _ in range(self._slots // workers):
+                self._start(self._usable()[0], workers, limits=limits)
+            usual = split_batch(limits, limits.requested, workers).atomic
+            highest = min(limits.per_gpu_max, limits.max // workers)
+            for atomic in (round(usual * factor) for factor in BATCH_FACTORS):
+                if limits.per_gpu_min <= atomic <= highest:
+                    self._time_batch(workers, atomic, end_s)
+
+    def _time_batch(self, workers: int, atomic: int, end_s: float) -> None:
+        self._say(f"timing steps of {workers * atomic} examples with {counted(workers, 'worker')}")
+        for copy in self._copies.values():
+            self._tell(Action.SET_BATCH, copy, BatchChoice(atomic))
+        self._until(lambda: self._seen.has_step(workers, atomic) or not self._copies, end_s)
+
+    def _is_timed(self, config: int, workers: int, *, lone: bool = False) -> bool:
+        times_s = self._seen.times_of(config, workers, lone=lone)
+        return len(times_s) >= EPOCHS_EACH and sum(times_s) >= SECONDS_EACH
+
+    def _swap_timed(self) -> None:
+        """Configurations that were timed often enough make room for those that nobody is timing.
+
+        They are parked and not just stopped: in a study, too, a start waits until another trial was saved.
+        """
+        timing = {copy.config for copy in self._copies.values()}
+        lacking = [
+            config for config in self._usable() if config not in timing and not self._is_timed(config, 1)
+        ]
+        timed = [copy for copy in self._copies.values() if self._is_timed(copy.config, 1)]
+        for copy, config in zip(timed, lacking, strict=False):
+            self._drop([copy], Action.PARK)
+            self._start(config, 1)
+
+    def _fill(self, workers: int) -> None:
+        """Leave no slot idle that a gang of this size could use: the least timed configurations first."""
+        while len(self._copies) < self._slots // workers:
+            self._start(min(self._usable(), key=partial(self._urgency, workers)), workers)
+
+    def _urgency(self, workers: int, config: int) -> tuple[int, bool, int]:
+        """Which configuration to time next, lowest first; a gang's is compared with its own single worker."""
+        running = sum(copy.config == config for copy in self._copies.values())
+        unknown_alone = workers > 1 and not self._seen.times_of(config, 1)
+        return running, unknown_alone, len(self._seen.times_of(config, workers))
+
+    def _usable(self) -> list[int]:
+        """Configurations that train; at least one."""
+        usable = [config for config in range(len(self._spec.configs)) if config not in self._seen.failed]
+        if not usable:
+            raise InputError(
+                "the training failed.", where=self._spec.what, remedy=next(iter(self._seen.failed.values()))
+            )
+        return usable
+
+    def _start(
+        self,
+        config: int,
+        workers: int,
+        started_as: str = "",
+        limits: BatchLimits | None = None,
+    ) -> None:
+        """Start a copy; with `limits` its batch is what it is told, and not its own affair."""
+        job = Job(
+            id=f"probe-{next(self._names):03d}",
+            application=self._spec.what,
+            submit_s=self._now_s(),
+            worker=Role(demand=Resources(gpu=1), min=1, max=self._most),
+            tier=self._spec.tier if limits is None else Tier.ADAPTIVE,
+            batch=limits or ANY_BATCH,
+            work=Work(units_per_epoch=1.0, epochs=self._spec.epochs),
+            study=PROBE if limits is None else None,
+            config=self._spec.configs[config],
+        )
+        self._substrate.admit(job)
+        kind = started_as or ("start" if workers == 1 else "gang start")
+        copy = self._copies[job.id] = Copy(job, config, workers, kind)
+        self._tell(Action.START, copy)
+
+    def _drop(self, copies: Sequence[Copy], action: Action = Action.STOP) -> None:
+        for copy in copies:
+            self._seen.note_part(copy)
+            self._tell(action, copy)
+            del self._copies[copy.job.id]
+
+    def _tell(self, action: Action, copy: Copy, batch: BatchChoice | None = None) -> None:
+        gone = action in {Action.STOP, Action.PARK}
+        if gone:
+            self._layout.clear(copy.job.id)
+        allocation = NOTHING if gone else self._layout.place(copy.job.id, copy.workers)
+        limits = copy.job.batch
+        choice = batch or split_batch(limits, limits.requested, copy.workers)
+        number = next(self._numbers)
+        self._substrate.apply([Instruction(number, action, copy.job.id, allocation, choice)])
+
+    def _until(self, enough: Callable[[], bool], end_s: float) -> None:
+        """Wait; what is not done by then remains undone."""
+        self._wait(enough, end_s)
+        self._has_time(math.inf if enough() else end_s)
+
+    def _wait(self, enough: Callable[[], bool], end_s: float) -> None:
+        """Look only once all that happened at a time is known."""
+        while not enough() and self._now_s() < end_s:
+            event = self._substrate.next_event(end_s)
+            while event is not None:
+                self._take(event)
+                event = self._substrate.next_event(self._now_s())
+            self._watcher.tick(self._now_s())
+
+    def _take(self, event: Event) -> None:
+        self._watcher.observe(event)
+        if isinstance(event, NodeLost):
+            raise InputError(
+                f"node {event.node_id} was lost while speeds were measured.",
+                where=self._spec.what,
+                remedy="Start again.",
+            )
+        copy = self._copies.get(event.subject)
+        if copy is None:
+            return
+        match event:
+            case JobReported():
+                self._has_shown = True
+                self._seen.take(event, copy)
+            case JobNoted() if not had_not_begun(event.text):  # the probe itself says so
+                self._note(event.text)
+            case JobRetried():
+                copy.begin(copy.workers, "retry")
+            case JobFailed():
+                self._seen.failed[copy.config] = event.error
+                self._forget(copy)
+            case JobFinished():
+                if not copy.heard:
+                    raise InputError(
+                        "the training ended without reporting an epoch.",
+                        where=self._spec.what,
+                        remedy="Call run.report(...) once per epoch; a command prints a line such as "
+                        '{"epoch": 1, "accuracy": 0.9}.',
+                    )
+                self._saw_an_end = True
+                self._forget(copy)
+            case _:
+                pass
+
+    def _note(self, text: str) -> None:
+        sentence = f"{text[:1].upper()}{text[1:].rstrip('.')}."
+        if sentence not in self.noted:
+            self.noted = f"{self.noted} {sentence}".lstrip()
+
+    def _forget(self, copy: Copy) -> None:
+        """It is over by itself."""
+        self._layout.clear(copy.job.id)
+        del self._copies[copy.job.id]
+
+    def _now_s(self) -> float:
+        return self._substrate.now_s()
+
+    def _share(self, end_s: float, share: float) -> float:
+        """When so much of the time until then is over."""
+        return self._now_s() + share * max(end_s - self._now_s(), 0.0)
+
+    def _left_s(self) -> float:
+        return max(self._end_s - self._now_s(), 0.0)
+
+    def _has_time(self, end_s: float) -> bool:
+        """Whether it is not yet so late; else something remains undone."""
+        has_time = self._now_s() < end_s
+        self._cut_short = self._cut_short or not has_time
+        return has_time
+
+    def _say(self, doing: str, most_s: float | None = None, since: str = "once it trains") -> None:
+        most_s = self._time.usual_s if most_s is None else most_s
+        self._on_progress(Progress(self._now_s() - self._begun_s, most_s, doing, since))

@@ -1,0 +1,216 @@
+"""A short probe of a training script: how long its steps, epochs, starts and resizes take."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from stretto.core.cluster import Node
+from stretto.core.errors import InputError
+from stretto.core.job import Tier
+from stretto.core.substrate import Substrate
+from stretto.core.units import format_duration
+from stretto.driving.drive import Unwatched, Watcher, wall_clock
+from stretto.driving.early_stop import MetricGuard
+from stretto.driving.substrate import Hands, MakeSubstrate
+from stretto.driving.target import OpenSite, ThisMachine, kept_log
+from stretto.inputs.profile import MeasuredProfile
+from stretto.inputs.work import Entry, RealWork
+from stretto.profiling.drive import NO_BATCH, PROBE, Probe
+from stretto.profiling.probe_data import (
+    LOADING_S,
+    Describe,
+    Imported,
+    Layout,
+    OnProgress,
+    ProbeSpec,
+    ProbeTime,
+    Progress,
+)
+from stretto.search.space import Config
+from stretto.search.study import Direction, Study
+from stretto.substrate.elastic.substrate import ElasticSubstrate
+from stretto.substrate.local.slots import whole_machine
+from stretto.wire.messages import Described
+
+__all__ = ["OnProgress", "ProbeSpec", "Progress", "measure", "probe", "probed_as", "slots_of"]
+
+ANY_STUDY = Study(
+    name=PROBE, metric="epoch", direction=Direction.MAX, trials=1, rungs=(), eta=2, max_epochs=10**6
+)
+"""For training that belongs to no study: whatever it reports, its epochs are timed; a command prints them."""
+
+MORE_TIME = "Give more time: --time 30m."
+
+
+def probe(
+    work: RealWork,
+    configs: Sequence[Config],
+    *,
+    slots: int,
+    time_s: float,
+    site: OpenSite | None = None,
+    nodes: tuple[Node, ...] = (),
+    study: Study = ANY_STUDY,
+    seed: int = 0,
+    make: MakeSubstrate | None = None,
+    on_progress: OnProgress = lambda _: None,
+    more_time: str = MORE_TIME,
+    first_epoch_s: float | None = None,
+    loading_s: float = LOADING_S,
+    max_workers: int | None = None,
+    log: Path | None = None,
+) -> MeasuredProfile:
+    """Train some configurations for a moment, on a site with so many slots; None: on this machine.
+
+    `nodes` are those of the site that have these slots, if not all that are there have them. `max_workers` is
+    how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
+    waited for, where `time_s` is too short for it, and `loading_s` how long a first sign of training is. The
+    folder it is done in is thrown away; the log of the first training that failed is kept as `log`, if that
+    is given. `more_time` says how to give a probe more of it, where it was too short; `make` takes the place
+    of the site's own substrate.
+    """
+    site = ThisMachine(slots=slots) if site is None else site
+    nodes = nodes or site.nodes
+    if not nodes:
+        raise InputError(
+            f"{site.words} has no node yet to measure on.",
+            where=str(work),
+            remedy="Let one join and start again; or measure elsewhere with `stretto profile`, and write "
+            '[profile] file = "profile.json" in the study.',
+        )
+    spec = ProbeSpec(
+        what=probed_as(work, site),
+        configs=tuple(configs),
+        tier=Tier.ELASTIC if isinstance(work, Entry) else Tier.RIGID,
+        max_workers=max_workers,
+        epochs=None if isinstance(work, Entry) else study.max_epochs,  # a command may have to be told
+        shows_epochs_only=not isinstance(work, Entry),
+        steps_suffice=study is ANY_STUDY,
+    )
+    hands = Hands(
+        work=lambda _: work,
+        study=study,
+        slots=slots,
+        nodes=nodes,
+        seed=seed,
+        retries=0,
+        tried=True,
+    )
+    with site.scratch("probe", log) as folder:
+        substrate = (make or site.make)(hands, folder, wall_clock(time.time()))
+        try:
+            elastic = substrate if isinstance(substrate, ElasticSubstrate) else None
+            measured = measure(
+                spec,
+                substrate,
+                slots=slots,
+                nodes=nodes,
+                time_s=time_s,
+                describe=_nothing_said if elastic is None else elastic.described,
+                imported=None if elastic is None else elastic.is_born,
+                on_progress=on_progress,
+                watcher=Unwatched() if study is ANY_STUDY else MetricGuard(folder, study, Unwatched()),
+                more_time=more_time,
+                first_epoch_s=first_epoch_s,
+                loading_s=loading_s,
+            )
+            return _with_a_log_kept(measured, log)
+        finally:  # a command may have something to clear away
+            (substrate.close if hands.runs_commands else substrate.stop_now)()
+
+
+def _nothing_said(job_id: str) -> Described | None:
+    """By a command."""
+    del job_id
+    return None
+
+
+def _with_a_log_kept(measured: MeasuredProfile, place: Path | None) -> MeasuredProfile:
+    """The log of the first configuration that failed lies there; others go with the probe's folder."""
+    failed = tuple(
+        dataclasses.replace(one, log=kept_log(Path(one.log), place if one is measured.failed[0] else None))
+        for one in measured.failed
+    )
+    return dataclasses.replace(measured, failed=failed)
+
+
+def probed_as(work: RealWork, site: OpenSite) -> str:
+    """What a profile says was measured: the work, and where, unless that is this machine."""
+    return f"{work}{site.mark}"
+
+
+def slots_of(nodes: Iterable[Node]) -> int:
+    """How many there are on these nodes."""
+    return sum(node.gpus for node in nodes)
+
+
+def measure(
+    spec: ProbeSpec,
+    substrate: Substrate,
+    *,
+    slots: int,
+    time_s: float,
+    nodes: Sequence[Node] = (),
+    describe: Describe = lambda _: None,
+    imported: Imported | None = None,
+    on_progress: OnProgress = lambda _: None,
+    watcher: Watcher | None = None,
+    more_time: str = MORE_TIME,
+    first_epoch_s: float | None = None,
+    loading_s: float = LOADING_S,
+) -> MeasuredProfile:
+    """Probe on nodes that have so many slots together, else on one node "local"; all that it starts it stops.
+
+    `time_s` is counted from the first sign of training: loading its code is not measuring. `describe` says
+    what the training code of a job turned out to want, once it is known; `imported`, whether its function
+    runs, where that can be seen.
+    """
+    if slots < 1:
+        raise InputError(f"{slots} slots hold no worker.", remedy="Give at least one.")
+    if not 0.0 < time_s < float("inf"):
+        raise InputError(f"a probe of {time_s:g} s measures nothing.", remedy="Give a time such as 90s.")
+    probe = Probe(
+        spec,
+        substrate,
+        slots=slots,
+        layout=Layout(nodes or (whole_machine(slots),)),
+        time=ProbeTime(
+            usual_s=time_s,
+            first_epoch_s=time_s if first_epoch_s is None else first_epoch_s,
+            loading_s=loading_s,
+        ),
+        describe=describe,
+        imported=imported,
+        on_progress=on_progress,
+        watcher=watcher or Unwatched(),
+    )
+    silence = ""
+    try:
+        probe.run()
+        silence = probe.silence()
+    finally:
+        probe.stop()
+    measured = probe.result()
+    if not measured.epochs and not measured.speeds:
+        raise no_epoch(measured, more_time, probe.noted, silence, is_command=spec.shows_epochs_only)
+    return measured
+
+
+def no_epoch(
+    measured: MeasuredProfile, more_time: str, noted: str = "", silence: str = "", *, is_command: bool
+) -> InputError:
+    """What to say of a probe that did not see how long an epoch takes.
+
+    `noted` may be why; `silence` is what a training may have been at that it has heard nothing of.
+    """
+    prints = ' (a command prints {"epoch": 1} when its first epoch ends)' if is_command else ""
+    loops = "Give the loader to run.prepare, and go through it inside run.epochs."
+    return InputError(
+        f"the first epoch did not end within {format_duration(measured.measured_s)}"
+        f"{f': {silence}' if silence else ''}{prints}.",
+        where=measured.what,
+        remedy=" ".join(filter(None, (noted, loops if silence == NO_BATCH else "", more_time))),
+    )

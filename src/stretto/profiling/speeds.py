@@ -1,0 +1,134 @@
+"""How fast a study's training is: as its file says, as it was measured before, or by a probe now."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+from stretto.core.cluster import Node
+from stretto.core.seeds import child_rng
+from stretto.driving.request import Checked
+from stretto.driving.substrate import MakeSubstrate
+from stretto.driving.target import OpenSite
+from stretto.inputs.cluster import Offer
+from stretto.inputs.profile import MeasuredProfile, read_profile, write_profile
+from stretto.inputs.study import belief_of
+from stretto.inputs.work import Entry
+from stretto.planning.profile import Profile
+from stretto.profiling.launched_node import on_launched_node
+from stretto.profiling.origin import known_profile, origin_of
+from stretto.profiling.probe import OnProgress, no_epoch, probe, slots_of
+from stretto.profiling.probe_data import ProbeTime, probe_time
+from stretto.runs.status import holding
+
+MOST_PROBED = 4
+"""Configurations of a probe: some show how much trials differ."""
+MORE_TIME = (
+    "Stretto waits three quarters of the time until the deadline for a first sign of training and an eighth "
+    "for the end of an epoch (5 and 10 minutes without a deadline). Give a later deadline, or write "
+    '[profile] epoch_s = 60 and speedup = { "1" = 1.0 } in the study, or measure with `stretto profile '
+    '--study FILE --time 30m` and write [profile] file = "profile.json" there.'
+)
+ONLY_LONE = (
+    " Epochs were timed only while the other slots were idle; they may take longer beside others, so what is "
+    "expected has a wider interval."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What is believed of a study's speed."""
+
+    profile: Profile
+    source: str
+    """Where that is from, in words."""
+
+
+def speeds_of(
+    checked: Checked,
+    site: OpenSite,
+    offer: Offer,
+    *,
+    make: MakeSubstrate | None = None,
+    on_progress: OnProgress = lambda _: None,
+) -> Speeds:
+    """As the study's file says; else as measured before, for this run or another of the study; else by a
+    probe now.
+    """
+    folder, outline = checked.folder, checked.outline
+    if outline.profile is not None:
+        return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
+    known = None if folder.is_begun else known_profile(checked, site)
+    if known is None and not folder.is_begun:
+        with holding(folder):
+            found = _measured(checked, site, make, on_progress)
+            if not found.tells_epochs:
+                raise no_epoch(found, MORE_TIME, is_command=not isinstance(checked.work, Entry))
+            write_profile(folder.profile, found)
+        source = f"Speeds: measured now ({folder.profile})."
+    elif known is None or known.folder == folder:
+        source = f"Speeds: measured before for this run ({folder.profile})."
+    else:
+        with holding(folder):
+            write_profile(folder.profile, known.taken_over())
+        source = (
+            f"Speeds: measured before for the run {known.folder.name} ({known.folder.profile}), "
+            "with the same study, training code and machine."
+        )
+    measured = read_profile(folder.profile)
+    if measured.only_lone:
+        source += ONLY_LONE
+    if measured.failure:
+        source += f"\n{measured.failure}"
+    return Speeds(belief_of(measured, outline, offer), source)
+
+
+def _measured(
+    checked: Checked, site: OpenSite, make: MakeSubstrate | None, on_progress: OnProgress
+) -> MeasuredProfile:
+    """By a probe, on a node that is launched for it if none is there."""
+    origin = origin_of(checked, site)
+
+    def measure(on: OpenSite, nodes: tuple[Node, ...], start_s: float) -> MeasuredProfile:
+        left_s = checked.left_s(time.monotonic())
+        within = probe_time(None if left_s is None else left_s - start_s)
+        return _probe(checked, on, nodes, within=within, make=make, on_progress=on_progress)
+
+    if site.to_measure_on:
+        found = measure(site, site.to_measure_on, 0.0)
+    else:
+        found = on_launched_node(checked, site, measure, on_progress)
+    return dataclasses.replace(found, origin=origin)
+
+
+def _probe(
+    checked: Checked,
+    site: OpenSite,
+    nodes: tuple[Node, ...],
+    *,
+    within: ProbeTime,
+    make: MakeSubstrate | None,
+    on_progress: OnProgress,
+) -> MeasuredProfile:
+    """Train some configurations of the study for a moment."""
+    space, seed = checked.outline.space, checked.request.seed
+    slots = slots_of(nodes)
+    count = min(max(slots, 2), MOST_PROBED)
+    return probe(
+        checked.work,
+        [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
+        slots=slots,
+        site=site,
+        nodes=nodes,
+        time_s=within.usual_s,
+        first_epoch_s=within.first_epoch_s,
+        loading_s=within.loading_s,
+        max_workers=None if checked.elastic else 1,
+        study=checked.outline.study,
+        seed=seed,
+        make=make,
+        on_progress=on_progress,
+        more_time=MORE_TIME,
+        log=checked.folder.failed_log,
+    )

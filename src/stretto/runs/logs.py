@@ -1,0 +1,166 @@
+"""What the jobs of a run have printed, also while they print."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from stretto.core.errors import InputError, did_you_mean
+from stretto.core.units import several
+from stretto.runs.folder import RunFolder, is_folder_name
+from stretto.runs.manage import jobs_of
+from stretto.runs.status import is_going_on
+
+CHUNK_BYTES = 1 << 16
+LOOK_S = 0.2
+LAST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """The log of a job."""
+
+    job: str
+    """The job; empty for a log of the run itself."""
+    path: Path
+    size_bytes: int
+    changed_s: float | None
+    """On the wall clock; None: nothing was printed yet."""
+    last_line: str
+
+
+def list_logs(folder: RunFolder) -> tuple[LogLine, ...]:
+    """Of every job, then of the run itself: training that failed while it was tried, launches that failed."""
+    own = [folder.failed_log, *sorted(folder.nodes.glob("*.log"))]
+    jobs = [_line(job, folder.log(job)) for job in jobs_of(folder)]
+    return (*jobs, *(_line("", path) for path in own if path.is_file()))
+
+
+def log_of(folder: RunFolder, job: str) -> Path:
+    """Where a job's log is, or will be; InputError if there is no such job."""
+    jobs = jobs_of(folder)
+    if not is_folder_name(job) or job not in jobs:
+        there = f"It has {several(jobs)}." if jobs else "It has none yet."
+        raise InputError(
+            f"there is no job {job!r}.", where=str(folder.path), remedy=f"{did_you_mean(job, jobs)}{there}"
+        )
+    return folder.log(job)
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """The content of a log, in pieces; nothing if there is none."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+
+
+@dataclass(slots=True)
+class Followed:
+    """A log from where it was last read; one that was begun anew is read from its beginning.
+
+    A log that grew too long becomes `<path>.1`, and that is read to its end first.
+    """
+
+    path: Path
+    _inode: int = 0
+    _at: int = 0
+
+    def more(self) -> bytes:
+        """What was added, a piece at most."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode:
+                    if piece := self._more_put_aside():
+                        return piece
+                    self._inode, self._at = status.st_ino, 0
+                elif status.st_size < self._at:
+                    self._at = 0
+                return self._read(file)
+        except OSError:  # not there yet, or its folder was removed
+            return b""
+
+    def _more_put_aside(self) -> bytes:
+        try:
+            with self.path.with_name(f"{self.path.name}.1").open("rb") as file:
+                return self._read(file) if os.fstat(file.fileno()).st_ino == self._inode else b""
+        except OSError:
+            return b""
+
+    def _read(self, file: BinaryIO) -> bytes:
+        file.seek(self._at)
+        piece = file.read(CHUNK_BYTES)
+        self._at += len(piece)
+        return piece
+
+
+@dataclass(slots=True)
+class Lines:
+    """Pieces of one log made into whole lines, with the job in front of each; a long line becomes several."""
+
+    prefix: bytes
+    _rest: bytearray = field(default_factory=bytearray)
+
+    def add(self, piece: bytes, *, last: bool = False) -> bytes:
+        self._rest += piece
+        whole, newline, rest = bytes(self._rest).rpartition(b"\n")
+        if rest and (last or len(rest) > CHUNK_BYTES):
+            whole, newline, rest = whole + newline + rest, b"\n", b""
+        if not newline:
+            return b""
+        self._rest = bytearray(rest)
+        return b"".join(self.prefix + line + b"\n" for line in whole.split(b"\n"))
+
+
+def follow(
+    folder: RunFolder,
+    job: str | None,
+    write: Callable[[bytes], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    is_over: Callable[[RunFolder], bool] = lambda folder: not is_going_on(folder),
+) -> None:
+    """Write what is printed from now on and was before, until the run ends; of all jobs with their names."""
+    logs: dict[str, Followed] = {}
+    lines: dict[str, Lines] = {}
+    while True:
+        over = is_over(folder)
+        for name in [job] if job is not None else _with_folders(folder):
+            logs.setdefault(name, Followed(folder.log(name)))
+            lines.setdefault(name, Lines(f"{name} | ".encode()))
+        while pieces := {name: piece for name, log in logs.items() if (piece := log.more())}:
+            for name, piece in pieces.items():
+                write(piece if job is not None else lines[name].add(piece))
+        if over:
+            break
+        sleep(LOOK_S)
+    if job is None:
+        for one in lines.values():
+            write(one.add(b"", last=True))
+
+
+def _with_folders(folder: RunFolder) -> Sequence[str]:
+    try:
+        return sorted(path.name for path in (folder.path / "jobs").iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _line(job: str, path: Path) -> LogLine:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            file.seek(max(status.st_size - LAST_BYTES, 0))
+            end = file.read().decode(errors="replace").strip()
+    except OSError:
+        return LogLine(job=job, path=path, size_bytes=0, changed_s=None, last_line="")
+    last = end.splitlines()[-1] if end else ""
+    return LogLine(job=job, path=path, size_bytes=status.st_size, changed_s=status.st_mtime, last_line=last)

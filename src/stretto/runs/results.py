@@ -1,0 +1,450 @@
+"""What a real study came to, read off the files of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stretto.core.errors import InputError
+from stretto.core.events import Event, JobNoted, NodeRefused, RunResumed
+from stretto.core.job import Value
+from stretto.core.leaving import had_not_begun
+from stretto.core.units import HOUR_S
+from stretto.driving.cost import RunMeter, left_usd, measuring_usd
+from stretto.driving.request import UNKNOWN, tuning_on
+from stretto.inputs.profile import read_profile
+from stretto.inputs.study import StudyOutline, belief_of, outline_of
+from stretto.journal.folds.history import Gap, history_of, seen_by
+from stretto.launch.expect import Expectation
+from stretto.planning.forecast import Estimate
+from stretto.planning.tuning import Limits, Tuning
+from stretto.runs.deadline import Deadline, EndedBy, deadline_of, is_at_deadline
+from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables, unreadable
+from stretto.runs.live_state import ENDED, NOT_STARTED, Board, JobLine, Phase
+from stretto.runs.metrics_files import never_a_number, shown_in
+from stretto.runs.status import is_going_on, standing_of, state_of
+from stretto.substrate.elastic.command import own_folder
+from stretto.wire.checkpoint_meta import usable_checkpoints
+
+NOTABLE_S = 2.0
+"""From a deadline until everything has ended; less is not worth a word."""
+AT_ONCE_S = 1.0
+"""Between a forecast and the start; times no further apart are the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One trial."""
+
+    id: str
+    config: dict[str, Value]
+    state: str
+    epochs: int
+    best_metric: float | None
+    """None if it showed no number or diverged."""
+    retries: int
+    error: str
+    """Of a trial that failed: its own traceback, and where its log is."""
+    log: Path
+    checkpoint: Path | str | None
+    """Of its best epoch; a URL if that is where it is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneResult:
+    """What a study came to."""
+
+    run: Path
+    policy: str
+    metric: str
+    ended_by: str
+    """jobs, deadline, budget, stalled or request. Of a run that is not over: "unfinished" while it goes on,
+    "stopped" if it was asked to, "interrupted" if it was killed."""
+    best_trial: str | None
+    best_config: dict[str, Value] | None
+    best_metric: float | None
+    checkpoint: Path | str | None
+    """Of the best trial's best epoch."""
+    files: Path | None = None
+    """The folder of the best trial's command, if it keeps something there."""
+    file_names: tuple[str, ...] = ()
+    """What is in that folder."""
+    cost_usd: float
+    finished_s: float
+    """Seconds from the first start to the last event, and no less than to the deadline that ended it."""
+    gpu_hours: float
+    predicted_finish_s: Estimate | None
+    predicted_cost_usd: Estimate | None
+    predicted_epochs: Estimate | None = None
+    """Of all trials together."""
+    deadline: Deadline | None = None
+    trials: tuple[TrialResult, ...]
+    """Those that were drawn, the first ones first."""
+    not_drawn: int = 0
+    """Trials of the study that it did not come to."""
+    gaps: tuple[Gap, ...] = ()
+    """When nobody drove it."""
+    past_limits: tuple[PastLimits, ...] = ()
+    """Limits that were raised on the way; what was predicted with them is not compared."""
+    problem: str = ""
+    """Why there is no best trial, where that can be said."""
+    damaged: tuple[str, ...] = ()
+    """Checkpoints and files that are not as they were written, in words."""
+    known_until_s: float | None = None
+    """Of a run whose journal is damaged: when the last event before the damage was."""
+
+    @property
+    def succeeded(self) -> bool:
+        """It is over, and there is a model."""
+        return self.best_metric is not None and self.is_over
+
+    @property
+    def failed(self) -> int:
+        """Trials that failed for good."""
+        return sum(trial.state == Phase.FAILED for trial in self.trials)
+
+    @property
+    def is_over(self) -> bool:
+        """There is nothing to resume."""
+        return self.ended_by in {str(ending) for ending in EndedBy if ending.for_good}
+
+    @property
+    def epochs(self) -> int:
+        """Of all trials together."""
+        return sum(trial.epochs for trial in self.trials)
+
+    @property
+    def is_cut_as_foreseen(self) -> bool:
+        """The deadline ended it, as was certain: its finish says nothing of the forecast, its epochs do."""
+        expected, deadline = self.predicted_finish_s, self.deadline
+        if self.ended_by != EndedBy.DEADLINE or expected is None or deadline is None:
+            return False
+        return expected.p10 >= deadline.after_s - AT_ONCE_S
+
+    @property
+    def overrun_s(self) -> float:
+        """How long what ran took to end after the deadline had come; 0 if that is not worth a word."""
+        if self.ended_by != EndedBy.DEADLINE or self.deadline is None:
+            return 0.0
+        late_s = self.finished_s - self.deadline.after_s
+        return late_s if late_s >= NOTABLE_S else 0.0
+
+    @property
+    def trials_by_state(self) -> dict[str, int]:
+        counts = Counter(trial.state for trial in self.trials)
+        counts[NOT_STARTED] += self.not_drawn
+        return dict(+counts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines."""
+        plain = dataclasses.asdict(self)
+        plain["trials_by_state"] = self.trials_by_state
+        plain["epochs"] = self.epochs
+        return json.loads(json.dumps(plain, default=str, allow_nan=False))  # type: ignore[no-any-return]
+
+
+def begun_outline(spec: RunSpec) -> StudyOutline:
+    """The study of a run, as it was begun, without what was measured of it."""
+    return outline_of(spec.asked["study"], Path(spec.file))
+
+
+def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
+    """The study of a run, as it was begun, with what was measured of it."""
+    outline = begun_outline(spec)
+    if outline.profile is None and folder.profile.is_file():
+        assert spec.offer is not None
+        profile = belief_of(read_profile(folder.profile), outline, spec.offer)
+        return dataclasses.replace(outline, profile=profile)
+    return outline
+
+
+def run_tuning(outline: StudyOutline, spec: RunSpec, measured_usd: float) -> Tuning:
+    """What its policy was told, after so much was spent to measure."""
+    budget_usd = left_usd(spec.budget_usd, measured_usd)
+    limits = Limits(deadline_s=spec.deadline_s, budget_usd=budget_usd, q=outline.limits.q)
+    assert spec.offer is not None
+    return tuning_on(spec.offer, outline, outline.profile or UNKNOWN, limits, elastic=spec.elastic)
+
+
+def read_ending(folder: RunFolder) -> EndedBy | None:
+    """What ended the run; None if it is not over."""
+    result = folder.read("result")
+    try:
+        return None if result is None else EndedBy(result["ended_by"])
+    except (KeyError, ValueError) as error:
+        raise _damaged(folder, "result") from error
+
+
+def ending_of(folder: RunFolder) -> EndedBy | None:
+    """What ended the run, be it a deadline that passed while nobody drove it; None if it is not over."""
+    ended_by, spec = read_ending(folder), folder.begun_spec()
+    if ended_by is not None or spec.deadline_s is None or is_going_on(folder):
+        return ended_by
+    return EndedBy.DEADLINE if time.time() - spec.started_at_s >= spec.deadline_s else None
+
+
+def plan_tables(expectation: Expectation) -> Tables:
+    """What is kept of a forecast, to be compared with what comes."""
+    kept = (expectation.finish_s, expectation.cost_usd, expectation.epochs)
+    finish_s, cost_usd, epochs = (None if one is None else dataclasses.asdict(one) for one in kept)
+    return {"finish_s": finish_s, "cost_usd": cost_usd, "epochs": epochs}
+
+
+def forget_plan(folder: RunFolder) -> None:
+    """The forecast was made for other limits; it is kept, and nothing is compared with it any more."""
+    plan = folder.read("plan")
+    if plan is not None:
+        nothing = plan_tables(Expectation(finish_s=None, cost_usd=None, epochs=None))
+        folder.write("plan", {**nothing, "for_past_limits": plan})
+
+
+def kept_expectation(folder: RunFolder) -> Expectation | None:
+    """The forecast that was made before a run began; None if it has not begun."""
+    plan = folder.read("plan")
+    if plan is None:
+        return None
+    try:
+        return Expectation(
+            finish_s=_estimate(plan["finish_s"]),
+            cost_usd=_estimate(plan["cost_usd"]),
+            epochs=_estimate(plan["epochs"]),
+        )
+    except (KeyError, msgspec.ValidationError) as error:
+        raise _damaged(folder, "plan") from error
+
+
+def _damaged(folder: RunFolder, name: str) -> InputError:
+    path = folder.path / f"{name}.json"
+    return unreadable(path, "is not as it was written.")
+
+
+def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
+    """The summary of a run, over or not."""
+    spec = folder.begun_spec()
+    outline = begun_outline(spec)
+    measured_usd, plan = 0.0, None
+    damaged: list[str] = []
+    with _noted(damaged):
+        measured_usd = measuring_usd(folder, spec.asked["study"])
+    with _noted(damaged):
+        plan = kept_expectation(folder)
+    tuning = run_tuning(outline, spec, measured_usd)
+    board, meter = Board(tuning.study), RunMeter(tuning, outline.machine.usd_per_slot_hour)
+    history = history_of(seen_by(folder.events(), board, meter))
+    best = board.best()
+    standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
+    deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
+    known_until_s = folder.known_until_s()
+    finished_s = board.now_s if deadline_s is None else _ended_s(folder.events(), deadline_s)
+    damaged += [text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)]
+    return TuneResult(
+        run=folder.path,
+        policy=spec.policy,
+        metric=tuning.study.metric,
+        ended_by=str(standing),
+        best_trial=None if best is None else best.job.id,
+        best_config=None if best is None else dict(best.job.config),
+        best_metric=None if best is None else board.best_value(best),
+        checkpoint=None if best is None else kept_checkpoint(folder, best),
+        files=None if best is None else command_files(folder, best.job.id),
+        file_names=() if best is None else _file_names(command_files(folder, best.job.id)),
+        cost_usd=meter.cost_usd(max(board.now_s, finished_s)) + measured_usd,
+        finished_s=finished_s,
+        gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
+        predicted_finish_s=None if plan is None else plan.finish_s,
+        predicted_cost_usd=None if plan is None else plan.cost_usd,
+        predicted_epochs=None if plan is None else plan.epochs,
+        deadline=deadline_of(spec),
+        trials=tuple(_trial(folder, board, line, standing) for line in board.jobs.values()),
+        not_drawn=tuning.study.trials - len(board.jobs),
+        gaps=tuple(
+            dataclasses.replace(gap, at_deadline=is_at_deadline(gap.start_s, spec.past_limits))
+            for gap in history.gaps_until(
+                finished_s,
+                dead=known_until_s is None and ended_by is not None and read_ending(folder) is None,
+            )
+        ),
+        past_limits=spec.past_limits,
+        damaged=tuple(damaged),
+        known_until_s=known_until_s,
+        problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
+    )
+
+
+@contextlib.contextmanager
+def _noted(damaged: list[str]) -> Iterator[None]:
+    """A file that adds to a result, and that is not as it was written, does not end it."""
+    try:
+        yield
+    except InputError as error:
+        damaged.append(str(error))
+
+
+def _ended_s(events: Iterable[Event], deadline_s: float) -> float:
+    """When a run was over that its deadline ended; whoever took it up later only let go of its nodes."""
+    driven = takewhile(lambda one: not isinstance(one, RunResumed) or one.t_s <= deadline_s, events)
+    return max(deadline_s, max((event.t_s for event in driven), default=0.0))
+
+
+def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> TrialResult:
+    return TrialResult(
+        id=line.job.id,
+        config=dict(line.job.config),
+        state=state_of(line.shown_phase, standing),
+        epochs=line.epoch,
+        best_metric=board.best_value(line),
+        retries=line.retries,
+        error=line.error if line.phase is Phase.FAILED else "",
+        log=folder.log(line.job.id),
+        checkpoint=kept_checkpoint(folder, line),
+    )
+
+
+def kept_checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
+    """The best one in the run's folder, or the newest if the best was found damaged.
+
+    Whoever saved it may have been killed before it could tell.
+    """
+    if "://" not in (line.best_checkpoint or line.checkpoint):
+        usable = usable_checkpoints(folder.checkpoints(line.job.id))
+        if place := usable.best or usable.newest:
+            return place.absolute()
+        if usable.damaged:
+            return None
+    return checkpoint_at(line.best_checkpoint, line.checkpoint)
+
+
+def damaged_checkpoints(folder: RunFolder, line: JobLine) -> Iterator[str]:
+    """What is said of a job whose checkpoints are not all as they were written."""
+    usable = usable_checkpoints(folder.checkpoints(line.job.id))
+    used = usable.best or usable.newest
+    instead = f"{used.parent.name} is used instead" if used is not None else "there is no other"
+    for text in usable.damaged:
+        yield f"checkpoint {text}; {instead}."
+
+
+def checkpoint_at(*places: str) -> Path | str | None:
+    """The first of some files that is there, or the URL of one; one that was damaged was put aside."""
+    for place in filter(None, places):
+        if "://" in place:
+            return place
+        if Path(place).is_file():
+            return Path(place)
+    return None
+
+
+def command_files(folder: RunFolder, job_id: str) -> Path | None:
+    """The folder that a job's command keeps files in, if there are any."""
+    files = own_folder(folder.log(job_id).parent)
+    with contextlib.suppress(OSError):
+        return files.absolute() if any(files.iterdir()) else None
+    return None
+
+
+def _file_names(files: Path | None) -> tuple[str, ...]:
+    if files is None:
+        return ()
+    with contextlib.suppress(OSError):
+        return tuple(sorted(path.name for path in files.iterdir()))
+    return ()
+
+
+def best_tables(result: TuneResult) -> Tables:
+    """What `result.json` says of the best trial."""
+    if result.best_trial is None:
+        return {}
+    best = {
+        "trial": result.best_trial,
+        "config": result.best_config,
+        "metric": result.metric,
+        "value": result.best_metric,
+        "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+        "files": None if result.files is None else str(result.files),
+        "file_names": list(result.file_names),
+    }
+    return {"best": best}
+
+
+def _estimate(table: object) -> Estimate | None:
+    return None if table is None else msgspec.convert(table, Estimate)
+
+
+def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
+    """Why no trial has shown a number."""
+    failed = [line for line in lines if line.phase is Phase.FAILED]
+    if failed and len(failed) == sum(line.started_s is not None for line in lines):
+        return f"every trial that was started failed; the first: {failed[0].error.strip()}"
+    reported = [line for line in lines if line.epoch]
+    if not reported:
+        return f"no trial came to the end of an epoch{_without_nodes(folder, lines) or _not_begun(folder)}."
+    shown = shown_in(folder)
+    if metric not in shown.names:
+        return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
+    if any(line.phase in ENDED for line in reported):
+        return f"no trial showed a number as {metric!r}: all diverged."
+    return f"no trial has shown {metric!r} yet."
+
+
+def _without_nodes(folder: RunFolder, lines: Sequence[JobLine]) -> str:
+    """Why none was even started, if that is because no node came."""
+    refused = [event for event in folder.events() if isinstance(event, NodeRefused)]
+    if not refused or any(line.started_s is not None for line in lines):
+        return ""
+    return f": no {refused[-1].instance} came ({refused[-1].why})"
+
+
+def _not_begun(folder: RunFolder) -> str:
+    """What trials were at when the run was stopped, if they did not even train."""
+    noted = [event.text for event in folder.events() if isinstance(event, JobNoted)]
+    if noted and had_not_begun(noted[-1]):
+        return f": {noted[-1]}"
+    return ": the command has printed no epoch" if folder.begun_spec().asked.get("command") else ""
+
+
+def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:
+    """Whether the code of a study has reported its metric; refused if it reports others or no numbers.
+
+    `epochs` is how far some trial is known to have come; its metrics may show more. Code that reports
+    nothing at all is refused after `patience` epochs. A command may print its metrics in several lines, so
+    it has until its next epoch.
+    """
+    shown = shown_in(folder)
+    if metric in shown.names:
+        if (text := never_a_number(folder, metric)) is not None:
+            raise InputError(
+                f"{metric} is reported as {text}, which is not a number.",
+                where="study.metric",
+                remedy=_name_it(folder, metric),
+            )
+        return True
+    ended = max(epochs, shown.epochs - 1)
+    if (ended and shown.names) or max(epochs, shown.epochs) >= patience:
+        problem, remedy = _not_reported(metric, shown.names), _name_it(folder, metric)
+        raise InputError(problem, where="study.metric", remedy=remedy)
+    return False
+
+
+def _not_reported(metric: str, names: Sequence[str]) -> str:
+    reported = f"what is reported is {', '.join(names)}" if names else "nothing is"
+    return f"{metric!r} is never reported; {reported}."
+
+
+def _name_it(folder: RunFolder, metric: str) -> str:
+    """How, in whichever way its code reports; while it is probed, nothing says which that is."""
+    spec = folder.spec()
+    function, command = f"Call run.report({metric}=...)", f'Print {{"epoch": 1, "{metric}": ...}}'
+    if spec is None:
+        how = f"{function}, or from a command {command[0].lower()}{command[1:]},"
+    else:
+        how = function if spec.asked.get("command") is None else command
+    return f"{how} once per epoch, or name another metric in [study]."

@@ -1,0 +1,249 @@
+"""Whether a run is driven by a process now, and which other runs keep this machine busy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from stretto.core.errors import InputError
+from stretto.core.events import Event, RunPaused
+from stretto.core.units import counted, format_duration
+from stretto.runs.folder import RunFolder
+from stretto.runs.live_state import Phase
+from stretto.system.locks import FileLock, Holder, LockedError, holder_of, is_held
+from stretto.system.private_files import close_to_others, make_private_folder
+
+TRIES = 10
+"""To make a folder that others remove again and again."""
+
+
+class Standing(StrEnum):
+    """Of a run that is not over."""
+
+    GOING_ON = "unfinished"
+    STOPPED = "stopped"
+    """Cleanly; everything is saved."""
+    INTERRUPTED = "interrupted"
+    """Killed: nobody drives it any more, and nobody said so."""
+
+
+def standing_of(folder: RunFolder, last: Event | None) -> Standing:
+    """Where a run that is not over stands after its last event, if it has any."""
+    if is_going_on(folder):
+        return Standing.GOING_ON
+    return Standing.STOPPED if isinstance(last, RunPaused) else Standing.INTERRUPTED
+
+
+def state_of(phase: Phase, standing: str) -> str:
+    """Where a job stands in a run that ended by, or stands at, `standing`."""
+    if phase not in {Phase.RUNNING, Phase.STARTING} or standing == Standing.GOING_ON:
+        return str(phase)
+    return str(standing) if standing == Standing.INTERRUPTED else "cut off"
+
+
+def is_going_on(folder: RunFolder) -> bool:
+    """Whether some process drives the run now, or measures for it: it holds its lock."""
+    return is_held(folder.lock)
+
+
+def check_free(folder: RunFolder) -> None:
+    """Refuse to touch a run that some process drives, or measures for."""
+    if is_going_on(folder):
+        raise _in_use(folder)
+
+
+@dataclass(slots=True)
+class _Hold:
+    lock: FileLock
+    made: list[Path]
+    """Folders that were not there before."""
+    times: int = 0
+
+
+class _Holds(threading.local):
+    """What the present thread holds."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[Path, _Hold] = {}
+
+
+_holds = _Holds()
+
+
+@contextmanager
+def holding(folder: RunFolder, devices: tuple[str, ...] = ()) -> Iterator[FileLock]:
+    """While the block runs, the run is this thread's: whoever else begins, resumes or removes it is refused.
+
+    This comes before anything is written in the folder. The thread may hold it several times. A folder in
+    which nothing was written is removed at the end. `devices` are those it trains on, for others to know.
+    """
+    place = folder.lock.absolute()
+    hold = _holds.by_path.get(place)
+    if hold is None:
+        hold = _holds.by_path[place] = _taken(folder)
+    if devices and devices != hold.lock.holder.devices:
+        hold.lock.say(replace(hold.lock.holder, devices=devices))
+    hold.times += 1
+    try:
+        yield hold.lock
+    finally:
+        hold.times -= 1
+        if not hold.times:
+            del _holds.by_path[place]
+            _let_go(folder, hold)
+
+
+def _taken(folder: RunFolder) -> _Hold:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            made = make_private_folder(folder.path)
+            lock = FileLock(folder.lock)
+        except LockedError:
+            raise _in_use(folder) from None
+        except FileNotFoundError as error:  # whoever held it before has just removed the empty folder
+            if not tries_left:
+                raise _unwritable(folder, error) from error
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        else:
+            break
+    close_to_others(folder.path)
+    with suppress(OSError):
+        folder.stop_asked.unlink(missing_ok=True)
+    return _Hold(lock, made)
+
+
+def _unwritable(folder: RunFolder, error: OSError) -> InputError:
+    return InputError(
+        f"cannot be written ({error.strerror}).",
+        where=str(folder.path),
+        remedy="Run where files may be written.",
+    )
+
+
+def _let_go(folder: RunFolder, hold: _Hold) -> None:
+    """The lock goes first: the folder can only be removed once it is empty."""
+    in_place, begun = hold.lock.is_in_place, folder.is_begun
+    hold.lock.release(remove=not begun)
+    if in_place and not begun:
+        with suppress(OSError):  # something is in it
+            for path in {folder.path: None, **dict.fromkeys(reversed(hold.made))}:
+                path.rmdir()
+
+
+def who(holder: Holder | None, now_s: float) -> str:
+    """The holder of a lock, in words."""
+    if holder is None:
+        return "another process"
+    since = time.strftime("%H:%M:%S", time.localtime(holder.since_s))
+    return (
+        f"process {holder.pid} on {holder.host} (`{holder.command}`, "
+        f"for {format_duration(max(now_s - holder.since_s, 0.0))}, since {since})"
+    )
+
+
+def _in_use(folder: RunFolder) -> InputError:
+    how_far = f"; `stretto report {folder.name}` tells how far it is" if folder.is_begun else ""
+    return InputError(
+        f"another process is working on this run: {who(holder_of(folder.lock), time.time())}.",
+        where=str(folder.path),
+        remedy=f"Wait until it has ended, or stop it with `stretto stop {folder.name}`{how_far}. "
+        "To begin another run, give it its own --name.",
+    )
+
+
+PROC = Path("/proc")
+MOST_NAMED = 2
+"""Of the runs on the same slots; the rest is counted."""
+MOST_FOLDERS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """A run that some process of this machine drives, or measures for."""
+
+    folder: RunFolder
+    holder: Holder
+
+
+def live_runs(proc: Path = PROC) -> tuple[LiveRun, ...]:
+    """Those of other processes that this user may see, wherever their folders are.
+
+    There is no list of them that could be out of date: open files are looked at.
+    """
+    found: dict[Path, LiveRun] = {}
+    for pid in sorted(int(one.name) for one in proc.iterdir() if one.name.isdigit()):
+        if pid == os.getpid():
+            continue
+        for path in _locks_of(proc / str(pid) / "fd"):
+            holder = holder_of(path)
+            if path not in found and holder is not None and holder.pid == pid and is_held(path):
+                found[path] = LiveRun(folder=RunFolder(path.parent), holder=holder)
+    return tuple(found.values())
+
+
+def _locks_of(folder: Path) -> Iterator[Path]:
+    """The run locks that a process has open."""
+    name = RunFolder(Path()).lock.name
+    try:
+        links = list(folder.iterdir())
+    except OSError:  # it ended meanwhile, or is another user's
+        return
+    for link in links:
+        try:
+            place = str(link.readlink())
+        except OSError:
+            continue
+        if place.endswith(f"/{name}"):
+            yield Path(place)
+
+
+def neighbour_notes(
+    runs: Iterable[LiveRun], devices: Sequence[str], *, cores: int, now_s: float | None = None
+) -> tuple[str, ...]:
+    """What is said of other runs before one is put on these devices; nothing, if none is in its way.
+
+    A GPU that two runs use is shared; cores are, if both together use more of them than there are.
+    """
+    now_s = time.time() if now_s is None else now_s
+    found = [(run, shared) for run in runs if (shared := _shared(run.holder, devices, cores))]
+    notes = [_note(run, shared, now_s) for run, shared in found[:MOST_NAMED]]
+    if rest := [run for run, _ in found[MOST_NAMED:]]:
+        notes.append(_more(rest))
+    return tuple(notes)
+
+
+def _more(runs: Sequence[LiveRun]) -> str:
+    """How many more there are, and how to see them: a list of runs is of one folder."""
+    folders = sorted({str(run.folder.path.parent) for run in runs})
+    lists = ", ".join(f"`stretto runs {shlex.quote(folder)}`" for folder in folders[:MOST_FOLDERS])
+    others = len(folders) - MOST_FOLDERS
+    rest = f" and {counted(others, 'other folder')}" if others > 0 else ""
+    return f"And {counted(len(runs), 'more run')} on the same slots, listed by {lists}{rest}."
+
+
+def _shared(holder: Holder, devices: Sequence[str], cores: int) -> str:
+    """The devices of both, in words; nothing if there are none."""
+    gpus = sorted((Counter(filter(None, holder.devices)) & Counter(filter(None, devices))).keys())
+    if gpus:
+        return f"GPU {', '.join(gpus)}"
+    if any(devices) or any(holder.devices) or not holder.devices:
+        return ""
+    both = len(holder.devices) + len(devices)
+    return f"{counted(cores, 'core')}, with {both} slots together" if both > cores else ""
+
+
+def _note(run: LiveRun, shared: str, now_s: float) -> str:
+    return (
+        f"Another run trains on the same slots ({shared}): {run.folder.path}, {who(run.holder, now_s)}. "
+        "Both are slower for it. Wait for it, stop it with "
+        f"`stretto stop {run.folder.path}`, or give each its share with --slots or CUDA_VISIBLE_DEVICES."
+    )

@@ -1,0 +1,296 @@
+"""The numbers a run is judged by."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stretto.control.controller import Controller, Settings
+from stretto.core.cluster import Node, gpu_nodes
+from stretto.core.errors import InputError
+from stretto.core.resources import total_of
+from stretto.core.source import Arrivals
+from stretto.inputs.arguments import given, given_options
+from stretto.journal.base import Journal, MemoryJournal
+from stretto.journal.folds.history import History, JobHistory, history_of
+from stretto.models.resize import DEFAULT_RESIZE_S
+from stretto.policies.base import Policy
+from stretto.policies.registry import checked_policy, make_policy
+from stretto.substrate.sim.substrate import Physics, SimSubstrate
+from stretto.system.threads import one_blas_thread
+from stretto.worlds.ftf import Clock, Memo, alone_s
+from stretto.worlds.oracle import WorldOracle
+from stretto.worlds.truth import Truth, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """One row of the table; times in seconds, None where there is nothing to measure."""
+
+    policy: str
+    workload: str
+    jobs: int
+    completed: int
+    mean_jct_s: float | None
+    median_jct_s: float | None
+    p90_jct_s: float | None
+    p99_jct_s: float | None
+    makespan_s: float | None
+    """From the first submission to the last completion; None while jobs are unfinished."""
+    gpu_hours: float
+    """Held, starting and resizing included."""
+    gpu_utilisation: float | None
+    """Share of the cluster's GPU time, from the first submission on, that jobs held."""
+    cpu_utilisation: float | None
+    """The same for CPUs; None on a cluster that lists none."""
+    resize_share: float | None
+    """Share of the held GPU time that went into starting and resizing."""
+    restarts_per_job: float
+    """Starts and resizes after the first start."""
+    worst_ftf: float | None
+    """Largest completion time relative to that of running alone on a fair share."""
+    decisions: int
+    decision_ms_mean: float | None
+    decision_ms_p95: float | None
+    wall_s: float
+
+
+def measure(
+    history: History,
+    nodes: Sequence[Node],
+    truths: Mapping[str, Truth],
+    *,
+    policy: str,
+    workload: str,
+    clock: Clock,
+    decision_s: Sequence[float],
+    wall_s: float,
+) -> Metrics:
+    jobs = list(history.jobs.values())
+    total = len(history.jobs.keys() | truths.keys())  # some may never have come before the run ended
+    done = [job for job in jobs if job.finished_s is not None]
+    jcts = [job.jct_s for job in done if job.jct_s is not None]
+    begin_s = min((job.job.submit_s for job in jobs), default=0.0)
+    span_s = history.end_s - begin_s
+    capacity = total_of([node.capacity for node in nodes])
+    held_gpu_s = sum(job.gpu_s for job in jobs)
+    milliseconds = [1e3 * seconds for seconds in decision_s]
+    return Metrics(
+        policy=policy,
+        workload=workload,
+        jobs=total,
+        completed=len(done),
+        mean_jct_s=_mean(jcts),
+        median_jct_s=_percentile(jcts, 50),
+        p90_jct_s=_percentile(jcts, 90),
+        p99_jct_s=_percentile(jcts, 99),
+        makespan_s=span_s if jobs and len(done) == total else None,
+        gpu_hours=held_gpu_s / 3600.0,
+        gpu_utilisation=_share(held_gpu_s, capacity.gpu * span_s),
+        cpu_utilisation=_share(sum(_held_cpu_s(job) for job in jobs), capacity.cpu * span_s),
+        resize_share=_share(sum(job.resizing_gpu_s for job in jobs), held_gpu_s),
+        restarts_per_job=sum(job.restarts for job in jobs) / len(jobs) if jobs else 0.0,
+        worst_ftf=max(finish_time_fairness(done, jobs, nodes, truths, clock).values(), default=None),
+        decisions=len(history.decisions),
+        decision_ms_mean=_mean(milliseconds),
+        decision_ms_p95=_percentile(milliseconds, 95),
+        wall_s=wall_s,
+    )
+
+
+def finish_time_fairness(
+    done: Sequence[JobHistory],
+    jobs: Sequence[JobHistory],
+    nodes: Sequence[Node],
+    truths: Mapping[str, Truth],
+    clock: Clock,
+) -> dict[str, float]:
+    """Completion time over that of the same job alone on ceil(G / mean active jobs) GPUs.
+
+    The mean is over the job's own lifetime; start cost and clock are those of the run. A share of GPUs
+    says nothing of jobs with parameter servers, or without GPUs: they are left out.
+    """
+    gpus = sum(node.gpus for node in nodes)
+    if not gpus:
+        return {}
+    node_gpus = max(node.gpus for node in nodes)
+    lives = np.array([(job.job.submit_s, math.inf if job.end_s is None else job.end_s) for job in jobs])
+    memo: Memo = {}
+    fairness = {}
+    for job in done:
+        if job.job.server is not None or job.job.worker.demand.gpu != 1:
+            continue
+        start_s, end_s = job.job.submit_s, job.finished_s or job.job.submit_s
+        overlap_s = np.minimum(lives[:, 1], end_s) - np.maximum(lives[:, 0], start_s)
+        active = float(np.maximum(overlap_s, 0.0).sum()) / (end_s - start_s) if end_s > start_s else 1.0
+        fair_gpus = math.ceil(gpus / max(active, 1.0))
+        alone = alone_s(job.job, truths[job.job.id], fair_gpus, node_gpus, clock, memo=memo)
+        fairness[job.job.id] = (end_s - start_s) / alone
+    return fairness
+
+
+def _held_cpu_s(job: JobHistory) -> float:
+    return sum(
+        hold.seconds * total_of(list(hold.allocation.uses(job.job).values())).cpu for hold in job.holds
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
+
+
+ROUND_S = 60.0
+REPORT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything a simulation depends on besides the workload and the policy."""
+
+    nodes: tuple[Node, ...] = field(default_factory=lambda: gpu_nodes(16, 4))
+    interval_s: float = ROUND_S
+    """How often the policy is asked, whatever happens."""
+    rounds: bool = False
+    """Decide only then, and round epochs to whole seconds, as the published simulators do."""
+    whole_seconds: bool | None = None
+    """Whether epochs are rounded to whole seconds; None: as `rounds`."""
+    restart_s: float = 30.0
+    believed_restart_s: float = DEFAULT_RESIZE_S
+    """What policies take a restart to be before they have seen one."""
+    interference: float = 0.0
+    noise: float = 0.0
+    priors: bool | None = None
+    """Let new jobs start from what finished jobs of their application showed; None: unless `rounds`."""
+    seed: int = 0
+    until_s: float = math.inf
+
+    @property
+    def shares_priors(self) -> bool:
+        return not self.rounds if self.priors is None else self.priors
+
+    @property
+    def rounds_epochs(self) -> bool:
+        """Whether epochs end at whole seconds."""
+        return self.rounds if self.whole_seconds is None else self.whole_seconds
+
+    def physics(self) -> Physics:
+        return Physics(
+            restart_s=self.restart_s,
+            interference=self.interference,
+            noise=self.noise,
+            report_s=self.interval_s if self.rounds else min(REPORT_S, self.interval_s),
+            whole_seconds=self.rounds_epochs,
+        )
+
+    def clock(self) -> Clock:
+        return Clock(self.restart_s, self.interval_s if self.rounds else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation: its numbers, and everything that happened in it."""
+
+    metrics: Metrics
+    history: History
+    workload: Workload
+    setup: Setup
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the policy that were set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far a simulation is, for a progress bar."""
+
+    now_s: float
+    finished: int
+    jobs: int
+
+
+def simulate(
+    workload: Workload,
+    policy: str | Policy,
+    setup: Setup | None = None,
+    *,
+    options: Mapping[str, str] | None = None,
+    journal: Journal | None = None,
+    on_tick: Callable[[Tick], None] | None = None,
+) -> Run:
+    """Run `workload` to its end under a policy: a name, `mine.py:LargestFirst`, or an object.
+
+    An object is asked every `policy.interval_s`, a policy by name every `setup.interval_s`.
+    With a journal that already holds part of the run, the rest of it is simulated.
+    """
+    given(workload, Workload, "workload", "Give demo_workload() of stretto.worlds.synthetic, or a like one.")
+    setup = Setup() if setup is None else setup
+    given(setup, Setup, "setup", "Give Setup(nodes=gpu_nodes(4, 4)), or None.")
+    journal = journal if journal is not None else MemoryJournal()
+    chosen = _chosen(policy, workload, setup, options)
+    substrate = SimSubstrate(workload.truth_of, physics=setup.physics(), seed=setup.seed)
+    started = time.perf_counter()
+
+    def report(controller: Controller) -> None:
+        if on_tick is not None:
+            left = len(controller.state.jobs) + controller.jobs_to_come
+            on_tick(Tick(substrate.now_s(), len(workload.jobs) - left, len(workload.jobs)))
+
+    with one_blas_thread():
+        controller = Controller(
+            policy=chosen,
+            substrate=substrate,
+            journal=journal,
+            nodes=setup.nodes,
+            arrivals=Arrivals(workload.jobs),
+            settings=Settings(
+                seed=setup.seed,
+                rounds=setup.rounds,
+                share_priors=setup.shares_priors,
+                resize_s=setup.believed_restart_s,
+                until_s=setup.until_s,
+            ),
+            on_turn=report,
+        )
+        controller.run()
+    history = history_of(journal.events())
+    metrics = measure(
+        history,
+        setup.nodes,
+        workload.truths,
+        policy=chosen.name,
+        workload=workload.name,
+        clock=setup.clock(),
+        decision_s=controller.decision_s,
+        wall_s=time.perf_counter() - started,
+    )
+    return Run(metrics, history, workload, setup, options or {})
+
+
+def _chosen(
+    policy: str | Policy, workload: Workload, setup: Setup, options: Mapping[str, str] | None
+) -> Policy:
+    if isinstance(policy, str):
+        return make_policy(
+            policy,
+            interval_s=setup.interval_s,
+            options=given_options(options),
+            oracle=WorldOracle(workload.truths),
+        )
+    if options:
+        raise InputError(
+            f"options are given beside the object {policy!r}.",
+            where="options",
+            remedy="Set them where the object is made.",
+        )
+    return checked_policy(policy, where="policy")

@@ -1,0 +1,318 @@
+"""A gang that runs a command: whatever is to change, all its processes are stopped and started.
+
+Every incarnation of such a gang is one start. It ends with all its processes, each asked to stop by SIGTERM,
+before the next one begins: nothing new meets something old, and what was saved is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stretto.core.allocation import Allocation
+from stretto.core.events import JobFinished, JobReported
+from stretto.core.instructions import Action, Instruction
+from stretto.core.job import Job, Tier
+from stretto.substrate.elastic.command import Command, filled_in, own_environment, own_folder
+from stretto.substrate.elastic.command_output import (
+    Asked,
+    Mark,
+    Progress,
+    Setup,
+    Trial,
+    failed_late,
+    read_report,
+)
+from stretto.substrate.elastic.crew import Goal, Member, Phase
+from stretto.substrate.elastic.effects import Effect, Moment, Rules, Send, TrainingJob, Write
+from stretto.substrate.elastic.gang import Gang
+from stretto.substrate.elastic.guard import START, TOKEN
+from stretto.substrate.elastic.losses import Cause, Losses
+from stretto.wire.messages import (
+    CommandOrder,
+    Failed,
+    Finished,
+    FromWorker,
+    Left,
+    LetEnd,
+    Printed,
+    ToWorker,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a line was."""
+
+    report: bool = False
+    result: bool = False
+    """Of a trial: an epoch's result, which was not known before."""
+    problems: tuple[str, ...] = ()
+    """What had to be left out, as far as it was not said since the command was started."""
+    wrong: str = ""
+    """Why the metric it has does not count, the first time."""
+    passes: bool = False
+    """It is the first to show an epoch after the last one."""
+
+
+@dataclass(slots=True)
+class PrintedAccount:
+    """The ledger of a job that runs a command."""
+
+    job: Job
+    metric: str | None
+    progress: Progress = field(default_factory=Progress)
+    missed: tuple[bytes, ...] = ()
+    """Lines from before this process, of which nobody knows whether they were told."""
+    _mark: Mark = field(default_factory=Mark)
+    _waiting: list[JobReported] = field(default_factory=list)
+    _problems: set[str] = field(default_factory=set)
+    _has_shown_wrong: bool = False
+    _passed: bool = False
+
+    @property
+    def asked(self) -> Asked:
+        return Asked.of(self.job, self.metric)
+
+    @property
+    def reached(self) -> Progress:
+        return self.progress
+
+    @property
+    def complete(self) -> bool:
+        """A job that has shown its last epoch is done, whatever its command still does."""
+        return self._passed or self.asked.is_shown(self.progress)
+
+    def begin(self, setup: Setup, *, t_s: float) -> None:
+        """The command is started; first of all, what was missed is told."""
+        for line in self.missed:
+            self.read_missed(line, setup, t_s=t_s)
+        self.missed = ()
+        self._mark = Mark(0 if self.job.tier is Tier.RIGID else self.progress.result_epoch)
+        self._problems.clear()
+
+    def read(self, line: bytes, setup: Setup, *, t_s: float) -> Seen:
+        """Hold what a line says; it is told with the others."""
+        reading = read_report(line, setup, self.progress, t_s=t_s, mark=self._mark)
+        self._mark = reading.mark
+        new = tuple(problem for problem in reading.problems if problem not in self._problems)
+        self._problems.update(new)
+        passes, was_complete = not self._passed and self.asked.is_passed(reading), self.complete
+        self._passed |= passes
+        wrong = "" if self._has_shown_wrong else reading.wrong
+        self._has_shown_wrong |= bool(wrong)
+        if reading.report is None or was_complete:
+            return Seen(problems=new, wrong=wrong, passes=passes)
+        self._hold(reading.report)
+        result = bool(reading.report.results)
+        return Seen(report=True, result=result, problems=new, wrong=wrong, passes=passes)
+
+    def read_missed(self, line: bytes, setup: Setup, *, t_s: float) -> Seen:
+        """Likewise, of a line from before the present start: only results that are not known yet count."""
+        report = read_report(line, setup, self.progress, t_s=t_s, mark=Mark(counts=False)).report
+        if report is not None and report.results and not self.complete:
+            self._hold(report)
+        return Seen()  # nothing that the present start has shown
+
+    def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported]:
+        reports, self._waiting = self._waiting, []
+        last = len(reports) - 1
+        return [
+            replace(report, t_s=t_s, resize_s=resize_s if position == last else None)
+            for position, report in enumerate(reports)
+        ]
+
+    def _hold(self, report: JobReported) -> None:
+        self.progress = self.progress.after(report)
+        self._waiting.append(report)
+
+
+def lines_of(metrics: Path) -> tuple[bytes, ...]:
+    """What is in a job's metrics file."""
+    return tuple(metrics.read_bytes().splitlines()) if metrics.is_file() else ()
+
+
+class CommandGang(Gang):
+    """One job's processes, of which the first one's lines are read.
+
+    One that has shown its last epoch may end by itself for as long as it would have to leave; then it is
+    asked to, and at once if it shows another. It has finished when nothing of it is left, however it ended.
+    """
+
+    _account: PrintedAccount
+
+    def __init__(
+        self,
+        job: Job,
+        spec: TrainingJob,
+        command: Command,
+        rules: Rules,
+        log: str,
+        *,
+        account: PrintedAccount,
+        losses: Losses,
+        places_of: Callable[[Allocation], Counter[str]],
+        starts: int,
+        token: str = "",
+    ) -> None:
+        """`starts` is how many there were; `token` is what its processes carry."""
+        assert command.gang, "a command that starts its workers itself cannot do so on other nodes"
+        super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
+        self._command = command
+        self._starts = starts
+        self._token = token
+        self._setup: Setup | None = None
+        """What the present incarnation runs with."""
+        self._starting_s: float | None = None
+        """When the present start was asked for; None once its first report has come."""
+        self._done = False
+        """All is shown; the job has finished when nothing of it is left."""
+        self._late = ""
+        """What is to be said of how it then ended."""
+
+    @property
+    def command(self) -> CommandOrder:
+        assert self._setup is not None, "a worker is started in an incarnation"
+        setup, restarts, job_folder = self._setup, self._starts - 1, Path(self._log).parent
+        cwd = own_folder(job_folder) if self._command.in_folder else self._command.cwd
+        own = own_environment(self._command, setup, restarts=restarts, job_folder=job_folder)
+        return CommandOrder(
+            argv=tuple(filled_in(self._command, self.job, setup, job_folder=job_folder)),
+            env={**own, TOKEN: self._token, START: str(restarts)} if self._token else own,
+            cwd="" if cwd is None else str(cwd),
+            metric=self.spec.metric,
+            keys=tuple(sorted(setup.keys)),
+            tells_missed=setup.trial is not None and restarts > 0,
+            restarts=restarts,
+            grace_s=self._rules.command_s,
+        )
+
+    # What is asked
+
+    def instruct(self, instruction: Instruction, now: Moment) -> list[Effect]:
+        if self._done and instruction.action in {Action.PARK, Action.STOP}:
+            self._done = instruction.action is Action.PARK  # one that was stopped does not finish as well
+            self._end_all()
+            return self._settle(now)
+        return super().instruct(instruction, now)
+
+    def close(self, now: Moment) -> list[Effect]:
+        if self._done:
+            self._end_all()
+        return super().close(now)
+
+    # How it goes on
+
+    def _reach_size(self, now: Moment) -> None:
+        if not self._crew.members:
+            self._begin(now)
+        elif not self._is_as_ordered():
+            self._order.asked_s = now.t_s if self._order.asked_s is None else self._order.asked_s
+            self._kill_at_s = now.awake_s + self._rules.park_s
+            self._wind_down()
+            return
+        if self.goal is Goal.RUN:
+            super()._reach_size(now)
+
+    def _begin(self, now: Moment) -> None:
+        order = self._order
+        assert order.batch is not None
+        trial = None if self.spec.metric is None else Trial(self.spec.metric, self.job.work.epochs)
+        self._setup = Setup(self.job.id, order.allocation, order.batch, trial)
+        self._starts += 1
+        # The first report ends a start here, not the first sign of a group.
+        self._starting_s, order.asked_s = now.t_s if order.asked_s is None else order.asked_s, None
+        self._account.begin(self._setup, t_s=now.t_s)
+        self._tell(now)
+        if self._account.complete:
+            self.goal, self.phase = Goal.OVER, Phase.IDLE
+            self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
+
+    def _is_as_ordered(self) -> bool:
+        setup, order = self._setup, self._order
+        assert setup is not None
+        return self._places_of(setup.allocation) == order.places and setup.batch == order.batch
+
+    def _form(self, order: tuple[str, ...], now: Moment) -> None:
+        """Ranks of one node follow each other, as torchrun gives them."""
+        nodes, members = list(self._order.places), self._crew.members
+        super()._form(tuple(sorted(order, key=lambda one: nodes.index(members[one].node))), now)
+
+    def _wind_down(self) -> None:
+        if self.goal is Goal.EPOCH and self._crew.formed:
+            return  # the next result is the end of an epoch
+        super()._wind_down()
+
+    def _conclude(self, now: Moment) -> None:
+        super()._conclude(now)
+        if self._done:
+            self._done = False
+            if self._late:
+                self._note(self._late, now)
+            self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
+
+    def _lost(self, member: Member, cause: Cause, now: Moment) -> None:
+        """The others need not notice by themselves."""
+        super()._lost(member, cause, now)
+        if self.phase is Phase.ENDING:
+            self._crew.dismiss(*self._crew.members.values())
+
+    # What is heard
+
+    def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
+        if not isinstance(message, Printed):
+            super()._take(member, message, now)
+        elif member.led and (self.goal is not Goal.OVER or self._done):
+            self._read(message, now)
+
+    def _take_last_word(self, member: Member, message: Finished | Failed | Left, now: Moment) -> None:
+        if self._done and isinstance(message, Left):
+            self._late = self._late or self._account.asked.why_ended(self._account.progress)
+        elif self._done and isinstance(message, Failed) and not member.outgoing:
+            self._late = self._late or failed_late(f"{message.traceback}\nlog: {self._log}")
+        super()._take_last_word(member, message, now)
+
+    def _finish(self, member: Member, now: Moment) -> None:
+        if not self._done:
+            super()._finish(member, now)
+
+    def _tell_last(self, now: Moment) -> None:
+        super()._tell_last(now)
+        if lacks := self._account.asked.what_lacks(self._account.progress):
+            self._note(lacks, now)
+
+    def _read(self, printed: Printed, now: Moment) -> None:
+        assert self._setup is not None
+        read = self._account.read_missed if printed.missed else self._account.read
+        seen = read(printed.text.encode(), self._setup, t_s=now.t_s)
+        if seen.problems:
+            notes = "".join(f"stretto: left out of a report: {problem}\n" for problem in seen.problems)
+            self._crew.out.append(Write(self._log, notes))
+        if seen.report and self._starting_s is not None:
+            self._resize_s, self._starting_s = now.t_s - self._starting_s, None
+        if not self._order.holds_reports:
+            self._tell(now)
+        if seen.wrong:
+            self._note(seen.wrong, now)
+        if self._account.complete and not self._done:
+            self._complete(now)
+        elif seen.result and self.goal is Goal.EPOCH:
+            self._rest(Goal.REST, now.awake_s + self._rules.park_s)
+        if seen.passes:
+            self._end_all()
+
+    def _complete(self, now: Moment) -> None:
+        ends_anyway = self.phase is Phase.ENDING
+        self.goal, self.phase, self._done = Goal.OVER, Phase.ENDING, True
+        self._hold_no_more(now)
+        if not ends_anyway:
+            self._kill_at_s = now.awake_s + self._rules.command_s + self._rules.grace_s
+            self._tell_group(LetEnd())
+
+    # Small things
+
+    def _tell_group(self, message: ToWorker) -> None:
+        """All of it, as processes of a command agree on nothing."""
+        self._crew.out.extend(Send(worker_id, message) for worker_id in self._crew.group)

@@ -1,0 +1,699 @@
+"""Stands between a controller and the processes of one job, so that they never outlive the controller.
+
+Run as a script, with the standard library only, so that it starts in milliseconds:
+
+    python -I -S guard.py SOCKET_FD OPTIONS ARGV...
+
+OPTIONS is JSON: `grace_s`, the files `log`, `lock` and `metrics`, `ranks` with the environment that each
+process of ARGV has beyond the common one, `keys`, of which a report has at least one, `metric`, that of a
+trial, `tells_missed`, and `token` and `start`, which the processes have in their environment, too.
+
+Every process gets a session of its own. What it writes comes here and goes to the log, which is begun anew
+when it grows too long. Lines of the first one's standard output that may be reports go to the controller,
+and reports also to the metrics file; when they come faster than anybody can use, the last one of several
+stands for all, but for the first of each epoch (see `Sieve`). What processes write to the metrics file
+themselves goes to the controller likewise. A command that prints without end is read no faster than
+`_STEADY_BYTES_PER_S` in the long run, so that it waits, and nobody else.
+
+When one fails, the others get SIGTERM, and SIGKILL `grace_s` later; so do all when the controller closes its
+end of the socket, on purpose or by dying, or `grace_s` after the guard got SIGUSR1, unless they end by
+themselves before that. SIGUSR2 has them killed at once. The guard adopts whatever they leave behind, even in
+other sessions, and ends that too before it goes. Should the guard itself be killed, the processes go with
+it; what they had started is found by its environment, and ended, before the next guard of the job starts
+anything (see `end_leftovers`).
+
+To the controller it says, one per line: `M` and a line that was in the metrics file before, if it wants to
+hear what it may have missed; `R` and a possible report; `F` once, when lines are left out or it reads more
+slowly than the command prints; `E`, an error number and why a process could not be started; `X` and the exit
+code (negative: the signal) with `1` if a stop had been asked for, else `0`, and the rank whose exit code it
+is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import json
+import math
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+TOKEN = "STRETTO_TOKEN"  # noqa: S105 - the name of a variable
+"""In the environment of every process of a job: its run's secret, and the job."""
+START = "STRETTO_START"
+"""Likewise: which start of the job it belongs to."""
+LOG_BYTES = 64 << 20
+"""A log that has become longer is put aside as its first part, in place of what was put aside before."""
+_UNKILLABLE_S = 5.0
+"""How long after SIGKILL a process is waited for."""
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LONGEST_REPORT = 1 << 16
+"""A longer line is not a report, so that a command that never ends its line costs no memory."""
+_CHUNK = 1 << 16
+_LOOK_EVERY_S = 0.1
+"""How often the metrics file is looked at, and lines that were held back go on."""
+_METRICS_PIECE = 1 << 18
+"""Of the metrics file, as much is read at once."""
+_UNREAD_BYTES = 1 << 18
+"""With more than this on its way to the controller, nothing more is read."""
+_BURST_BYTES, _STEADY_BYTES_PER_S = 16 << 20, 2 << 20
+"""What is read as fast as it comes, and what is read in the long run."""
+_BURST_LINES, _STEADY_LINES_PER_S = 256, 20
+"""The same of lines that a later one can stand for."""
+_BURST_EPOCHS, _STEADY_EPOCHS_PER_S = 2000, 200
+"""The same of lines that begin an epoch: none is left out, so the command waits."""
+_EPOCH = re.compile(rb'"epoch"\s*:\s*([^,}\s]+)')
+Sourced = tuple[bytes, bool]
+"""A line, and whether it comes from the metrics file."""
+
+
+class Lines:
+    """Whole lines of a stream of pieces; one that grows too long is given up (an empty line is left)."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+
+    def add(self, chunk: bytes) -> Iterator[bytes]:
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            self._line += part
+            if len(self._line) <= _LONGEST_REPORT:
+                yield bytes(self._line).strip()
+            self._line.clear()
+        if len(self._line) <= _LONGEST_REPORT:
+            self._line += rest
+
+
+class Allowance:
+    """How much may pass: at first a lot, then as much as comes back with time."""
+
+    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
+        self._most = self._left = burst
+        self._per_s = per_s
+        self._at_s = now_s
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until something may pass."""
+        self._left = min(self._most, self._left + self._per_s * max(now_s - self._at_s, 0.0))
+        self._at_s = now_s
+        return 0.0 if self._left > 0 else (1.0 - self._left) / self._per_s
+
+    def take(self, amount: float) -> None:
+        self._left -= amount
+
+
+class Sieve:
+    """Which of the lines that may be reports go on.
+
+    All do while they come as fast as people print. Of a flood, every line that is the first of its epoch
+    goes on, or shows a trial's metric without an epoch, which counts as one more; of the others, the last one
+    of every tenth of a second.
+    """
+
+    def __init__(self, keys: Iterable[str], metric: str | None, now_s: float) -> None:
+        self._keys = tuple(json.dumps(key).encode() for key in keys)
+        self._metric = None if metric is None else json.dumps(metric).encode()
+        self._lines = Allowance(_BURST_LINES, _STEADY_LINES_PER_S, now_s)
+        self._epochs = Allowance(_BURST_EPOCHS, _STEADY_EPOCHS_PER_S, now_s)
+        self._seen: dict[bool, bytes] = {}
+        """The epoch that was last told, without the metric and with it."""
+        self._held: Sourced | None = None
+        self._went_s = now_s
+        self.has_dropped = False
+        """Some line was left out."""
+
+    def wait_s(self, now_s: float) -> float:
+        """How long nothing more should be read."""
+        return self._epochs.wait_s(now_s)
+
+    def pass_on(self, line: bytes, now_s: float, *, is_in_file: bool = False) -> Iterator[Sourced]:
+        """What goes on now that there is this line."""
+        if not line.startswith(b"{"):
+            return
+        if self._is_first(line):
+            self._epochs.take(1)
+        elif not self._lines.wait_s(now_s):
+            self._lines.take(1)
+        else:
+            if any(key in line for key in self._keys):
+                self.has_dropped |= self._held is not None
+                self._held = line, is_in_file
+            return
+        yield from self.rest()
+        yield line, is_in_file
+
+    def due(self, now_s: float) -> Iterator[Sourced]:
+        """What was held back for long enough."""
+        if now_s - self._went_s >= _LOOK_EVERY_S:
+            self._went_s = now_s
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Sourced]:
+        """What was held back."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            yield held
+
+    def _is_first(self, line: bytes) -> bool:
+        shows = self._metric is not None and self._metric in line
+        found = _EPOCH.search(line)
+        if found is None:
+            return shows
+        is_first = self._seen.get(shows) != found[1]
+        self._seen[shows] = found[1]
+        return is_first
+
+
+class Log:
+    """What the processes of a job have written; never much longer than is allowed."""
+
+    def __init__(self, path: str, most_bytes: int = LOG_BYTES, mode: int = 0o600) -> None:
+        self._path = path
+        self._most = most_bytes
+        self._mode = mode
+        self.fd = _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+        self._unlooked = 0
+
+    def write(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk or a lost folder is no reason to end a training run
+            os.write(self.fd, text)
+            self._unlooked += len(text)
+            if self._unlooked >= min(_METRICS_PIECE, self._most):
+                self._unlooked = 0
+                self._look()
+
+    def _look(self) -> None:
+        """Another guard of the job may write to it, too: whoever comes first puts it aside."""
+        mine, there = os.fstat(self.fd), os.stat(self._path)  # noqa: PTH116 - pathlib is slow
+        if (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino):
+            if mine.st_size < self._most:
+                return
+            aside = f"{self._path}.1"
+            os.replace(self._path, aside)  # noqa: PTH105 - likewise
+            self._reopen()
+            name = os.path.basename(aside)  # noqa: PTH119 - likewise
+            os.write(self.fd, f"stretto: what comes before is in {name}, and older output is gone\n".encode())
+        else:
+            self._reopen()
+
+    def _reopen(self) -> None:
+        fd = _opened(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
+        os.dup2(fd, self.fd, inheritable=False)
+        os.close(fd)
+
+
+class MetricsFile:
+    """The job's file of reports, to which the guard adds and of which it reads what others add."""
+
+    def __init__(self, path: str, keys: list[str], mode: int = 0o600) -> None:
+        self._path = path
+        self._mode = mode
+        self._keys = frozenset(keys)
+        self._lines = Lines()
+        with contextlib.suppress(OSError):
+            os.close(_opened(path, os.O_WRONLY | os.O_CREAT, mode))
+        self._inode, self._at = self._end()
+
+    def before(self) -> Iterator[bytes]:
+        """Lines that were there already."""
+        end, self._at = self._at, 0
+        return self._read(until=end)
+
+    def keep(self, line: bytes) -> Iterator[bytes]:
+        """Add a line if it is a report; lines that others added before it."""
+        if not self._is_report(line):
+            return
+        yield from self.added()
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
+        except OSError:  # a full disk or a lost folder is no reason to end a training run
+            return
+        try:
+            self._is_now(os.fstat(handle).st_ino)
+            written = os.write(handle, line + b"\n")
+            end = os.lseek(handle, 0, os.SEEK_CUR)
+        except OSError:
+            return
+        finally:
+            os.close(handle)
+        yield from self._read(until=end - written)
+        self._at = end
+
+    def added(self) -> Iterator[bytes]:
+        """Lines that were added since the last look, as many as can be read at once."""
+        inode, end = self._end()
+        self._is_now(inode)
+        if end < self._at:  # begun anew
+            self._at = 0
+        yield from self._read(until=min(end, self._at + _METRICS_PIECE))
+
+    def _is_now(self, inode: int) -> None:
+        """Another file may have been given the name."""
+        if inode != self._inode:
+            self._inode, self._at = inode, 0
+
+    def _read(self, until: int) -> Iterator[bytes]:
+        if until <= self._at:
+            return
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:  # noqa: PTH123 - pathlib is slow
+            file.seek(self._at)
+            while chunk := file.read(min(until - self._at, _METRICS_PIECE)):
+                self._at += len(chunk)
+                yield from self._lines.add(chunk)
+
+    def _end(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - likewise
+        except OSError:
+            return 0, 0
+        return status.st_ino, status.st_size
+
+    def _is_report(self, line: bytes) -> bool:
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(values, dict) and not self._keys.isdisjoint(values)
+
+
+class Reports:
+    """Tells reports that are printed and those in the metrics file, and writes the printed ones there."""
+
+    def __init__(
+        self,
+        metrics: MetricsFile,
+        sieve: Sieve,
+        tell: Callable[[bytes], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._sieve = sieve
+        self._tell = tell
+        self._clock = clock
+
+    def printed(self, line: bytes) -> None:
+        """A line of standard output."""
+        self._go_on(self._sieve.pass_on(line, self._clock()))
+
+    def look(self) -> None:
+        """Lines that others added to the metrics file."""
+        self._found(self._metrics.added())
+
+    def due(self) -> None:
+        """Lines that were held back for long enough."""
+        self._go_on(self._sieve.due(self._clock()))
+
+    def end(self) -> None:
+        """Whatever is left."""
+        self.look()
+        self._go_on(self._sieve.rest())
+
+    def _go_on(self, lines: Iterator[Sourced]) -> None:
+        for line, is_in_file in lines:
+            if not is_in_file:
+                self._found(self._metrics.keep(line))
+            self._tell(line)
+
+    def _found(self, lines: Iterator[bytes]) -> None:
+        """Lines of the metrics file, which is written to only when they have all been read."""
+        unwritten = []
+        for found in lines:
+            for line, is_in_file in self._sieve.pass_on(found, self._clock(), is_in_file=True):
+                self._tell(line)
+                if not is_in_file:
+                    unwritten.append(line)
+        for line in unwritten:
+            self._found(self._metrics.keep(line))
+
+
+class Guard:
+    """The processes of one job from their start to the end of everything they left behind."""
+
+    def __init__(self, socket_fd: int, log: Log, grace_s: float, metrics: MetricsFile, sieve: Sieve) -> None:
+        self._socket_fd = socket_fd
+        self._unsent = bytearray()
+        self._log = log
+        self._grace_s = grace_s
+        self._metrics = metrics
+        self._sieve = sieve
+        self._reports = Reports(metrics, sieve, functools.partial(self._tell, b"R"))
+        self._bytes = Allowance(_BURST_BYTES, _STEADY_BYTES_PER_S, time.monotonic())
+        self._lines = Lines()
+        self._has_told_flood = False
+        self._ranks: dict[int, int] = {}
+        """Those that run, by process id."""
+        self._ended: tuple[int, int] | None = None
+        """The first failure, or else the last end: exit code and rank."""
+        self._stop_asked = False
+        self._stop_at_s = math.inf
+        self._kill_at_s = math.inf
+        os.set_blocking(socket_fd, False)
+        self._wake_fd, wake_write_fd = os.pipe()
+        os.set_blocking(wake_write_fd, False)
+        signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGUSR1, lambda *_: self._let_end())
+        signal.signal(signal.SIGUSR2, lambda *_: self._end_now())
+
+    def tell_missed(self) -> None:
+        """Of what the metrics file has, the first line of each epoch; others would not count."""
+        told = set()
+        for line in self._metrics.before():
+            epoch = _EPOCH.search(line)
+            if epoch is not None and epoch[1] not in told and line.startswith(b"{"):
+                told.add(epoch[1])
+                self._tell(b"M", line)
+
+    def run(self, argv: list[str], ranks: list[dict[str, str]]) -> None:
+        started: list[int] = []
+        try:
+            self._output_fd, output_fd = os.pipe()
+            self._other_fd, other_fd = os.pipe()
+            for rank, env in enumerate(ranks):
+                pid = self._start(argv, env, output_fd if rank == 0 else other_fd, other_fd)
+                self._ranks[pid] = rank
+                started.append(pid)
+        except OSError as error:  # none of them is to run without the others
+            self._tell_unstarted(error)
+            self._end_now()
+            if not started:
+                self._flush()
+                return
+        os.close(output_fd)
+        os.close(other_fd)
+        os.set_blocking(self._output_fd, False)
+        os.set_blocking(self._other_fd, False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._signal(list(self._ranks), number))
+        code, rank = self._watch()
+        self._signal(started, signal.SIGKILL)
+        _end_descendants()
+        for copy in (self._copy_other, self._copy_output):
+            with contextlib.suppress(BlockingIOError):
+                while copy():
+                    pass
+        self._reports.end()
+        self._tell(b"X", b"%d %d %d" % (code, self._stop_asked, rank))
+        self._flush()
+
+    def _start(self, argv: list[str], env: dict[str, str], output_fd: int, other_fd: int) -> int:
+        failure_fd, command_failure_fd = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(failure_fd)
+            os.close(command_failure_fd)
+            raise
+        if pid == 0:
+            try:
+                os.setsid()
+                _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                os.dup2(output_fd, 1)
+                os.dup2(other_fd, 2)
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
+                os.execvpe(argv[0], argv, {**os.environ, **env})  # noqa: S606 - no shell is the point
+            except (OSError, ValueError) as error:
+                os.write(command_failure_fd, _numbered(error))
+            finally:
+                os._exit(127)
+        os.close(command_failure_fd)
+        # Ends when the command runs: from then on its process group exists and can be signalled.
+        failure = os.read(failure_fd, _CHUNK)
+        os.close(failure_fd)
+        if failure:
+            self._tell(b"E", failure)
+        return pid
+
+    def _tell_unstarted(self, error: OSError) -> None:
+        self._tell(b"E", _numbered(error))
+
+    def _watch(self) -> tuple[int, int]:
+        """Serve until all processes have ended; the exit code that counts, and whose it is."""
+        copies: dict[int, Callable[[], bool]] = {
+            self._other_fd: self._copy_other,  # an error comes before what is flushed when the command ends
+            self._output_fd: self._copy_output,
+        }
+        stops = True
+        while True:
+            ready = self._wait(copies, stops=stops)
+            for fd in [fd for fd in copies if fd in ready]:
+                if not copies[fd]():
+                    del copies[fd]
+            if self._wake_fd in ready:
+                os.read(self._wake_fd, _CHUNK)
+            if not self._sieve.wait_s(time.monotonic()):
+                self._reports.look()
+            self._reports.due()
+            self._reap()
+            if not self._ranks and self._ended is not None:
+                return self._ended
+            if ready.get(self._socket_fd, 0) & ~select.POLLOUT:
+                stops = False
+                self._stop()
+            if ready.get(self._socket_fd, 0) & select.POLLOUT:
+                self._send()
+            self._keep_time()
+
+    def _wait(self, sources: Iterable[int], *, stops: bool) -> dict[int, int]:
+        """What can be read or written, as far as anybody is to: within a moment, or as soon as it can."""
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        listens = (select.POLLIN if stops else 0) | (select.POLLOUT if self._unsent else 0)
+        if listens:
+            poll.register(self._socket_fd, listens)
+        now_s = time.monotonic()
+        waits_s = max(self._bytes.wait_s(now_s), self._sieve.wait_s(now_s))
+        if (waits_s or self._sieve.has_dropped) and not self._has_told_flood:
+            self._has_told_flood = True
+            self._tell(b"F", b"")
+        if not waits_s and len(self._unsent) <= _UNREAD_BYTES:
+            for fd in sources:
+                poll.register(fd, select.POLLIN)
+        within_s = min(_LOOK_EVERY_S, waits_s or _LOOK_EVERY_S)
+        return dict(poll.poll(math.ceil(within_s * 1000)))
+
+    def _let_end(self) -> None:
+        self._stop_at_s = min(self._stop_at_s, time.monotonic() + self._grace_s)
+
+    def _end_now(self) -> None:
+        self._stop_asked = True
+        self._kill_at_s = -math.inf
+
+    def _stop(self) -> None:
+        self._stop_at_s = math.inf
+        self._stop_asked = True
+        self._end_gang()
+
+    def _keep_time(self) -> None:
+        if time.monotonic() >= self._stop_at_s:
+            self._stop()
+        if time.monotonic() >= self._kill_at_s:
+            self._signal(list(self._ranks), signal.SIGKILL)
+            self._kill_at_s = math.inf
+
+    def _reap(self) -> None:
+        """Take note of whoever ended; if one of the job's processes failed, the others must end too."""
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            rank = self._ranks.pop(pid, None)
+            if rank is None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            if self._ended is None or self._ended[0] == 0:
+                self._ended = (code, rank)
+                if code and self._ranks and not self._stop_asked:
+                    self._end_gang()
+
+    def _end_gang(self) -> None:
+        self._signal(list(self._ranks), signal.SIGTERM)
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._grace_s)
+
+    def _signal(self, pids: list[int], number: int) -> None:
+        for pid in pids:
+            try:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, number)
+            except PermissionError:  # the command became another user; nothing more can be done from here
+                self._log.write(b"stretto: no permission to signal the command\n")
+
+    def _copy_output(self) -> bool:
+        """Pass on one piece, as a command that never falls silent must be stoppable; False at the end."""
+        chunk = self._copy(self._output_fd)
+        for line in self._lines.add(chunk):
+            self._reports.printed(line)
+        return bool(chunk)
+
+    def _copy_other(self) -> bool:
+        return bool(self._copy(self._other_fd))
+
+    def _copy(self, fd: int) -> bytes:
+        chunk = os.read(fd, _CHUNK)
+        self._bytes.take(len(chunk))
+        self._log.write(chunk)
+        return chunk
+
+    def _tell(self, what: bytes, text: bytes) -> None:
+        self._unsent += what + b" " + text.replace(b"\n", b" ") + b"\n"
+        self._send()
+
+    def _send(self) -> None:
+        """As much as can be sent now."""
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._socket_fd, self._unsent)]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):  # the controller is gone
+            self._unsent.clear()
+
+    def _flush(self) -> None:
+        """All that was told, and wait until it is sent."""
+        os.set_blocking(self._socket_fd, True)
+        self._send()
+
+
+def _numbered(error: OSError | ValueError) -> bytes:
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{number or 0} {error}".encode()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _end_descendants() -> None:
+    """Kill and reap what the command left to us until nothing is left."""
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if ended:
+            continue
+        for pid in _children():
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    me = str(os.getpid()).encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes long to import
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123 - likewise
+                after_name = stat.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        if after_name[1] == me:
+            found.append(int(name))
+    return found
+
+
+def _opened(path: str, flags: int, mode: int) -> int:
+    """Of this mode whatever the umask is, which belongs to the user's command."""
+    fd = os.open(path, flags, mode)
+    with contextlib.suppress(OSError):  # another user's
+        os.fchmod(fd, mode)
+    return fd
+
+
+def processes_of(token: str, *, but_start: str = "") -> list[int]:
+    """Processes of this user that carry a job's token in their environment, but those of one start of it."""
+    mine, start = f"{TOKEN}={token}".encode(), f"{START}={but_start}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes long to import
+        try:
+            with open(f"/proc/{name}/environ", "rb") as environ:  # noqa: PTH123 - likewise
+                has = environ.read().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile, or is another user's
+        if mine in has and not (but_start and start in has) and int(name) != os.getpid():
+            found.append(int(name))
+    return found
+
+
+def found_before(is_gone: Callable[[], bool], find: Callable[[], list[int]]) -> Callable[[], list[int]]:
+    """Finds only what was there before the controller went: what came later may be its successor's."""
+    known: set[int] = set()
+
+    def found() -> list[int]:
+        there = find()
+        if not is_gone():
+            known.update(there)
+        return [pid for pid in there if pid in known]
+
+    return found
+
+
+def end_leftovers(
+    find: Callable[[], list[int]],
+    *,
+    grace_s: float,
+    kill: Callable[[int, int], None] = os.kill,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """SIGTERM to all that are found, SIGKILL to who is left after the grace; how many there were.
+
+    It looks again until nothing is found: what is about to end may start something.
+    """
+    asked: set[int] = set()
+    kill_at_s = clock() + grace_s
+    while left := find():
+        late = clock() >= kill_at_s
+        for pid in left:
+            if late or pid not in asked:
+                asked.add(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        if clock() >= kill_at_s + grace_s + _UNKILLABLE_S:
+            break  # as after a process that waits for a disk that is gone: nothing more can be done
+        sleep(_LOOK_EVERY_S / 2)
+    return len(asked)
+
+
+def main() -> None:
+    socket_fd = int(sys.argv[1])
+    options = json.loads(sys.argv[2])
+    os.set_inheritable(socket_fd, False)
+    log = Log(options["log"], mode=options["mode"])
+    is_first = not os.path.exists(options["lock"])  # noqa: PTH110 - pathlib takes long to import
+    lock_fd = _opened(options["lock"], os.O_RDWR | os.O_CREAT, 0o600)  # held until this process ends
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.write(b"stretto: waiting for an earlier process of this job to end\n")
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+
+    def is_gone() -> bool:
+        """Whether the controller has gone, or changed its mind."""
+        return bool(select.select([socket_fd], [], [], 0)[0])
+
+    if not is_first and options["token"]:
+        find = functools.partial(processes_of, options["token"], but_start=options["start"])
+        if ended := end_leftovers(found_before(is_gone, find), grace_s=options["grace_s"]):
+            log.write(b"stretto: %d processes of an earlier start of this job were ended\n" % ended)
+    if not is_first and is_gone():
+        return
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    metrics = MetricsFile(options["metrics"], options["keys"], options["mode"])
+    sieve = Sieve(options["keys"], options["metric"], time.monotonic())
+    guard = Guard(socket_fd, log, options["grace_s"], metrics, sieve)
+    if options["tells_missed"]:
+        guard.tell_missed()
+    guard.run(sys.argv[3:], options["ranks"])
+
+
+if __name__ == "__main__":
+    main()

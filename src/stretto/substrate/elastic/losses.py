@@ -1,0 +1,62 @@
+"""What went wrong in a gang, why, and whether it is tried again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from stretto.core.events import JobFailed, JobRetried
+from stretto.substrate.elastic.command_output import Progress
+from stretto.substrate.elastic.recovery import Failures
+
+
+class Blame(IntEnum):
+    """How well a cause explains a loss; the lowest is told."""
+
+    RAISED = 0
+    DIED = 1
+    SILENT = 2
+    BYSTANDER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a worker was lost."""
+
+    blame: Blame
+    text: str
+    final: bool = False
+    """Trying again would change nothing."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """Kept over all incarnations of a gang."""
+
+    retries: int
+    """Without progress in between."""
+    failures: Failures
+    causes: list[Cause] = field(default_factory=list)
+    """Of the loss that the present incarnation ends with."""
+    newcomers: int = 0
+    """Lost since the last instruction."""
+
+    def take(self) -> Cause | None:
+        """The best explanation there is, once."""
+        causes, self.causes = self.causes, []
+        return min(causes, key=lambda cause: cause.blame, default=None)
+
+    def verdict(
+        self, cause: Cause, reached: Progress, *, job_id: str, t_s: float, error: str
+    ) -> JobFailed | JobRetried:
+        """What becomes of a job that was lost for this cause, having got so far."""
+        self.failures = self.failures.and_one(reached)
+        attempt = self.failures.count
+        if cause.final or attempt > self.retries:
+            return JobFailed(t_s=t_s, job_id=job_id, error=error)
+        return JobRetried(t_s=t_s, job_id=job_id, attempt=attempt, error=error)
+
+    def does_without(self, cause: Cause) -> bool:
+        """Another newcomer was lost: whether to go on without."""
+        self.newcomers += 1
+        return cause.final or self.newcomers > self.retries

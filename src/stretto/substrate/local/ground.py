@@ -1,0 +1,130 @@
+"""Trains jobs on the slots of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from stretto.core.allocation import Allocation
+from stretto.core.cluster import Node
+from stretto.core.job import Job
+from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
+from stretto.substrate.elastic.identity import RunLock
+from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
+from stretto.substrate.elastic.workers import Place
+from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, whole_machine
+
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+"""Workers of one machine need no other network, and its name may lead nowhere."""
+
+
+class Machine:
+    """This machine as the ground of workers. Where a worker is to be makes no difference: it is all one."""
+
+    host = "127.0.0.1"
+    changes = False
+
+    def __init__(
+        self, slots: Slots, trainer: Trainer, *, run_dir: Path, lock_fd: int, grace_s: float
+    ) -> None:
+        self.provisioner = RentedSlots(len(slots))
+        self._slots = slots
+        self._pool = SlotPool(slots)
+        self._trainer = trainer
+        self._log = run_dir / "nursery.log"
+        self._lock_fd = lock_fd
+        self._grace_s = grace_s
+        self._env = {
+            **training_env(threads=slots.threads_each, grace_s=grace_s),
+            **_LOOPBACK,
+            **({"STRETTO_BACKEND": "gloo"} if slots.share_gpus else {}),  # NCCL wants a GPU for each worker
+            **os.environ,  # what the user has set holds
+            "STRETTO_GRACE_S": str(grace_s),
+        }
+
+    @property
+    def slots(self) -> int:
+        return len(self._slots)
+
+    def places_of(self, allocation: Allocation) -> Counter[str]:
+        return Counter({"": allocation.worker_count})
+
+    def expect(self, entry: str) -> None:
+        """Its nursery is started with its first worker, which would not come sooner."""
+
+    def ask(self, worker_id: str, job_id: str, node: str) -> None:
+        del job_id, node
+        self._pool.ask(worker_id)
+
+    def withdraw(self, worker_id: str) -> bool:
+        return self._pool.withdraw(worker_id)
+
+    def grants(self) -> list[tuple[str, Place]]:
+        return [(worker_id, self._place(slot)) for worker_id, slot in self._pool.grants()]
+
+    def give_back(self, worker_id: str) -> None:
+        self._pool.give_back(worker_id)
+
+    def abandoned(self) -> list[str]:
+        return []
+
+    def nursery(
+        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
+    ) -> Nursery:
+        del home
+        return Nursery(
+            entry,
+            self._trainer,
+            grace_s=self._grace_s,
+            env=self._env,
+            log=self._log,
+            lock_fd=self._lock_fd,
+            on_saying=on_saying,
+            on_end=on_end,
+        )
+
+    def _place(self, slot: int) -> Place:
+        """GPU memory is given back only when a process ends, so there nobody stays."""
+        env = {"CUDA_VISIBLE_DEVICES": self._slots.devices[slot], "STRETTO_SLOT": str(slot)}
+        return Place(name=str(slot), home="", env=env, stays=not self._slots.has_gpus)
+
+
+class LocalSubstrate(ElasticSubstrate):
+    """Elastic workers on the slots of this machine. A wish for nodes is granted as far as the slots go."""
+
+    def __init__(
+        self,
+        *,
+        spec_of: Callable[[Job], TrainingJob],
+        run_dir: Path,
+        slots: Slots,
+        clock: Callable[[], float],
+        rules: Rules | None = None,
+        files: Files | None = None,
+        trainer: Trainer | None = None,
+    ) -> None:
+        """`clock` gives the seconds since the run's first start."""
+        rules = rules or Rules()
+        lock = RunLock(run_dir.absolute() / "lock", patience_s=rules.grace_s + PATIENCE_S)
+        machine = Machine(
+            slots,
+            trainer or Trainer(),
+            run_dir=run_dir.absolute(),
+            lock_fd=lock.fd,
+            grace_s=rules.grace_s,
+        )
+        super().__init__(
+            machine,
+            spec_of=spec_of,
+            run_dir=run_dir,
+            lock=lock,
+            clock=clock,
+            rules=rules,
+            files=files or Files(),
+        )
+        self.node: Node = whole_machine(len(slots))
+        """The whole machine, for policies that do not rent."""

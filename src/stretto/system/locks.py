@@ -1,0 +1,161 @@
+"""A lock that one process at a time holds, and that goes with it however it ends.
+
+The lock is on an open file (flock), so none is ever stale. What the file says of its holder is for people.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stretto.system.plain_json import UnreadableError, read_json
+from stretto.system.private_files import LOCK_MODE, open_private
+
+_TRIES = 6
+_RETRY_S = 0.02
+_LONGEST_COMMAND = 500
+_MOST_BYTES = 1 << 16
+
+
+class LockedError(Exception):
+    """Another process, or another part of this one, holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is held")
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a lock, by its own words."""
+
+    pid: int
+    since_s: float
+    """On the wall clock."""
+    command: str
+    host: str
+    devices: tuple[str, ...] = ()
+    """One for every slot it trains on: a GPU's name, or nothing for a core."""
+
+
+def myself() -> Holder:
+    """This process as a holder."""
+    program, *words = sys.argv or [""]
+    command = shlex.join([Path(program).name or "python", *words])
+    if len(command) > _LONGEST_COMMAND:
+        command = command[:_LONGEST_COMMAND] + " .."
+    return Holder(pid=os.getpid(), since_s=time.time(), command=command, host=socket.gethostname())
+
+
+class FileLock:
+    """Held by this process from now until it is released or the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        """LockedError if another holds it, OSError if there can be no such file."""
+        self.path = path
+        self.fd = _taken(path)
+        self.holder = myself()
+        self.say(self.holder)
+
+    def say(self, holder: Holder) -> None:
+        """Write down who holds it; that a full disk does not let us is no reason not to hold it."""
+        self.holder = holder
+        content = json.dumps(asdict(holder)).encode()
+        with suppress(OSError):
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, content, 0)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its path still names the locked file: its folder may have been moved or removed."""
+        return self.fd >= 0 and _is_at(self.path, self.fd)
+
+    def release(self, *, remove: bool = False) -> None:
+        if self.fd < 0:
+            return
+        if remove and self.is_in_place:
+            with suppress(OSError):
+                self.path.unlink()
+        os.close(self.fd)
+        self.fd = -1
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock now; one that this user may not open is looked up in the kernel."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return _kernel_has_lock_on(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def holder_of(path: Path) -> Holder | None:
+    """Who holds a lock, or held it last; None if that is not written there."""
+    try:
+        said = read_json(path, most_bytes=_MOST_BYTES)
+    except (OSError, UnreadableError):
+        return None
+    match said:
+        case {
+            "pid": int(pid),
+            "since_s": int(since_s) | float(since_s),
+            "command": str(command),
+            "host": str(host),
+            "devices": [*devices],
+        } if all(isinstance(one, str) for one in devices):
+            return Holder(pid=pid, since_s=float(since_s), command=command, host=host, devices=tuple(devices))
+        case _:
+            return None
+
+
+def _taken(path: Path) -> int:
+    """Not at the first try only: whoever just looks at a lock holds it for an instant."""
+    for _ in range(_TRIES):
+        fd = open_private(path, os.O_RDWR | os.O_CREAT, mode=LOCK_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            time.sleep(_RETRY_S)
+        except BaseException:
+            os.close(fd)
+            raise
+        else:
+            if _is_at(path, fd):
+                return fd
+            os.close(fd)  # its last holder removed it meanwhile: that file is no lock any more
+    raise LockedError(path)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except OSError:
+        return False
+
+
+def _kernel_has_lock_on(path: Path) -> bool:
+    try:
+        inode = f":{path.stat().st_ino} "
+        locks = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return any(" FLOCK " in line and inode in line for line in locks.splitlines())

@@ -1,0 +1,191 @@
+"""What a run writes: metrics, periodic checkpoints, and the best one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.system.private_files import make_private_folder, open_private, private_opener
+from stretto.torch.checkpoint import CheckpointStore, Elsewhere, Loaded
+from stretto.torch.remote_checkpoints import Mirror, Store
+from stretto.wire.checkpoint_meta import STATE_FILE, Best
+from stretto.wire.messages import Saved
+
+OWN_NAMES = frozenset({"epoch", "workers", "batch"})
+"""What every line has besides the user's metrics."""
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl` in the job's folder. Never ends training: what goes wrong is noted."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool, note: Callable[[str], None]) -> None:
+        self._path = folder / "metrics.jsonl"
+        self._note = note
+        self._failed = False
+        self._board = _board(folder / "tensorboard", note) if tensorboard else None
+
+    def write(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
+        line: dict[str, float] = {"epoch": epoch, "workers": workers, "batch": batch, **values}
+        finite = {key: value if math.isfinite(value) else None for key, value in line.items()}
+        try:
+            make_private_folder(self._path.parent)
+            with open(self._path, "a", encoding="utf-8", opener=private_opener) as file:
+                file.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            if not self._failed:
+                self._note(f"Metrics cannot be written to {self._path}: {error}.")
+            self._failed = True
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, epoch)
+            self._board.flush()
+            self._close_to_others()
+
+    def _close_to_others(self) -> None:
+        """TensorBoard makes its files by the umask."""
+        with contextlib.suppress(OSError):
+            for path in (self._path.parent / "tensorboard").glob("events.*"):
+                os.close(open_private(path, os.O_RDONLY))
+
+
+def _board(folder: Path, note: Callable[[str], None]) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+    except ImportError as error:
+        note(f"TensorBoard files are not written: {error}. Install the package tensorboard.")
+        return None
+    make_private_folder(folder)
+    return SummaryWriter(str(folder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What is kept, and how often."""
+
+    folder: Path | None
+    """None: nothing is kept."""
+    every_s: float
+    checkpoints: int
+    metric: str | None = None
+    """The checkpoint of the epoch in which this was best is kept too."""
+    maximise: bool = True
+    tensorboard: bool = False
+    store: str = ""
+    """An fsspec URL where checkpoints are kept, too, so that others can go on from them."""
+
+
+class Keeper:
+    """Rank 0's hand on the disk; the others only know the best score, as any of them may lead one day."""
+
+    def __init__(
+        self, keeping: Keeping, *, note: Callable[[str], None], on_saved: Callable[[Saved], None]
+    ) -> None:
+        self._keeping = keeping
+        self._note = note
+        self._on_saved = on_saved
+        self._store: CheckpointStore | None = None
+        self._mirror: Mirror | None = None
+        self._log: MetricsLog | None = None
+        self._saved_s = time.monotonic()
+        self.best: float | None = None
+        """The best score of the metric so far; more is better."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another checkpoint."""
+        every_s = self._keeping.every_s
+        return self._keeping.folder is not None and time.monotonic() - self._saved_s >= every_s
+
+    def load(self) -> dict[str, Any] | None:
+        """The state of the newest checkpoint that is whole.
+
+        The best one is told again: whoever saved it may have been killed before it could tell.
+        """
+        if self._keeping.folder is None:
+            return None
+        store = self._open_store()
+        elsewhere = self._mirror.found() if self._mirror is not None else []
+        loaded, best = store.load(elsewhere), store.best()
+        if loaded is None:
+            return None
+        if self._mirror is not None:
+            self._catch_up(self._mirror, elsewhere, loaded, best)
+        elif best is not None:
+            self._on_saved(Saved(progress=best.progress, path=str(best.path), best=True))
+        return loaded.state
+
+    def _catch_up(
+        self, mirror: Mirror, elsewhere: list[Elsewhere], loaded: Loaded, best: Best | None
+    ) -> None:
+        """Copy what an outage kept from the store; a best one there that is newer counts more."""
+        there = next((one for one in elsewhere if one.best), None)
+        if there is not None:
+            self._on_saved(Saved(progress=there.progress, path=f"{there.where}/{STATE_FILE}", best=True))
+        if best is not None and (there is None or best.progress > there.progress):
+            mirror.offer(best.path.parent, best=True)
+        if all(loaded.progress != one.progress for one in elsewhere):
+            mirror.offer(loaded.path.parent, best=False)
+
+    def save(
+        self, state: Callable[[], dict[str, Any]], progress: float, *, best: bool = False, wait: bool = False
+    ) -> bool:
+        """Whether a checkpoint is written, or, with `wait`, whether it is safe; a store counts, if given."""
+        if self._keeping.folder is None:
+            return False
+        self._saved_s = time.monotonic()
+        store, mirror = self._open_store(), self._mirror
+
+        def saved(path: Path, is_best: bool) -> None:
+            if mirror is not None:
+                mirror.offer(path.parent, best=is_best)
+            else:
+                self._on_saved(Saved(progress=progress, path=str(path), best=is_best))
+
+        written = store.save(state(), progress=progress, best=best, wait=wait, on_saved=saved)
+        return mirror.flush() if mirror is not None and wait and written else written
+
+    def write_metrics(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
+        folder = self._keeping.folder
+        if folder is None:
+            return
+        if self._log is None:
+            self._log = MetricsLog(folder, tensorboard=self._keeping.tensorboard, note=self._note)
+        self._log.write(epoch, values, workers=workers, batch=batch)
+
+    def is_best(self, values: Mapping[str, float]) -> bool:
+        """Whether an epoch with these values is the best so far; it is from now on."""
+        value = values.get(self._keeping.metric) if self._keeping.metric else None
+        if value is None:
+            return False
+        score = value if self._keeping.maximise else -value
+        if score != score or (self.best is not None and score <= self.best):  # noqa: PLR0124  (NaN)
+            return False
+        self.best = score
+        return True
+
+    def finish(self) -> None:
+        """Wait until everything is on the disk, and in the store as far as it can be."""
+        if self._store is not None:
+            self._store.close()
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def _open_store(self) -> CheckpointStore:
+        keeping = self._keeping
+        assert keeping.folder is not None
+        if self._store is None:
+            folder, keep = keeping.folder / "checkpoints", keeping.checkpoints
+            if keeping.store:
+                mirror = Mirror(Store(keeping.store), keep=keep, note=self._note, on_saved=self._on_saved)
+                self._store = CheckpointStore(folder, keep=keep, note=self._note, in_use=mirror.in_use)
+                self._mirror = mirror
+            else:
+                self._store = CheckpointStore(folder, keep=keep, note=self._note)
+        return self._store

@@ -1,0 +1,329 @@
+"""Checkpoints where every node can read them: copied to an fsspec URL while training goes on.
+
+    URL/00000003.250000-9f86d081884c7d65/state.pt     as in the folder
+    URL/00000003.250000-9f86d081884c7d65/meta.json    written last
+
+There is a checkpoint where there is a readable `meta.json`. Nothing is moved into place: in an object store a
+move is a copy, and a file there appears in one piece; elsewhere JSON that was cut short cannot be read. A
+name is the progress in epochs and part of the checksum: the newest is the largest, whoever wrote it, and a
+worker that has not heard yet that another took over cannot mix its files with the other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stretto.core.errors import InputError
+from stretto.torch.checkpoint import Content, Elsewhere, difference, measured
+from stretto.wire.checkpoint_meta import META_FILE, STATE_FILE, CorruptError, Meta, parse_meta, read_meta
+from stretto.wire.messages import Saved
+from stretto.wire.store_url import UNCOPIED, check_store
+
+
+class StoreError(Exception):
+    """The store did not do what it was asked to; it may tomorrow."""
+
+
+class Store:
+    """Whole files by name under one URL. Names have `/` between their parts.
+
+    Whatever the file system raises comes out as StoreError, except that FileNotFoundError says that there is
+    no such file.
+    """
+
+    def __init__(self, url: str) -> None:
+        check_store(url)  # what cannot work tomorrow either is said at once
+        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self._files: Any = None
+        self._root = ""
+
+    def where(self, name: str) -> str:
+        """The URL of a file."""
+        return f"{self.url}/{name}"
+
+    def put(self, name: str, source: Path, content: Content) -> None:
+        """Copy a file there and read it again: no other check means the same in every store."""
+        with _as_store_error():
+            files, path = self._at(name)
+            try:
+                files.put_file(str(source), path)
+            except FileNotFoundError:  # stores that have folders want them made
+                files.makedirs(path.rpartition("/")[0], exist_ok=True)
+                files.put_file(str(source), path)
+        if problem := self._problem(name, content):
+            raise StoreError(f"{self.where(name)} {problem}")
+
+    def holds(self, name: str, content: Content) -> bool:
+        """Whether there is a file of this name with this content."""
+        return not self._problem(name, content)
+
+    def get(self, name: str, target: Path) -> None:
+        with _as_store_error(missing=True):
+            files, path = self._at(name)
+            files.get_file(path, str(target))
+
+    def read(self, name: str) -> bytes:
+        """The content of a small file."""
+        with _as_store_error(missing=True):
+            files, path = self._at(name)
+            return bytes(files.cat_file(path))
+
+    def names(self) -> list[str]:
+        """The first parts of all names, sorted."""
+        with _as_store_error():
+            files, path = self._at("")
+            files.invalidate_cache()  # somebody else may have written
+            try:
+                found = files.ls(path, detail=False)
+            except FileNotFoundError:  # nothing was put there yet
+                return []
+            return sorted({one.rstrip("/").rpartition("/")[2] for one in found})
+
+    def delete(self, name: str) -> None:
+        """A file, or all whose names begin with these parts; none is fine, too."""
+        with _as_store_error():
+            files, path = self._at(name)
+            with contextlib.suppress(FileNotFoundError):
+                files.rm(path, recursive=True)
+
+    def _problem(self, name: str, content: Content) -> str:
+        with _as_store_error():
+            files, path = self._at(name)
+            files.invalidate_cache()
+            try:
+                with files.open(path, "rb") as file:
+                    return difference(measured(file), content)
+            except FileNotFoundError:
+                return "is missing"
+
+    def _at(self, name: str) -> tuple[Any, str]:
+        """The file system, opened when it is first needed, and what it calls a file of this name."""
+        if self._files is None:
+            import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+
+            self._files, root = fsspec.core.url_to_fs(self.url)
+            self._root = root.rstrip("/")
+        return self._files, f"{self._root}/{name}".rstrip("/")
+
+
+@contextlib.contextmanager
+def _as_store_error(*, missing: bool = False) -> Iterator[None]:
+    """`missing`: that there is no such file is an answer."""
+    try:
+        yield
+    except Exception as error:
+        if missing and isinstance(error, FileNotFoundError):
+            raise
+        first_line = str(error).partition("\n")[0]
+        raise StoreError(": ".join(filter(None, (type(error).__name__, first_line)))) from error
+
+
+_NAME = re.compile(r"\d{8}\.\d{6}-[0-9a-f]{16}")
+_PAUSES_S = (1.0, 3.0)
+"""Between attempts, where somebody waits for the store."""
+_TROUBLE = (StoreError, CorruptError, InputError, OSError)
+"""What may keep a checkpoint from being copied."""
+T = TypeVar("T")
+
+
+class Mirror:
+    """The newest `keep` checkpoints of a job, and the newest one that was saved as the best, in a store.
+
+    Copying happens in a thread of its own and never raises: the first failure of an outage is noted, and
+    what could not be copied waits for the next attempt, unless there is a newer one by then.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        keep: int,
+        note: Callable[[str], None],
+        on_saved: Callable[[Saved], None],
+        pauses_s: Sequence[float] = _PAUSES_S,
+    ) -> None:
+        self._store = store
+        self._keep = keep
+        self._note = note
+        self._on_saved = on_saved
+        self._pauses_s = pauses_s
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mirror")
+        self._lock = threading.Lock()
+        self._newest: Path | None = None
+        self._best: Path | None = None
+        """What waits to be copied; a best one is never newer than the newest, and goes first."""
+        self._copying: Path | None = None
+        self._noted: set[str] = set()
+
+    def offer(self, folder: Path, *, best: bool) -> None:
+        """Copy the checkpoint in this folder when the ones before it are copied, or instead of them."""
+        with self._lock:
+            self._newest = folder
+            self._best = folder if best else self._best
+        self._copier.submit(self._copy)
+
+    def in_use(self) -> set[Path]:
+        """The folders that are still needed to copy from."""
+        with self._lock:
+            return {one for one in (self._copying, self._best, self._newest) if one is not None}
+
+    def flush(self) -> bool:
+        """Whether everything that was offered is safe now; an unwilling store is asked a few times."""
+        return self._copier.submit(self._copy, *self._pauses_s).result()
+
+    def close(self) -> None:
+        """Wait until what was offered is copied, or could not be."""
+        self._copier.shutdown()
+
+    def found(self) -> list[Elsewhere]:
+        """The checkpoints in the store, newest first. InputError if it does not say."""
+        found: list[Elsewhere] = []
+        for name in reversed(self._patiently(self._names)):
+            try:
+                meta = self._patiently(partial(self._meta, name))
+            except CorruptError as error:
+                self._note(
+                    f"Checkpoint {self._store.where(name)} cannot be used: {error}. It is passed over."
+                )
+                continue
+            if meta is not None:
+                where, fetch = self._store.where(name), partial(self._fetch, name)
+                found.append(Elsewhere(where=where, progress=meta.progress, best=meta.best, fetch=fetch))
+        return found
+
+    def _names(self) -> list[str]:
+        return [name for name in self._store.names() if _NAME.fullmatch(name)]
+
+    def _meta(self, name: str) -> Meta | None:
+        """None where copying has not come to its end."""
+        file = f"{name}/{META_FILE}"
+        try:
+            return parse_meta(self._store.read(file), self._store.where(file))
+        except FileNotFoundError:
+            return None
+
+    def _fetch(self, name: str, folder: Path) -> None:
+        for file in (META_FILE, STATE_FILE):
+            try:
+                self._patiently(partial(self._store.get, f"{name}/{file}", folder / file))
+            except FileNotFoundError as error:
+                raise CorruptError(f"{file} is missing") from error
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        try:
+            return _insist(ask, self._pauses_s)
+        except StoreError as error:
+            raise InputError(
+                f"the checkpoints there cannot be read: {error}.",
+                where=self._store.url,
+                remedy="Make it readable and start again; training goes on from what is there.",
+            ) from error
+
+    def _copy(self, *pauses_s: float) -> bool:
+        try:
+            _insist(self._copy_waiting, pauses_s)
+        except _TROUBLE as error:
+            self._mark_uncopied()
+            self._note_once(
+                "copy",
+                f"A checkpoint could not be copied to {self._store.url}: {error}. It stays on its node, and "
+                "copying is tried again with the next one.",
+            )
+            return False
+        return True
+
+    def _mark_uncopied(self) -> None:
+        """Whoever clears up after the job is to leave its checkpoints."""
+        if self._copying is not None:
+            with contextlib.suppress(OSError):
+                (self._copying.parent / UNCOPIED).touch()
+
+    def _copy_waiting(self) -> None:
+        while (folder := self._next()) is not None:
+            self._copy_one(folder)
+
+    def _next(self) -> Path | None:
+        with self._lock:
+            self._copying = self._best or self._newest
+            return self._copying
+
+    def _copy_one(self, folder: Path) -> None:
+        try:
+            meta = read_meta(folder)
+            name = f"{meta.progress:015.6f}-{meta.sha256[:16]}"
+            self._put(name, meta, folder)
+        except _TROUBLE:
+            if folder.exists():
+                raise
+            self._forget(folder)  # removed by whoever leads now
+            return
+        self._forget(folder)
+        (folder.parent / UNCOPIED).unlink(missing_ok=True)
+        self._noted.discard("copy")
+        where = self._store.where(f"{name}/{STATE_FILE}")
+        self._on_saved(Saved(progress=meta.progress, path=where, best=meta.best))
+        self._remove_old(name)
+
+    def _forget(self, folder: Path) -> None:
+        with self._lock:
+            self._newest = None if self._newest == folder else self._newest
+            self._best = None if self._best == folder else self._best
+
+    def _put(self, name: str, meta: Meta, folder: Path) -> None:
+        there = self._readable(name)
+        state = Content(meta.size_bytes, meta.sha256)
+        if there is None or not self._store.holds(f"{name}/{STATE_FILE}", state):
+            self._store.put(f"{name}/{STATE_FILE}", folder / STATE_FILE, state)
+        if there is None or (meta.best and not there.best):
+            with (folder / META_FILE).open("rb") as file:
+                content = measured(file)
+            self._store.put(f"{name}/{META_FILE}", folder / META_FILE, content)
+
+    def _readable(self, name: str) -> Meta | None:
+        try:
+            return self._meta(name)
+        except CorruptError:
+            return None
+
+    def _remove_old(self, just_copied: str) -> None:
+        """Also what a worker left that was killed while it copied: it is older, and not whole.
+
+        What was just copied stays even if it is not the newest: the newer ones may be spoilt.
+        """
+        try:
+            names = self._names()
+            whole = [(name, meta) for name in reversed(names) if (meta := self._readable(name)) is not None]
+            best = next((name for name, meta in whole if meta.best), None)
+            oldest = min((name for name, _ in whole[: self._keep]), default="")
+            for name in names:
+                if name < oldest and name not in {best, just_copied}:
+                    self._store.delete(f"{name}/{META_FILE}")  # it is no checkpoint from now on
+                    self._store.delete(name)
+        except InputError:  # another version wrote one of them, and it may be the best: all are kept
+            return
+        except StoreError as error:
+            self._note_once("remove", f"Old checkpoints stay in {self._store.url}: {error}.")
+        else:
+            self._noted.discard("remove")
+
+    def _note_once(self, what: str, text: str) -> None:
+        if what not in self._noted:
+            self._noted.add(what)
+            self._note(text)
+
+
+def _insist(ask: Callable[[], T], pauses_s: Sequence[float]) -> T:
+    for pause_s in pauses_s:
+        try:
+            return ask()
+        except StoreError:
+            time.sleep(pause_s)
+    return ask()
