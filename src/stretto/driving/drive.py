@@ -19,6 +19,7 @@ from stretto.core.substrate import Substrate
 from stretto.driving.stop import Stop, listening
 from stretto.journal.base import Journal
 from stretto.journal.sqlite import SqliteJournal
+from stretto.models.resize import WARM_RESIZE_S
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import Policy, is_built_in
 from stretto.runs.deadline import AtDeadline, EndedBy
@@ -34,9 +35,6 @@ LOOK_S = 1.0
 ALIKE = 100
 """A built-in policy is shown no more jobs that are alike and wait for their first start, unless more could
 start; one of a user's own is shown all."""
-RESIZE_S = 5.0
-"""What a start or resize is believed to take before any was seen; most take less here, as training code is
-loaded once for all workers, and nobody stops for a resize."""
 
 
 class RealSubstrate(Substrate, Protocol):
@@ -128,7 +126,7 @@ def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop,
             alike=ALIKE if is_built_in(score.policy) else 0,
             beat_s=BEAT_S,
             share_priors=score.share_priors,
-            resize_s=RESIZE_S,
+            resize_s=WARM_RESIZE_S,
         ),
         limit=score.limit,
         on_turn=lambda _: watcher.tick(substrate.now_s()),

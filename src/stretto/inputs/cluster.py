@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.inputs.fields import Fields
+from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance, find_instance
 from stretto.pricing.price_list import make_instance, read_price_list
@@ -22,6 +23,8 @@ CLUSTER_KEYS = (*RENT_KEYS, *BILLING_KEYS)
 MOST_NODES = 10**4
 MOST_SLOTS = 1024
 
+MACHINE = "machine"
+"""The instance type of a whole machine, for policies that hold all its slots from the start."""
 OWN_MACHINE = Billing(minimum_s=0.0)
 """Slots of one's own machine are paid for by the second."""
 
@@ -68,6 +71,12 @@ def node_type(slots: int, usd_per_slot_hour: float) -> Instance:
 def type_name(slots: int) -> str:
     """Of the nodes of one's own that have so many slots."""
     return f"{SLOT}s-{slots}"
+
+
+def machine_instance(tuning: Tuning) -> Instance:
+    """All slots of a study's machine as one node."""
+    slot = tuning.instances[0]
+    return Instance(name=MACHINE, gpus=tuning.max_nodes, usd_per_hour=slot.usd_per_hour * tuning.max_nodes)
 
 
 def machine_of(fields: Fields) -> Machine:

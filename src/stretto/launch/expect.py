@@ -16,7 +16,7 @@ from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
 from stretto.driving.cost import stopping_s
-from stretto.inputs.cluster import OWN_MACHINE, Machine, node_type
+from stretto.inputs.cluster import OWN_MACHINE, Machine, machine_instance, node_type
 from stretto.inputs.profile import MachineProfile
 from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
 from stretto.planning.draws import draw_study
@@ -29,14 +29,11 @@ from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.policies.rubberband.drift import beginning
 from stretto.policies.rubberband.policy import RubberBand
-from stretto.pricing.instances import Instance
 from stretto.search.study import Direction
 from stretto.simulation.plan import Planned, plan_to_begin
 from stretto.simulation.studies import OutOfTimeError, simulate_study
 from stretto.worlds.curves import FAMILIES
 
-MACHINE = "machine"
-"""The type of node that all slots of this machine together are to a policy that does not rent."""
 WORLDS = (3, 16)
 """Simulated worlds that a forecast is made of: at least, and at most."""
 EPOCHS = 6_000
@@ -279,12 +276,6 @@ def simulated_file(outline: StudyOutline, tuning: Tuning, truth: Profile, *, ren
         world=WorldSpec(curves=FAMILIES[0].name, profile=truth),
         path=Path(outline.path),
     )
-
-
-def machine_instance(tuning: Tuning) -> Instance:
-    """All slots as one node."""
-    slot = tuning.instances[0]
-    return Instance(name=MACHINE, gpus=tuning.max_nodes, usd_per_hour=slot.usd_per_hour * tuning.max_nodes)
 
 
 def _machine_usd_per_s(tuning: Tuning) -> float:

@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 DEFAULT_RESIZE_S = 30.0
+WARM_RESIZE_S = 5.0
+"""The default of real runs: workers start with the training code loaded, and a resize stops no worker."""
 DEFAULT_WEIGHT = 1.0
 """The default counts as this many times seen of the application."""
 APPLICATION_WEIGHT = 2.0

@@ -23,9 +23,9 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, JobReported, NodeAdded
 from stretto.core.units import HOUR_S, counted, format_duration
 from stretto.driving.cost import measuring_usd
+from stretto.inputs.cluster import machine_instance
 from stretto.inputs.study import StudyFile, WorldSpec
 from stretto.journal.folds.history import JobHistory, history_of
-from stretto.launch.expect import machine_instance
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.policies.registry import Options, make_policy, rents_nodes
 from stretto.runs.folder import RunFolder

@@ -14,10 +14,10 @@ from stretto.core.cluster import Node
 from stretto.core.events import Event, JobReported, RunStarted
 from stretto.core.job import Job
 from stretto.core.observations import SpeedSample
-from stretto.driving.drive import RESIZE_S
 from stretto.journal.folds.history import Hold, JobHistory, Progress, history_of
 from stretto.models.belief import Observations
 from stretto.models.noise import step_gain
+from stretto.models.resize import WARM_RESIZE_S
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.registry import Options
 from stretto.simulation.jobs import Run, Setup, simulate
@@ -39,7 +39,7 @@ def replay_jobs(
         nodes=_nodes(known),
         interval_s=_interval_s(started),
         restart_s=_restart_s(known),
-        believed_restart_s=RESIZE_S,
+        believed_restart_s=WARM_RESIZE_S,
         seed=seed,
     )
     chosen = options or {}
