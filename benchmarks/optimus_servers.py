@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from common import verdict
 
-from stretto.allocate.even_spread import Placer, Seat, place_all, spread_or_pack
+from stretto.allocate.even_spread import JobToPlace, Placer, place_all, spread_or_pack
 from stretto.allocate.free import FreeCapacity
 from stretto.control.controller import Controller, Settings
 from stretto.core.allocation import Allocation
@@ -121,7 +121,7 @@ def as_asked(job: Job) -> Job:
 def placed_anew(view: ClusterView, decision: Decision, place: Placer) -> Decision:
     """The same counts elsewhere, as far as they fit."""
     seats = [
-        Seat(
+        JobToPlace(
             job=job.job,
             wanted=held_gang(decision.allocations[job.id]),
             least=smallest_gang(job.job),

@@ -16,7 +16,14 @@ from itertools import product
 import numpy as np
 from common import verdict
 
-from stretto.planning.candidates import Goal, Pool, menus_of, naive_elastic_plans, speed, static_plans
+from stretto.planning.candidates import (
+    Objective,
+    PlanPool,
+    menus_of,
+    naive_elastic_plans,
+    speed,
+    static_plans,
+)
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
 from stretto.planning.forecast import stages_left
@@ -94,7 +101,7 @@ def earliest_fixed_s(tuning: Tuning) -> float:
 def costs(tuning: Tuning, deadline_s: float) -> Costs:
     limited = replace(tuning, limits=Limits(deadline_s=deadline_s))
     pool = _pool(limited)
-    fixed = Pool(pool.execution, pool.goal, fixed=True)
+    fixed = PlanPool(pool.execution, pool.goal, fixed=True)
     chosen = plan_study(limited, np.random.default_rng(SEED)).chosen
     return Costs(
         fixed=_least(fixed, fixed_plans(limited, pool.execution)),
@@ -107,12 +114,12 @@ def fixed_plans(tuning: Tuning, execution: Execution) -> list[Plan]:
     return list(static_plans(menus_of(tuning, stages_left(tuning.study, None), execution), tuning))
 
 
-def _pool(tuning: Tuning) -> Pool:
+def _pool(tuning: Tuning) -> PlanPool:
     execution = Execution(tuning, draw_study(tuning, np.random.default_rng(SEED + 1), SAMPLES))
-    return Pool(execution, Goal(tuning.limits))
+    return PlanPool(execution, Objective(tuning.limits))
 
 
-def _least(pool: Pool, plans: Iterable[Plan]) -> float:
+def _least(pool: PlanPool, plans: Iterable[Plan]) -> float:
     standings = (pool.judge(plan) for plan in plans)
     return min((one.cost_usd for one in standings if one.excess <= 0.0), default=math.inf)
 

@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 from common import verdict
 
-from stretto.planning.candidates import Goal, Pool, fair_options
+from stretto.planning.candidates import Objective, PlanPool, fair_options
 from stretto.planning.improve import decrement
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.planner import Search, prepare, search_as_published, search_thoroughly
@@ -101,7 +101,7 @@ def small_tuning(rng: np.random.Generator) -> Tuning:
 
 def with_deadline(tuning: Tuning, rng: np.random.Generator) -> Tuning:
     """A deadline somewhere between what the fastest and what the cheapest fixed cluster can keep."""
-    search = prepare(tuning, rng, Goal(Limits()))
+    search = prepare(tuning, rng, Objective(Limits()))
     standings = [search.pool.judge(plan) for plan in search.statics]
     soonest_s = min(standing.due_s for standing in standings)
     cheapest_s = min(standings, key=lambda standing: standing.cost_usd).due_s
@@ -131,14 +131,14 @@ def study_gaps(study: int) -> dict[str, float] | None:
     """
     rng = np.random.default_rng((SEED, study))
     tuning = with_deadline(small_tuning(rng), rng)
-    search = prepare(tuning, rng, Goal(tuning.limits))
-    everything = Pool(search.pool.execution, search.pool.goal)
+    search = prepare(tuning, rng, Objective(tuning.limits))
+    everything = PlanPool(search.pool.execution, search.pool.goal)
     best = everything.judge(everything.best(Plan(stages) for stages in product(*all_options(tuning))))
     if best.excess > 0.0:
         return None
     gaps = {}
     for name, look in PLANNERS.items():
-        own = replace(search, pool=Pool(search.pool.execution, search.pool.goal))
+        own = replace(search, pool=PlanPool(search.pool.execution, search.pool.goal))
         look(own)
         found = own.pool.judge(own.pool.best(tuple(own.pool.seen)))
         gaps[name] = found.cost_usd / best.cost_usd - 1.0 if found.excess <= 0.0 else math.inf

@@ -8,9 +8,9 @@ import numpy as np
 
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
-from stretto.planning.forecast import Outcome, Progress
+from stretto.planning.forecast import Outcome, StudyProgress
 from stretto.planning.plan import Plan, StagePlan
-from stretto.planning.planner import Planner, Rule, plan_study
+from stretto.planning.planner import LimitRule, Planner, plan_study
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.billing import Billing
@@ -97,7 +97,7 @@ def rows(study: Study, *gives: tuple[int, int, int], instance: str = P3_8XLARGE.
     )
 
 
-def executed(tuning: Tuning, samples: int = 1, start: Progress | None = None) -> Execution:
+def executed(tuning: Tuning, samples: int = 1, start: StudyProgress | None = None) -> Execution:
     return Execution(tuning, draw_study(tuning, np.random.default_rng(0), samples, start), start)
 
 
@@ -105,8 +105,8 @@ def planned(
     tuning: Tuning,
     planner: Planner = "search",
     *,
-    rule: Rule = "quantile",
-    start: Progress | None = None,
+    rule: LimitRule = "quantile",
+    start: StudyProgress | None = None,
     seed: int = 0,
 ) -> Outcome:
     return plan_study(tuning, np.random.default_rng(seed), planner=planner, rule=rule, start=start)

@@ -24,7 +24,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action
 from stretto.core.resources import Resources
 from stretto.journal.base import MemoryJournal
-from stretto.planning.forecast import Estimate, Forecast, Progress
+from stretto.planning.forecast import Estimate, Forecast, StudyProgress
 from stretto.planning.forecast import Outcome as Planned
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.profile import Spread
@@ -99,10 +99,15 @@ class Script:
     plans: list[list[StagePlan]]
     finish_s: float = 1000.0
     feasible: bool = True
-    asked: list[tuple[Tuning, Progress | None]] = field(default_factory=list)
+    asked: list[tuple[Tuning, StudyProgress | None]] = field(default_factory=list)
 
     def __call__(
-        self, conditions: Tuning, rng: np.random.Generator, *, start: Progress | None = None, **options: str
+        self,
+        conditions: Tuning,
+        rng: np.random.Generator,
+        *,
+        start: StudyProgress | None = None,
+        **options: str,
     ) -> Planned:
         assert isinstance(rng, np.random.Generator)
         assert set(options) == {"planner", "rule"}
@@ -121,7 +126,7 @@ class Script:
         )
 
 
-def _is_under_way(start: Progress | None) -> bool:
+def _is_under_way(start: StudyProgress | None) -> bool:
     return start is not None and start.elapsed_s > 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.allocate.placements import Board, Placement
+from stretto.allocate.placements import FreeGpus, Placement
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=150)
 
@@ -30,7 +30,7 @@ def fewest_nodes(free: list[int], blocked: list[bool], gpus: int, max_nodes: int
 def test_books_and_finds_agree_with_brute_force(
     data: st.DataObject, gpus: list[int], avoid: bool, max_nodes: int
 ) -> None:
-    board = Board(gpus, max_nodes=max_nodes, avoid_interference=avoid)
+    board = FreeGpus(gpus, max_nodes=max_nodes, avoid_interference=avoid)
     placed: list[Placement] = []
     for _ in range(data.draw(st.integers(1, 8))):
         if len(placed) > 0 and data.draw(st.booleans()):
@@ -61,7 +61,7 @@ def test_books_and_finds_agree_with_brute_force(
         placed.append(found)
 
 
-def check_books(board: Board, free: list[int], spanned: list[bool]) -> None:
+def check_books(board: FreeGpus, free: list[int], spanned: list[bool]) -> None:
     assert board.free_total == sum(free)
     assert board._free == free
     for buckets, kind in ((board._plain, False), (board._shared, True)):
@@ -72,20 +72,20 @@ def check_books(board: Board, free: list[int], spanned: list[bool]) -> None:
 
 
 def test_a_single_node_job_goes_to_the_tightest_node() -> None:
-    board = Board([4, 2, 3], max_nodes=4, avoid_interference=True)
+    board = FreeGpus([4, 2, 3], max_nodes=4, avoid_interference=True)
     assert board.find(2) == ((1, 2),)
     assert board.find(3) == ((2, 3),)
 
 
 def test_single_node_jobs_first_fill_nodes_that_host_a_spanning_one() -> None:
-    board = Board([4, 2, 4], max_nodes=4, avoid_interference=True)
+    board = FreeGpus([4, 2, 4], max_nodes=4, avoid_interference=True)
     board.put(((0, 2), (2, 4)))
     assert board.find(2) == ((0, 2),)
 
 
 def test_two_spanning_jobs_share_a_node_only_where_interference_is_allowed() -> None:
     for avoid, expected in ((True, None), (False, ((0, 1), (1, 2)))):
-        board = Board([4, 4], max_nodes=4, avoid_interference=avoid)
+        board = FreeGpus([4, 4], max_nodes=4, avoid_interference=avoid)
         board.put(((0, 3), (1, 2)))
         assert board.find(3) == expected
         assert board.fits(((0, 1), (1, 1))) is not avoid
@@ -93,18 +93,18 @@ def test_two_spanning_jobs_share_a_node_only_where_interference_is_allowed() -> 
 
 
 def test_the_last_node_of_a_spanning_job_is_the_tightest() -> None:
-    board = Board([4, 4, 1], max_nodes=4, avoid_interference=True)
+    board = FreeGpus([4, 4, 1], max_nodes=4, avoid_interference=True)
     assert board.find(5) == ((0, 4), (2, 1))
 
 
 def test_no_job_spans_more_nodes_than_allowed() -> None:
-    board = Board([2, 2, 2], max_nodes=2, avoid_interference=False)
+    board = FreeGpus([2, 2, 2], max_nodes=2, avoid_interference=False)
     assert board.find(4) == ((0, 2), (1, 2))
     assert board.find(5) is None
 
 
 @pytest.mark.parametrize("gpus", [[], [0], [0, 0]])
 def test_a_board_without_gpus_has_no_room(gpus: list[int]) -> None:
-    board = Board(gpus, max_nodes=4, avoid_interference=True)
+    board = FreeGpus(gpus, max_nodes=4, avoid_interference=True)
     assert board.find(1) is None
     assert board.free_total == 0

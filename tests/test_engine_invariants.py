@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from builders import make_job, make_node
 from stretto.allocate import menus
-from stretto.allocate.even_spread import Seat, place_all, spread_or_pack
+from stretto.allocate.even_spread import JobToPlace, place_all, spread_or_pack
 from stretto.allocate.free import FreeCapacity
-from stretto.allocate.marginal import Claim, Counts, RemainingTime, share_out
+from stretto.allocate.marginal import Claim, RemainingTime, TaskCounts, share_out
 from stretto.allocate.placements import EMPTY, Placement
 from stretto.allocate.solver import Contender, Solution, solve
 from stretto.core.allocation import NOTHING, Allocation
@@ -179,7 +179,7 @@ def _from(times_s: Floats) -> RemainingTime:
     st.integers(0, 30),
 )
 def test_shares_are_within_every_claim_and_what_is_free(
-    drawn: list[tuple[Counts, Counts, list[Counts], Counts, int]], cpus: int
+    drawn: list[tuple[TaskCounts, TaskCounts, list[TaskCounts], TaskCounts, int]], cpus: int
 ) -> None:
     """Of any remaining times, with counts to be tried out, and from what is held."""
     claims = []
@@ -226,7 +226,7 @@ def test_seats_beside_jobs_that_hold_something_have_room(
             room.take(job, held)
         else:
             held = NOTHING
-        seats.append(Seat(job=job, wanted=wanted, least=(1, min(wanted[1], 1)), held=held))
+        seats.append(JobToPlace(job=job, wanted=wanted, least=(1, min(wanted[1], 1)), held=held))
     left = FreeCapacity(nodes)
     placed = place_all(seats, FreeCapacity(nodes), spread_or_pack)
     for seat in seats:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import make_job, make_node
-from stretto.allocate.even_spread import Seat, place_all, spread_evenly, spread_or_pack
+from stretto.allocate.even_spread import JobToPlace, place_all, spread_evenly, spread_or_pack
 from stretto.allocate.free import FreeCapacity
 from stretto.core.allocation import NOTHING, Allocation
 from stretto.core.job import Job, Role
@@ -117,8 +117,8 @@ def test_where_no_even_placement_exists_the_job_is_packed() -> None:
     assert placed == Allocation((("gpus", 4),), (("cpus", 2),))
 
 
-def seat(job_id: str, wanted: tuple[int, int], held: Allocation = NOTHING) -> Seat:
-    return Seat(job=served(job_id), wanted=wanted, least=(1, 1), held=held)
+def seat(job_id: str, wanted: tuple[int, int], held: Allocation = NOTHING) -> JobToPlace:
+    return JobToPlace(job=served(job_id), wanted=wanted, least=(1, 1), held=held)
 
 
 def test_unchanged_jobs_stay_where_they_are() -> None:
@@ -151,7 +151,7 @@ def test_who_does_not_fit_waits_and_who_is_in_the_way_moves() -> None:
     assert place_all([seat("a", (1, 1)), seat("b", (1, 1))], cluster(3), spread_or_pack).keys() == {"a"}
     # Two jobs, half a node each on either node, leave no node with room for a task of two CPUs.
     job = served("new", worker=Resources(cpu=2), server=Resources())
-    new = Seat(job=job, wanted=(1, 1), least=(1, 1), held=NOTHING)
+    new = JobToPlace(job=job, wanted=(1, 1), least=(1, 1), held=NOTHING)
     halves = [seat(f"half-{i}", (1, 1), Allocation((("0", 1),), (("1", 1),))) for i in range(2)]
     free = cluster(3, 3)
     placed = place_all([*halves, new], free, spread_or_pack)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.allocate.marginal import Claim, Counts, RemainingTime, share_out
+from stretto.allocate.marginal import Claim, RemainingTime, TaskCounts, share_out
 from stretto.core.resources import Resources
 
 TASK = Resources(cpu=1)
@@ -27,7 +27,7 @@ def served(work: float, thetas: tuple[float, ...]) -> RemainingTime:
 
 
 def claim(
-    remaining_s: RemainingTime, most: Counts = (8, 8), worker: Resources = TASK, server: Resources = TASK
+    remaining_s: RemainingTime, most: TaskCounts = (8, 8), worker: Resources = TASK, server: Resources = TASK
 ) -> Claim:
     return Claim(worker=worker, server=server, least=(1, 1), most=most, remaining_s=remaining_s)
 
@@ -59,7 +59,7 @@ some_claim = st.builds(
 )
 
 
-def used(claims: list[Claim], counts: list[Counts]) -> Resources:
+def used(claims: list[Claim], counts: list[TaskCounts]) -> Resources:
     needs = [one.worker * w + one.server * p for one, (w, p) in zip(claims, counts, strict=True)]
     return sum(needs, start=Resources())
 

@@ -25,7 +25,7 @@ from stretto.models.convergence import fit_convergence
 from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit, fit_server_speed
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.gangs import Gang, held_gang
+from stretto.policies.gangs import GangSize, held_gang
 from stretto.policies.optimus.policy import Optimus
 from stretto.policies.optimus.samples import PATTERN
 
@@ -58,11 +58,11 @@ def decide(view: ClusterView, memory: Memory = None, **options: object) -> tuple
     return decision, json.loads(json.dumps(memory))
 
 
-def gangs(decision: Decision) -> dict[str, Gang]:
+def gangs(decision: Decision) -> dict[str, GangSize]:
     return {job_id: held_gang(allocation) for job_id, allocation in decision.allocations.items()}
 
 
-def measured(*samples: Gang) -> ServerSpeedFit | None:
+def measured(*samples: GangSize) -> ServerSpeedFit | None:
     return fit_server_speed(
         [
             SpeedSample(
@@ -99,7 +99,7 @@ def test_sample_runs_step_through_counts_off_the_diagonal_and_end_in_a_model() -
     job = served("a")
     view = make_cluster(NODES, [knowing(job, None)])
     memory: Memory = None
-    seen: list[Gang] = []
+    seen: list[GangSize] = []
     for _ in range(5):
         decision, memory = decide(view, memory, samples=5)
         assert decision.wake_at_s is not None
@@ -159,14 +159,14 @@ def test_a_job_of_a_known_application_skips_samples_and_keeps_the_model_until_it
 
 
 def test_an_uncertain_model_says_so() -> None:
-    diagonal = measured(Gang(1, 1), Gang(2, 2), Gang(3, 3))
+    diagonal = measured(GangSize(1, 1), GangSize(2, 2), GangSize(3, 3))
     decision, _ = decide(make_cluster(NODES, [knowing(served("a"), diagonal)]), samples=3)
     assert "cannot tell apart" in decision.reasons["a"].text
 
 
 def test_unknown_speed_without_samples_means_the_smallest_size() -> None:
     decision, _ = decide(make_cluster(NODES, [knowing(served("a"), None)]), samples=0)
-    assert gangs(decision) == {"a": Gang(1, 1)}
+    assert gangs(decision) == {"a": GangSize(1, 1)}
     assert "until its speed is known" in decision.reasons["a"].text
 
 
@@ -205,7 +205,7 @@ def test_rigid_jobs_get_their_request_and_pinned_ones_keep_what_they_have() -> N
     decision, _ = decide(make_cluster(gpu_nodes(2, 4), [elastic, rigid, pinned]))
     got = gangs(decision)
     assert decision.allocations["pinned"] == pinned.allocation
-    assert got["rigid"] == Gang(3, 0)
+    assert got["rigid"] == GangSize(3, 0)
     assert got["e"].workers >= 1
 
 
@@ -216,7 +216,7 @@ def test_all_reduce_jobs_are_packed_and_grow_to_twice_what_was_seen() -> None:
     decision, _ = decide(make_cluster(gpu_nodes(4, 4), [job]))
     assert decision.allocations["a"] == on_nodes({"0": 4})
     fresh = make_view(make_job("b", most=16))
-    assert gangs(decide(make_cluster(gpu_nodes(4, 4), [fresh]))[0]) == {"b": Gang(1, 0)}
+    assert gangs(decide(make_cluster(gpu_nodes(4, 4), [fresh]))[0]) == {"b": GangSize(1, 0)}
 
 
 @pytest.mark.parametrize(("epochs", "gpus", "stays"), [(1, 2, True), (1, 1, False), (1000, 2, False)])
@@ -275,7 +275,7 @@ def test_options_are_checked(wrong: dict[str, object]) -> None:
 nodes = st.lists(
     st.builds(lambda gpu, cpu: (gpu, cpu), st.integers(0, 4), st.integers(1, 16)), min_size=1, max_size=4
 )
-fits = st.sampled_from([None, KNOWN, measured(Gang(1, 1)), measured(*PATTERN[:5])])
+fits = st.sampled_from([None, KNOWN, measured(GangSize(1, 1)), measured(*PATTERN[:5])])
 
 
 @given(

@@ -18,7 +18,7 @@ import stretto
 from stretto.cli.flags import parse_budget_usd
 from stretto.core.units import format_duration, format_usd, parse_duration_s
 from stretto.inputs.arguments import given_budget_usd, given_deadline_s
-from stretto.planning.planner import Rule
+from stretto.planning.planner import LimitRule
 from stretto.planning.tuning import Limits
 from stretto.report.plan_text import plan_text
 from stretto.simulation.plan import Planned, plan, plan_json
@@ -91,7 +91,7 @@ def test_an_infeasible_study_has_no_chosen_plan() -> None:
 @example(500, 6.0, "quantile")
 @example(None, 2.0, "mean")
 def test_whatever_is_offered_instead_can_be_planned(
-    deadline: int | None, budget_usd: float | None, rule: Rule
+    deadline: int | None, budget_usd: float | None, rule: LimitRule
 ) -> None:
     """Each offer, typed back as it is shown, and no offer asks for less than was given."""
     file = with_limits(study_file(NO_LIMITS), deadline_s=deadline, budget_usd=budget_usd)

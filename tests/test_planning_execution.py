@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planning_cases import CLOUD, P3_8XLARGE, POOR, STEADY, executed, flat, rows, sha, tuned
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import HeldNode, Progress, stages_left
+from stretto.planning.forecast import HeldNode, StudyProgress, stages_left
 from stretto.planning.plan import Plan, pack, roomy_nodes, tight_nodes
 from stretto.planning.profile import Latency, Profile
 from stretto.planning.tuning import Tuning
@@ -202,7 +202,7 @@ def test_a_trial_keeps_its_speed_over_stages() -> None:
 
 def test_planning_from_the_middle_counts_what_is_left() -> None:
     held = (HeldNode(P3_8XLARGE.name, 20.0),)
-    start = Progress(stage=1, trials=1, epochs_done=3, nodes=held, elapsed_s=100.0, spent_usd=2.0)
+    start = StudyProgress(stage=1, trials=1, epochs_done=3, nodes=held, elapsed_s=100.0, spent_usd=2.0)
     tuning = tuned(TWO_STAGES, STEADY)
     (stage,) = stages_left(TWO_STAGES, start)
     assert (stage.first_epoch, stage.last_epoch) == (6, 10)
@@ -217,7 +217,7 @@ def test_nodes_that_are_simply_there_need_no_start_and_cost_nothing_without_a_pr
     free = HeldNode(P3_8XLARGE.name, 0.0, free=True)
     other = Instance(name="other", gpus=4, usd_per_hour=3.6)
     tuning = tuned(TWO_STAGES, STEADY, instances=(P3_8XLARGE, other))
-    begin = Progress(stage=0, trials=TWO_STAGES.trials)
+    begin = StudyProgress(stage=0, trials=TWO_STAGES.trials)
 
     def run(plan: Plan, *nodes: HeldNode) -> PlanRun:
         return executed(tuning, start=replace(begin, nodes=nodes)).run(plan)
@@ -238,9 +238,9 @@ def own_nodes(*usd_per_hour: float) -> tuple[Instance, ...]:
     return tuple(Instance(name="own", gpus=4, usd_per_hour=usd, own=True) for usd in usd_per_hour)
 
 
-def of_ones_own(count: int) -> Progress:
+def of_ones_own(count: int) -> StudyProgress:
     free = HeldNode(P3_8XLARGE.name, 0.0, free=True)
-    return Progress(stage=0, trials=TWO_STAGES.trials, nodes=(free,) * count)
+    return StudyProgress(stage=0, trials=TWO_STAGES.trials, nodes=(free,) * count)
 
 
 @pytest.mark.parametrize("elapsed_s", [0.0, 500.0])
@@ -284,7 +284,7 @@ def test_a_stay_that_began_before_is_charged_once() -> None:
     by_the_hour = Billing(granularity_s=3600.0, minimum_s=3600.0)
     tuning = tuned(TWO_STAGES, STEADY, instances=(P3_8XLARGE, other), billing=by_the_hour)
     held = (HeldNode(P3_8XLARGE.name, 0.0), HeldNode(P3_8XLARGE.name, 500.0), HeldNode("other", 0.0))
-    start = Progress(stage=1, trials=1, nodes=held, elapsed_s=3500.0)
+    start = StudyProgress(stage=1, trials=1, nodes=held, elapsed_s=3500.0)
     plan = Plan(rows(TWO_STAGES, (1, 4, 1), (8, 1, 2)).stages[1:])
     assert 8 * 10 / 4.8 + 3 < 100
     assert executed(tuning, start=start).run(plan).cost_usd[0] == pytest.approx(2 * 12.24 + 3.6)
@@ -317,7 +317,7 @@ def test_a_node_is_held_for_the_trial_that_spans_it() -> None:
     study = flat(3, 10)
     tuning = tuned(study, STEADY, billing=Billing(minimum_s=0.0, granularity_s=0.001))
     held = HeldNode(P3_8XLARGE.name, 0.0)
-    start = Progress(stage=0, trials=3, nodes=(held,))
+    start = StudyProgress(stage=0, trials=3, nodes=(held,))
     assert pack(2, 3, 2, 3).nodes_of == ((0,), (0, 1), (1,))
     three = replace(P3_8XLARGE, gpus=3)
     run = executed(replace(tuning, instances=(three,)), start=start).run(rows(study, (2, 3, 2)))
@@ -329,7 +329,7 @@ def test_a_node_is_held_for_the_trial_that_spans_it() -> None:
 def test_known_trials_are_not_guessed() -> None:
     study = sha(1, 10, 2)
     profile = replace(STEADY, latency=Latency(epoch_s=10.0, trial_sd=0.5))
-    start = Progress(stage=0, trials=1, trial_factors=(1.5,))
+    start = StudyProgress(stage=0, trials=1, trial_factors=(1.5,))
     run = executed(tuned(study, profile), samples=50, start=start).run(rows(study, (1, 1, 1)))
     assert run.finish_s == pytest.approx(np.full(50, 50 + 3 + 150))
 

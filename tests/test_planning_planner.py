@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning_cases import CLOUD, P3_8XLARGE, POOR, executed, planned, rows, sha, tuned
-from stretto.planning.candidates import Goal, Pool, Standing, fair_options
-from stretto.planning.forecast import HeldNode, Progress
+from stretto.planning.candidates import Objective, PlanPool, PlanScore, fair_options
+from stretto.planning.forecast import HeldNode, StudyProgress
 from stretto.planning.improve import marginal_benefit
 from stretto.planning.plan import Plan, tight_nodes
 from stretto.planning.planner import Planner, prepare, search_thoroughly
@@ -69,8 +69,8 @@ def test_r4_with_one_instance_type_and_much_time_a_fixed_cluster_is_best() -> No
 
 
 def test_r5_a_cheaper_plan_that_is_not_slower_comes_first() -> None:
-    def standing(finish_s: float, cost_usd: float) -> Standing:
-        return Standing(finish_s, cost_usd, finish_s, cost_usd, 0.0, cost_usd)
+    def standing(finish_s: float, cost_usd: float) -> PlanScore:
+        return PlanScore(finish_s, cost_usd, finish_s, cost_usd, 0.0, cost_usd)
 
     now = standing(100.0, 10.0)
     steep, gentle = standing(101.0, 1.0), standing(110.0, 5.0)
@@ -91,10 +91,10 @@ def test_r6_the_search_comes_within_one_percent_of_every_combination(
 ) -> None:
     study = sha(trials, 4, eta)
     tuning = tuned(study, deadline_s=deadline_s, max_nodes=5 if eta == 2 else 8)
-    search = prepare(tuning, np.random.default_rng(3), Goal(tuning.limits))
+    search = prepare(tuning, np.random.default_rng(3), Objective(tuning.limits))
     search_thoroughly(search)
     found = search.pool.judge(search.pool.best(search.pool.seen))
-    everything = Pool(search.pool.execution, search.pool.goal)
+    everything = PlanPool(search.pool.execution, search.pool.goal)
     options = [
         list(fair_options(stage, P3_8XLARGE, POOR.most_gpus, tuning.max_nodes))
         for stage in halving_stages(study)
@@ -113,11 +113,11 @@ def test_r6_so_it_does_with_nodes_of_ones_own(own: int, usd_per_hour: float, dea
     mine = Instance(name="mine", gpus=4, usd_per_hour=usd_per_hour, own=True)
     tuning = replace(tuned(study, deadline_s=deadline_s, max_nodes=5), own=(mine,) * own)
     there = (HeldNode(P3_8XLARGE.name, 0.0, free=True),) * own
-    start = Progress(stage=0, trials=study.trials, nodes=there)
-    search = prepare(tuning, np.random.default_rng(3), Goal(tuning.limits), start)
+    start = StudyProgress(stage=0, trials=study.trials, nodes=there)
+    search = prepare(tuning, np.random.default_rng(3), Objective(tuning.limits), start)
     search_thoroughly(search)
     found = search.pool.judge(search.pool.best(search.pool.seen))
-    everything = Pool(search.pool.execution, search.pool.goal)
+    everything = PlanPool(search.pool.execution, search.pool.goal)
     options = [list(fair_options(stage, P3_8XLARGE, POOR.most_gpus, 5)) for stage in halving_stages(study)]
     best = everything.judge(everything.best(Plan(stages) for stages in product(*options)))
     assert found.excess == best.excess == 0.0
@@ -281,7 +281,7 @@ def test_a_study_under_way_is_planned_to_its_end() -> None:
     tuning = tuned(SMALL, deadline_s=1500.0)
     whole = planned(tuning).chosen
     assert whole is not None
-    start = Progress(
+    start = StudyProgress(
         stage=1,
         trials=4,
         nodes=(HeldNode(P3_8XLARGE.name, 60.0),) * 4,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planning_cases import CLOUD, LINEAR, POOR, executed, planned, rows, sha, tuned
-from stretto.planning.candidates import Goal, Pool, naive_elastic_plans
+from stretto.planning.candidates import Objective, PlanPool, naive_elastic_plans
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Limits
 from stretto.search.study import halving_stages
@@ -25,7 +25,7 @@ def test_the_best_fixed_cluster_need_not_divide_the_trials(deadline_s: float) ->
     assert outcome.chosen is not None
     assert outcome.chosen.cost_usd.mean <= outcome.static.cost_usd.mean
     assert outcome.cheapest.cost_usd.mean <= outcome.static.cost_usd.mean
-    pool = Pool(executed(tuning, samples=500), Goal(tuning.limits), fixed=True)
+    pool = PlanPool(executed(tuning, samples=500), Objective(tuning.limits), fixed=True)
     by_hand = [
         rows(study, *((max(gpus // trials, 1), min(gpus, trials), gpus // 4) for trials in (13, 3, 1)))
         for gpus in range(4, 33, 4)

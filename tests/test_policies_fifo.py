@@ -22,7 +22,7 @@ from stretto.policies.base import ClusterView, JobView, Policy
 from stretto.policies.common import change, explain, requested_batch
 from stretto.policies.drf import Drf
 from stretto.policies.fifo import Fifo
-from stretto.policies.gangs import Gang, requested_gang, smallest_gang
+from stretto.policies.gangs import GangSize, requested_gang, smallest_gang
 from stretto.policies.srtf import Srtf
 from stretto.policies.tetris import Tetris
 
@@ -263,7 +263,7 @@ def clusters(draw: st.DrawFn) -> ClusterView:
         if draw(st.integers(0, 3)):
             gang = smallest_gang(job)
             if job.tier is not Tier.RIGID:
-                gang = Gang(draw(st.integers(job.worker.min, job.worker.max)), gang.servers)
+                gang = GangSize(draw(st.integers(job.worker.min, job.worker.max)), gang.servers)
             held = place_packed(job, *gang, free) or NOTHING
             free.take(job, held)
         belief = believing(steady_speed(draw(st.sampled_from([0.1, 1.0]))))

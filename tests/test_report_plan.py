@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from report_pages import figures, without_plotly
 from stretto.core.errors import InputError
 from stretto.inputs.study import EXAMPLE_STUDY, read_study
-from stretto.planning.forecast import Estimate, Forecast, Nearest, Offer, Outcome
+from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.tuning import Limits
 from stretto.pricing.billing import Billing
@@ -155,9 +155,9 @@ def test_what_could_be_kept_instead_is_told_in_each_direction() -> None:
     nothing = dataclasses.replace(outcome(), feasible=False, chosen=None, static=None)
     tuning = limited(asked)
 
-    def offer(trials: int = 8, epochs: int = 28, **limits: float) -> Offer:
+    def offer(trials: int = 8, epochs: int = 28, **limits: float) -> Alternative:
         kept = dataclasses.replace(asked, **limits)
-        return Offer(
+        return Alternative(
             limits=kept,
             trials=trials,
             max_epochs=epochs,
@@ -210,7 +210,9 @@ def test_an_offer_says_what_to_write_and_that_is_read(
     trials: int, epochs: int, rungs: tuple[int, ...], tmp_path: Path
 ) -> None:
     limits = Limits(deadline_s=3600)
-    offer = Offer(limits=limits, trials=trials, max_epochs=epochs, rungs=rungs, plan=forecast(15.0, 1800.0))
+    offer = Alternative(
+        limits=limits, trials=trials, max_epochs=epochs, rungs=rungs, plan=forecast(15.0, 1800.0)
+    )
     nearest = Nearest(
         more_time=None,
         more_money=None,

@@ -36,7 +36,7 @@ from stretto.journal.base import MemoryJournal
 from stretto.planning.forecast import HeldNode
 from stretto.planning.profile import Scaling
 from stretto.policies.registry import make_policy
-from stretto.policies.rubberband.memory import Course, Footing
+from stretto.policies.rubberband.memory import PlanBasis, PlanState
 from stretto.policies.rubberband.policy import RubberBand
 from stretto.policies.rubberband.turn import note_work
 from stretto.pricing.billing import Billing, Per
@@ -211,8 +211,8 @@ def test_gpu_time_paid_by_use_has_the_price_of_the_node(
     conditions = replace(
         study(1, (), 4), instances=(instance,), billing=Billing(per=Per.FUNCTION), own=(mine,)
     )
-    footing = Footing(text="", made_s=0.0, finish_s=1.0, stretch=1.0, slowness=1.0)
-    course = Course(stages=[stage(1, 4, 1, 2, 2)], footing=footing, quota=1, kept=["rented", "own"])
+    footing = PlanBasis(text="", made_s=0.0, finish_s=1.0, stretch=1.0, slowness=1.0)
+    course = PlanState(stages=[stage(1, 4, 1, 2, 2)], footing=footing, quota=1, kept=["rented", "own"])
     course.held["rented"] = HeldNode("four", 0.0)
     course.was["a"] = {} if holds else places
     allocation = on_nodes(places) if holds else NOTHING

@@ -26,7 +26,7 @@ from rubberband_world import (
 )
 from stretto.core.events import Decided, JobFailed, NodeDraining
 from stretto.planning.forecast import HeldNode
-from stretto.planning.planner import Rule
+from stretto.planning.planner import LimitRule
 from stretto.policies.rubberband.drift import make_plan
 from tuning_world import steady
 
@@ -51,7 +51,7 @@ def test_it_says_which_promise_a_plan_keeps(monkeypatch: pytest.MonkeyPatch) -> 
     follow(monkeypatch, Script([[stage(1, 2, 2, 2, 1)]]))
     texts = {
         rule: make_plan(conditions, np.random.default_rng(0), "search", rule)[1].text
-        for rule in get_args(Rule)
+        for rule in get_args(LimitRule)
     }
     assert "that ends by 8m 20s with probability 0.9 takes" in texts["quantile"]
     assert "that ends by 8m 20s on average takes" in texts["mean"]

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stretto.allocate.free import SLACK, Floats, FreeCapacity, Shelves, place_packed
-from stretto.allocate.free import Counts as NodeCounts
-from stretto.allocate.marginal import Counts
+from stretto.allocate.free import SLACK, Counts, Floats, FreeCapacity, NodeIndex, place_packed
+from stretto.allocate.marginal import TaskCounts
 from stretto.core.allocation import Allocation
 from stretto.core.job import Job
 from stretto.core.resources import Resources
@@ -30,12 +29,12 @@ Placer = Callable[[Job, int, int, FreeCapacity], Allocation | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class JobToPlace:
     """A job to be placed, with the counts it was granted."""
 
     job: Job
-    wanted: Counts
-    least: Counts
+    wanted: TaskCounts
+    least: TaskCounts
     """If not even this many fit, it waits."""
     held: Allocation
     """Where it runs now."""
@@ -47,7 +46,7 @@ class Seat:
 
 def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
     """The even placement on the fewest nodes; takes nothing yet. None if no number of nodes will do."""
-    shelves = free if isinstance(free, Shelves) else Shelves(free)
+    shelves = free if isinstance(free, NodeIndex) else NodeIndex(free)
     worker, server = _demands(job)
     needs = workers * worker + servers * server
     most_free = shelves.most_free(needs, max(workers, servers))
@@ -67,7 +66,7 @@ def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> A
 def spread_or_pack(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
     """Evenly if the job has servers and there is room for that; else packed on the fewest nodes."""
     even = spread_evenly(job, workers, servers, free) if servers else None
-    if even is not None or not isinstance(free, Shelves):
+    if even is not None or not isinstance(free, NodeIndex):
         return even or place_packed(job, workers, servers, free)
     worker, server = _demands(job)
     if not (free.may_hold(worker, workers) and free.may_hold(server, servers)):
@@ -80,7 +79,7 @@ def _demands(job: Job) -> tuple[Floats, Floats]:
     return np.array(job.worker.demand.amounts()), np.array(server.amounts())
 
 
-def place_all(seats: Sequence[Seat], free: FreeCapacity, place: Placer) -> dict[str, Allocation]:
+def place_all(seats: Sequence[JobToPlace], free: FreeCapacity, place: Placer) -> dict[str, Allocation]:
     """Places for all jobs there is room for, by id; takes them.
 
     A job with unchanged counts stays where it is. Where that leaves another without even its least, the
@@ -102,10 +101,10 @@ def place_all(seats: Sequence[Seat], free: FreeCapacity, place: Placer) -> dict[
 
 
 def _attempt(
-    order: Sequence[Seat], staying: Sequence[Seat], free: FreeCapacity, place: Placer
+    order: Sequence[JobToPlace], staying: Sequence[JobToPlace], free: FreeCapacity, place: Placer
 ) -> tuple[dict[str, Allocation], FreeCapacity]:
     """Places, and the room beside them."""
-    left = Shelves(free)
+    left = NodeIndex(free)
     placed: dict[str, Allocation] = {}
     for seat in staying:
         if left.holds(seat.job, seat.held):
@@ -126,7 +125,7 @@ def _attempt(
     return placed, left
 
 
-def _largest(seat: Seat, least: Allocation, free: FreeCapacity, place: Placer) -> Allocation:
+def _largest(seat: JobToPlace, least: Allocation, free: FreeCapacity, place: Placer) -> Allocation:
     """What is wanted if it fits; else the most that does, or what the job holds if that is no less."""
     whole = place(seat.job, *seat.wanted, free)
     if whole is not None:
@@ -145,7 +144,7 @@ def _largest(seat: Seat, least: Allocation, free: FreeCapacity, place: Placer) -
     return held if held and _size(held) >= _size(found) and free.holds(seat.job, held) else found
 
 
-def _shrinking(wanted: Counts, least: Counts) -> Iterator[Counts]:
+def _shrinking(wanted: TaskCounts, least: TaskCounts) -> Iterator[TaskCounts]:
     """Ever fewer tasks, always one less of the role that keeps the larger part of what was wanted."""
     workers, servers = wanted
     while (workers, servers) != least:
@@ -158,7 +157,7 @@ def _shrinking(wanted: Counts, least: Counts) -> Iterator[Counts]:
         yield workers, servers
 
 
-def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[NodeCounts, NodeCounts]]:
+def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[Counts, Counts]]:
     """Even counts per node: odd workers on the first nodes, odd servers on the last, then on the first."""
     on_worker = _even(workers, nodes)
     on_server = _even(servers, nodes)
@@ -167,12 +166,12 @@ def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[NodeCounts,
         yield on_worker, on_server
 
 
-def _even(count: int, nodes: int) -> NodeCounts:
+def _even(count: int, nodes: int) -> Counts:
     each, odd = divmod(count, nodes)
     return np.array([each + 1] * odd + [each] * (nodes - odd))
 
 
-def _by_node(ids: Sequence[str], counts: NodeCounts) -> Mapping[str, int]:
+def _by_node(ids: Sequence[str], counts: Counts) -> Mapping[str, int]:
     return {node_id: count for node_id, count in zip(ids, counts.tolist(), strict=True) if count}
 
 
@@ -180,7 +179,7 @@ def _size(allocation: Allocation) -> int:
     return allocation.worker_count + allocation.server_count
 
 
-def _bulk(seat: Seat, cluster: Resources) -> float:
+def _bulk(seat: JobToPlace, cluster: Resources) -> float:
     """Dominant share of the smallest size, which is what must find a place."""
     workers, servers = seat.least
     server = seat.job.server.demand * servers if seat.job.server else Resources()

@@ -239,7 +239,7 @@ GONE = -1.0
 Key = tuple[float, ...]
 
 
-class Shelves(FreeCapacity):
+class NodeIndex(FreeCapacity):
     """Free capacity that knows which nodes have the same amounts free; what it began from stays as it is."""
 
     def __init__(self, free: FreeCapacity) -> None:
@@ -255,8 +255,8 @@ class Shelves(FreeCapacity):
         largest = self.capacity.max(axis=0, initial=0.0)
         self._scale: Floats = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
 
-    def copy(self) -> Shelves:
-        return Shelves(self)
+    def copy(self) -> NodeIndex:
+        return NodeIndex(self)
 
     def take(self, job: Job, allocation: Allocation) -> None:
         self._move(job, allocation, -1.0)

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from stretto.core.resources import TOLERANCE, Resources
 
-Counts = tuple[int, int]
+TaskCounts = tuple[int, int]
 """(workers, servers)."""
-NONE: Counts = (0, 0)
+NONE: TaskCounts = (0, 0)
 
 RemainingTime = Callable[[int, int], float]
 """Seconds to the end of a job with so many workers and servers; infinite where it would stand still."""
@@ -43,21 +43,21 @@ class Claim:
     worker: Resources
     server: Resources
     """Nothing, for a job without servers."""
-    least: Counts
+    least: TaskCounts
     """Given before anybody gets more; if it does not fit the job gets nothing."""
-    most: Counts
-    targets: tuple[Counts, ...] = ()
+    most: TaskCounts
+    targets: tuple[TaskCounts, ...] = ()
     """The first of these that fits is given next, whatever it gains: counts to be tried out."""
     remaining_s: RemainingTime = _unknown_s
     factor: float = 1.0
     """Below 1 for a job whose remaining time is a guess."""
-    held: Counts = NONE
+    held: TaskCounts = NONE
     """What it runs with now."""
     resize_s: float = 0.0
     """What any other counts cost it first."""
 
 
-def share_out(claims: Sequence[Claim], free: Resources, cluster: Resources) -> list[Counts]:
+def share_out(claims: Sequence[Claim], free: Resources, cluster: Resources) -> list[TaskCounts]:
     """Counts for each claim, in order; together they fit in `free`. Shares are parts of `cluster`."""
     dealer = _Dealer(claims, free, cluster)
     dealer.give_least()
@@ -69,7 +69,7 @@ def share_out(claims: Sequence[Claim], free: Resources, cluster: Resources) -> l
 Step = tuple[float, int, int, int]
 """(minus the gain, claim, workers added, servers added): the smallest is best; ties: the first claim."""
 
-UNITS: tuple[Counts, ...] = ((0, 1), (1, 0), (1, 1))
+UNITS: tuple[TaskCounts, ...] = ((0, 1), (1, 0), (1, 1))
 """What steps are multiples of, servers first."""
 
 
@@ -91,7 +91,7 @@ class _Dealer:
         self._claims = claims
         self._free = [amount + TOLERANCE / 2 for amount in free.amounts()]
         self._cluster = cluster.amounts()
-        self.counts: list[Counts] = [NONE] * len(claims)
+        self.counts: list[TaskCounts] = [NONE] * len(claims)
 
     def give_least(self) -> None:
         for index, claim in enumerate(self._claims):

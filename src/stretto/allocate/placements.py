@@ -19,7 +19,7 @@ Placement = tuple[tuple[int, int], ...]
 EMPTY: Placement = ()
 
 
-class Board:
+class FreeGpus:
     """Free GPUs of each node while placements come and go.
 
     Nodes are kept in buckets by free GPUs, so that the tightest node for a job and the emptiest ones

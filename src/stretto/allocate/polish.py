@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stretto.allocate.menus import Contender, Menus
-from stretto.allocate.placements import EMPTY, Board, Placement
+from stretto.allocate.placements import EMPTY, FreeGpus, Placement
 
 SHIFT_TRIES = 12
 """Donors, and takers of each, tried for every number of shifted GPUs in a round."""
@@ -22,7 +22,7 @@ GAIN = 1e-12
 class State:
     """Placements and their values while the search goes on."""
 
-    def __init__(self, board: Board, contenders: Sequence[Contender], menus: Menus) -> None:
+    def __init__(self, board: FreeGpus, contenders: Sequence[Contender], menus: Menus) -> None:
         self.board = board
         self.contenders = contenders
         self.menus = menus

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from stretto.allocate.hull import Choice, hull_walk, upper_hull
 from stretto.allocate.menus import Contender, Menus, Values
-from stretto.allocate.placements import Board, Placement
+from stretto.allocate.placements import FreeGpus, Placement
 from stretto.allocate.polish import State, good_enough, polish
 
 __all__ = ["Contender", "Solution", "Values", "solve"]
@@ -48,7 +48,7 @@ def solve(
     sizes, bound = _walk(menus, contenders, sum(node_gpus))
 
     def blank() -> State:
-        board = Board(node_gpus, max_nodes=max_nodes, avoid_interference=avoid_interference)
+        board = FreeGpus(node_gpus, max_nodes=max_nodes, avoid_interference=avoid_interference)
         state = State(board, contenders, menus)
         for job, one in enumerate(contenders):
             if one.stays:

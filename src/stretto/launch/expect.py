@@ -21,7 +21,7 @@ from stretto.inputs.profile import MachineProfile
 from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import Estimate, Progress
+from stretto.planning.forecast import Estimate, StudyProgress
 from stretto.planning.plan import Plan
 from stretto.planning.profile import Latency, Profile
 from stretto.planning.tuning import Tuning
@@ -175,7 +175,7 @@ def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
 
 
 def carried_out(
-    tuning: Tuning, plan: Plan, rng: np.random.Generator, start: Progress | None = None
+    tuning: Tuning, plan: Plan, rng: np.random.Generator, start: StudyProgress | None = None
 ) -> PlanRun:
     """The plan over many samples, with epochs and starts as they are on a machine as busy as it makes it.
 

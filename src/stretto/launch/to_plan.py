@@ -15,7 +15,7 @@ from stretto.driving.target import LOCAL, OpenSite, SiteRequest, check_slots, fi
 from stretto.inputs.profile import read_profile
 from stretto.inputs.study import BUILT_IN_CURVES, StudyFile, StudyOutline, WorldSpec, read_outline, study_of
 from stretto.launch.expect import with_own
-from stretto.planning.planner import Planner, Rule
+from stretto.planning.planner import LimitRule, Planner
 from stretto.planning.tuning import Tuning
 from stretto.profiling.launched_node import ELSEWHERE
 from stretto.profiling.origin import is_of, node_to_launch
@@ -40,7 +40,7 @@ class PlannableStudy:
     held: tuple[Node, ...] | None = None
     """The nodes that a run would have from its start; None: it is planned for nowhere in particular."""
 
-    def plan(self, *, deadline_s: float | None, planner: Planner, rule: Rule, seed: int) -> Planned:
+    def plan(self, *, deadline_s: float | None, planner: Planner, rule: LimitRule, seed: int) -> Planned:
         """The plan, as `tune` would make it where there is a place for it; None: the deadline stays."""
         file = with_limits(self.file, deadline_s=deadline_s)
         if self.held is None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stretto.core.units import HOUR_S
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import Progress
+from stretto.planning.forecast import StudyProgress
 from stretto.planning.plan import Plan, StagePlan, roomy_nodes, tight_nodes
 from stretto.planning.profile import Floats
 from stretto.planning.tuning import Limits, Tuning
@@ -150,7 +150,7 @@ class Steps:
 
 
 def mean_steps(
-    tuning: Tuning, menus: Sequence[Menu], execution: Execution, start: Progress | None
+    tuning: Tuning, menus: Sequence[Menu], execution: Execution, start: StudyProgress | None
 ) -> tuple[Steps, ...]:
     """What going from option to option takes; the first has one row, for what is held at the start."""
     before: Menu | None = None
@@ -238,7 +238,7 @@ def _trace(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PlanScore:
     """A plan in short: what it takes, and how it compares."""
 
     finish_s: float
@@ -258,27 +258,27 @@ class Standing:
         return self.excess, self.wanted
 
 
-Key = Callable[[Standing], tuple[float, ...]]
+Key = Callable[[PlanScore], tuple[float, ...]]
 """What makes one plan better than another: the smaller, the better."""
 
 
-def rank(standing: Standing) -> tuple[float, ...]:
+def rank(standing: PlanScore) -> tuple[float, ...]:
     """As the limits demand."""
     return standing.rank
 
 
-def speed(standing: Standing) -> tuple[float, ...]:
+def speed(standing: PlanScore) -> tuple[float, ...]:
     """The earlier it can promise to end, the better."""
     return standing.due_s, standing.cost_usd
 
 
-def cost(standing: Standing) -> tuple[float, ...]:
+def cost(standing: PlanScore) -> tuple[float, ...]:
     """The cheaper, the better."""
     return standing.cost_usd, standing.due_s
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class Objective:
     """Which plan is best: the cheapest by a deadline, the fastest within a budget.
 
     With both limits it is the cheapest, and with none the one with the least product of time and money.
@@ -288,7 +288,7 @@ class Goal:
     by_mean: bool = False
     """Keep the limits in the mean, as the paper does, rather than with probability q."""
 
-    def judge(self, run: PlanRun) -> Standing:
+    def judge(self, run: PlanRun) -> PlanScore:
         finish_s, cost_usd = float(run.finish_s.mean()), float(run.cost_usd.mean())
         due_s, due_usd = self._due(run.finish_s, finish_s), self._due(run.cost_usd, cost_usd)
         deadline_s, budget_usd = self.limits.deadline_s, self.limits.budget_usd
@@ -297,7 +297,7 @@ class Goal:
             wanted = cost_usd
         else:
             wanted = finish_s if budget_usd is not None else finish_s * cost_usd
-        return Standing(finish_s, cost_usd, due_s, due_usd, excess, wanted)
+        return PlanScore(finish_s, cost_usd, due_s, due_usd, excess, wanted)
 
     def _due(self, values: Floats, mean: float) -> float:
         """The smallest x with P(value <= x) >= q."""
@@ -311,19 +311,19 @@ def _excess(due: float, limit: float | None) -> float:
     return 0.0 if limit is None or due <= limit else (due - limit) / due
 
 
-class Pool:
+class PlanPool:
     """Judges plans on one set of samples and remembers them.
 
     `fixed`: as clusters that nobody manages, of which no node is given back before the end.
     """
 
-    def __init__(self, execution: Execution, goal: Goal, *, fixed: bool = False) -> None:
+    def __init__(self, execution: Execution, goal: Objective, *, fixed: bool = False) -> None:
         self.execution = execution
         self.goal = goal
         self.fixed = fixed
-        self.seen: dict[Plan, Standing] = {}
+        self.seen: dict[Plan, PlanScore] = {}
 
-    def judge(self, plan: Plan) -> Standing:
+    def judge(self, plan: Plan) -> PlanScore:
         standing = self.seen.get(plan)
         if standing is None:
             standing = self.seen[plan] = self.goal.judge(self.run(plan))

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from stretto.planning.forecast import Progress, stages_left
+from stretto.planning.forecast import StudyProgress, stages_left
 from stretto.planning.profile import Floats, SpreadDraws
 from stretto.planning.tuning import Tuning
 
@@ -37,7 +37,7 @@ class Draws:
 
 
 def draw_study(
-    tuning: Tuning, rng: np.random.Generator, samples: int, start: Progress | None = None
+    tuning: Tuning, rng: np.random.Generator, samples: int, start: StudyProgress | None = None
 ) -> Draws:
     """Samples of everything that chance decides in a study, from where it stands."""
     stages = stages_left(tuning.study, start)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from stretto.core.units import HOUR_S
 from stretto.planning.draws import Draws, first_samples, sources
-from stretto.planning.forecast import Progress
-from stretto.planning.plan import Packing, Plan, StagePlan, pack, roomy_nodes
+from stretto.planning.forecast import StudyProgress
+from stretto.planning.plan import Plan, StagePacking, StagePlan, pack, roomy_nodes
 from stretto.planning.profile import Floats
 from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Per
@@ -86,10 +86,10 @@ class _Group:
 class Execution:
     """Runs plans of one study over one set of samples, and remembers the stages it has run."""
 
-    def __init__(self, tuning: Tuning, draws: Draws, start: Progress | None = None) -> None:
+    def __init__(self, tuning: Tuning, draws: Draws, start: StudyProgress | None = None) -> None:
         self._tuning = tuning
         self._draws = draws
-        self._start = start or Progress(stage=0, trials=tuning.study.trials)
+        self._start = start or StudyProgress(stage=0, trials=tuning.study.trials)
         self._last = len(draws.epochs) - 1
         self._instances = {instance.name: instance for instance in tuning.instances}
         self._waves: dict[tuple[int, StagePlan], _OneWave] = {}
@@ -249,7 +249,7 @@ class Execution:
         node_end_s[:, kept:] = np.maximum(node_end_s[:, kept:], self._draws.queue_s[index][:, None])
         return StageRun(end_s, slots.gpu_s, node_end_s)
 
-    def _fill_slots(self, index: int, stage: StagePlan, packing: Packing, ready_s: Floats) -> _Slots:
+    def _fill_slots(self, index: int, stage: StagePlan, packing: StagePacking, ready_s: Floats) -> _Slots:
         """Trials begin in order, wherever one ends first."""
         if stage.at_once == stage.trials:
             train_s = self._train_s(index, stage, packing)
@@ -289,7 +289,7 @@ class Execution:
             gpu_s=train_s.sum(axis=1) * stage.gpus_per_trial,
         )
 
-    def _train_s(self, index: int, stage: StagePlan, packing: Packing) -> Floats:
+    def _train_s(self, index: int, stage: StagePlan, packing: StagePacking) -> Floats:
         """[sample, trial]: a start and the epochs of the stage."""
         return self._start_s()[:, None] + self._work_s(index, stage) * self._pace(stage, packing)
 
@@ -303,7 +303,7 @@ class Execution:
         factors = draws.trials[:, : stage.trials] * draws.epochs[index][:, : stage.trials]
         return factors * (stage.epochs * draws.epoch_s)[:, None]
 
-    def _pace(self, stage: StagePlan, packing: Packing) -> Floats:
+    def _pace(self, stage: StagePlan, packing: StagePacking) -> Floats:
         """[sample, slot]: time relative to one usual GPU; the slowest of its nodes sets a trial's pace."""
         scaling = self._tuning.profile.scaling
         speeds = {
@@ -314,14 +314,14 @@ class Execution:
         return np.asarray(slowest / np.array([speeds[spans] for spans in packing.spans]))
 
 
-def _largest_of_nodes(by_node: Floats, packing: Packing) -> Floats:
+def _largest_of_nodes(by_node: Floats, packing: StagePacking) -> Floats:
     """[sample, slot] of [sample, node]: the largest value among a slot's nodes."""
     if all(len(mine) == 1 for mine in packing.nodes_of):
         return by_node[:, [mine[0] for mine in packing.nodes_of]]
     return np.stack([by_node[:, mine].max(axis=1) for mine in packing.nodes_of], axis=1)
 
 
-def _latest_by_node(by_slot: Floats, packing: Packing) -> tuple[Ints, Floats]:
+def _latest_by_node(by_slot: Floats, packing: StagePacking) -> tuple[Ints, Floats]:
     """The nodes in use; and [sample, such node] of [sample, slot]: the largest value among its slots."""
     pairs = sorted((node, slot) for slot, mine in enumerate(packing.nodes_of) for node in mine)
     used, first = np.unique(np.array([node for node, _ in pairs]), return_index=True)

@@ -42,7 +42,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class VarianceShare:
     """Something that is not known beforehand, and its share of the variance of the finish time."""
 
     name: str
@@ -67,7 +67,7 @@ class Outcome:
     All that were found, however many."""
     earliest: Forecast
     """The plan with the earliest deadline that can be kept, within the budget where one can be."""
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[VarianceShare, ...]
     """Sources of doubt about the chosen plan (or the earliest), the largest first."""
 
     def followed(self, limits: Limits) -> Forecast:
@@ -100,7 +100,7 @@ class HeldNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StudyProgress:
     """Where a running study stands, to plan again from there."""
 
     stage: int
@@ -123,7 +123,7 @@ class Progress:
         return sum(node.instance == instance for node in self.nodes)
 
 
-def stages_left(study: Study, start: Progress | None) -> tuple[Stage, ...]:
+def stages_left(study: Study, start: StudyProgress | None) -> tuple[Stage, ...]:
     """The stages of a study from where it stands."""
     stages = halving_stages(study)
     if start is None:
@@ -141,7 +141,7 @@ WIDER = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Alternative:
     """Limits, trials and epochs that can be kept, and the plan that does."""
 
     limits: Limits
@@ -155,16 +155,16 @@ class Offer:
 class Nearest:
     """The nearest offers in each direction; None where nothing was found."""
 
-    more_time: Offer | None
+    more_time: Alternative | None
     """Within the budget that was asked for, if any."""
-    more_money: Offer | None
+    more_money: Alternative | None
     """By the deadline that was asked for, if any; None without a budget."""
-    more_of_both: Offer | None
+    more_of_both: Alternative | None
     """Only where neither alone is enough."""
-    fewer_trials: Offer | None
+    fewer_trials: Alternative | None
     """Within the limits as they are, and so the next."""
-    fewer_epochs: Offer | None
-    fewer_of_both: Offer | None
+    fewer_epochs: Alternative | None
+    fewer_of_both: Alternative | None
     """Trials of one epoch; only where neither alone is enough."""
 
 
@@ -195,7 +195,7 @@ class _Search:
     tuning: Tuning
     plan_by: PlanBy
 
-    def more_time(self) -> Offer | None:
+    def more_time(self) -> Alternative | None:
         limits = self.tuning.limits
         free = self._planned(replace(limits, deadline_s=None))
         if free.chosen is None:
@@ -206,7 +206,7 @@ class _Search:
             replace(limits, deadline_s=time_s) for time_s in _raised_s(soonest) if time_s > asked_s
         )
 
-    def more_money(self) -> Offer | None:
+    def more_money(self) -> Alternative | None:
         limits = self.tuning.limits
         free = self._planned(replace(limits, budget_usd=None))
         chosen = free.cheapest if limits.deadline_s is None else free.chosen
@@ -217,7 +217,7 @@ class _Search:
             replace(limits, budget_usd=usd) for usd in _raised_usd(chosen.due_usd) if usd > asked_usd
         )
 
-    def more_of_both(self) -> Offer | None:
+    def more_of_both(self) -> Alternative | None:
         limits = self.tuning.limits
         free = self._planned(replace(limits, deadline_s=None, budget_usd=None))
         plan = free.cheapest if limits.deadline_s is None else free.earliest
@@ -231,7 +231,7 @@ class _Search:
             for time_s, usd in pairs
         )
 
-    def largest(self, count: int, changed: Callable[[Tuning, int], Tuning]) -> Offer | None:
+    def largest(self, count: int, changed: Callable[[Tuning, int], Tuning]) -> Alternative | None:
         """The most trials or epochs, below what was asked for, with which the limits are kept."""
         low, high, found = 1, count - 1, None
         while low <= high:
@@ -243,16 +243,16 @@ class _Search:
                 low, found = middle + 1, offer
         return found
 
-    def _first_kept(self, tried: Iterator[Limits]) -> Offer | None:
+    def _first_kept(self, tried: Iterator[Limits]) -> Alternative | None:
         offers = (self._kept(replace(self.tuning, limits=limits)) for limits in tried)
         return next((offer for offer in offers if offer is not None), None)
 
-    def _kept(self, tuning: Tuning) -> Offer | None:
+    def _kept(self, tuning: Tuning) -> Alternative | None:
         chosen = self.plan_by(tuning).chosen
         if chosen is None:
             return None
         study = tuning.study
-        return Offer(
+        return Alternative(
             limits=tuning.limits,
             trials=study.trials,
             max_epochs=study.max_epochs,

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from stretto.planning.candidates import Key, Menu, Pool, Standing, rank
+from stretto.planning.candidates import Key, Menu, PlanPool, PlanScore, rank
 from stretto.planning.plan import Plan, StagePlan
 
 NEAR = 2
 """In an exchange of two stages each moves at most this far along the options of its instance type."""
 
 
-def decrement(plan: Plan, menus: Sequence[Menu], pool: Pool) -> Plan:
+def decrement(plan: Plan, menus: Sequence[Menu], pool: PlanPool) -> Plan:
     """The published greedy: while it pays, one stage does with fewer nodes.
 
     Of all stages the one with the largest cost-marginal benefit is taken, M = money saved / time lost.
@@ -31,7 +31,7 @@ def decrement(plan: Plan, menus: Sequence[Menu], pool: Pool) -> Plan:
         plan = max(better, key=lambda candidate: marginal_benefit(now, pool.judge(candidate)))
 
 
-def marginal_benefit(now: Standing, then: Standing) -> tuple[float, float]:
+def marginal_benefit(now: PlanScore, then: PlanScore) -> tuple[float, float]:
     """Money saved per time lost; without limit if no time is lost, and then the cheaper is better."""
     lost_s, saved_usd = then.finish_s - now.finish_s, now.cost_usd - then.cost_usd
     return (math.inf if lost_s <= 0.0 else saved_usd / lost_s), -then.cost_usd
@@ -50,7 +50,7 @@ def with_stage(plan: Plan, index: int, stage: StagePlan) -> Plan:
     return Plan((*plan.stages[:index], stage, *plan.stages[index + 1 :]))
 
 
-def polish(plan: Plan, menus: Sequence[Menu], pool: Pool, key: Key = rank) -> Plan:
+def polish(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = rank) -> Plan:
     """Change one stage, or two at once, as long as that makes the plan better."""
     while True:
         found = polish_stages(plan, menus, pool, key)
@@ -60,7 +60,7 @@ def polish(plan: Plan, menus: Sequence[Menu], pool: Pool, key: Key = rank) -> Pl
         plan = found
 
 
-def polish_stages(plan: Plan, menus: Sequence[Menu], pool: Pool, key: Key = rank) -> Plan:
+def polish_stages(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = rank) -> Plan:
     """Change one stage after the other as long as that makes the plan better."""
     while True:
         before = plan

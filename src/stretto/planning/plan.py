@@ -37,7 +37,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class StagePacking:
     """The nodes of every trial that runs at the same time, and who lies on more of them than needed."""
 
     nodes_of: tuple[tuple[int, ...], ...]
@@ -56,11 +56,11 @@ def roomy_nodes(gpus_per_trial: int, at_once: int, gpus_per_node: int) -> int:
     return at_once * full + shared
 
 
-def pack(gpus_per_trial: int, at_once: int, nodes: int, gpus_per_node: int) -> Packing:
+def pack(gpus_per_trial: int, at_once: int, nodes: int, gpus_per_node: int) -> StagePacking:
     """Trials on nodes of one size, as they will be packed when the plan is carried out."""
     pattern = make_pattern(at_once, gpus_per_trial, gpus_per_node, nodes)[:at_once]
     needed = -(-gpus_per_trial // gpus_per_node)
-    return Packing(
+    return StagePacking(
         nodes_of=tuple(tuple(place for place, _ in pieces) for pieces in pattern),
         spans=tuple(len(pieces) > needed for pieces in pattern),
     )

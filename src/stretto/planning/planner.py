@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from stretto.planning.candidates import (
-    Goal,
     Menu,
-    Pool,
+    Objective,
+    PlanPool,
     candidate_plans,
     cost,
     mean_steps,
@@ -26,7 +26,7 @@ from stretto.planning.candidates import (
 )
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
-from stretto.planning.forecast import Doubt, Estimate, Forecast, Outcome, Progress, stages_left
+from stretto.planning.forecast import Estimate, Forecast, Outcome, StudyProgress, VarianceShare, stages_left
 from stretto.planning.improve import decrement, polish, polish_stages
 from stretto.planning.plan import Plan
 from stretto.planning.profile import Floats
@@ -40,12 +40,12 @@ PATIENCE = 200
 """Plans that are tried on the fresh samples before the limits count as out of reach."""
 
 
-def report(pool: Pool, statics: Sequence[Plan], execution: Execution, goal: Goal) -> Outcome:
+def report(pool: PlanPool, statics: Sequence[Plan], execution: Execution, goal: Objective) -> Outcome:
     """The trade-off among the plans of the pool; `execution` has the fresh samples."""
-    fresh = Pool(execution, goal)
+    fresh = PlanPool(execution, goal)
     earliest = _earliest(pool, goal.limits)
-    fixed = Pool(execution, goal, fixed=True)
-    static = _first_that_keeps(Pool(pool.execution, goal, fixed=True).ordered(statics), fixed)
+    fixed = PlanPool(execution, goal, fixed=True)
+    static = _first_that_keeps(PlanPool(pool.execution, goal, fixed=True).ordered(statics), fixed)
     found = _first_that_keeps((*_in_order(pool)[:PATIENCE], earliest), fresh)
     keeping = [plan for plan in (found, static) if plan is not None]
     chosen = fresh.best(keeping) if keeping else None
@@ -65,7 +65,7 @@ def report(pool: Pool, statics: Sequence[Plan], execution: Execution, goal: Goal
     )
 
 
-def _in_order(pool: Pool) -> list[Plan]:
+def _in_order(pool: PlanPool) -> list[Plan]:
     """All plans, the best first; of those that are as good as the best the one that ends first."""
     ordered = pool.ordered(pool.seen)
     best = pool.judge(ordered[0])
@@ -79,23 +79,23 @@ def _in_order(pool: Pool) -> list[Plan]:
     return [*as_good, *ordered[len(as_good) :]]
 
 
-def _first_that_keeps(plans: Iterable[Plan], fresh: Pool) -> Plan | None:
+def _first_that_keeps(plans: Iterable[Plan], fresh: PlanPool) -> Plan | None:
     return next((plan for plan in plans if fresh.judge(plan).excess <= 0.0), None)
 
 
-def _earliest(pool: Pool, limits: Limits) -> Plan:
+def _earliest(pool: PlanPool, limits: Limits) -> Plan:
     budget_usd = math.inf if limits.budget_usd is None else limits.budget_usd
     affordable = [plan for plan, standing in pool.seen.items() if standing.due_usd <= budget_usd]
     return pool.best(affordable or pool.seen, speed)
 
 
-def _frontier(pool: Pool, fresh: Pool) -> list[Plan]:
+def _frontier(pool: PlanPool, fresh: PlanPool) -> list[Plan]:
     for plan in pool.frontier():
         fresh.judge(plan)
     return fresh.frontier()
 
 
-def _forecast(plan: Plan, pool: Pool) -> Forecast:
+def _forecast(plan: Plan, pool: PlanPool) -> Forecast:
     run, standing, limits = pool.run(plan), pool.judge(plan), pool.goal.limits
     return Forecast(
         plan=plan,
@@ -117,21 +117,21 @@ def _probability(values: Floats, limit: float | None) -> float | None:
     return None if limit is None else float((values <= limit).mean())
 
 
-def _doubts(plan: Plan, execution: Execution) -> tuple[Doubt, ...]:
+def _doubts(plan: Plan, execution: Execution) -> tuple[VarianceShare, ...]:
     """By how much the variance of the finish time falls when one source is held at its mean."""
     finish_s = execution.run(plan).finish_s
     variance = float(finish_s.var())
     if np.ptp(finish_s) <= 1e-9 * finish_s.mean():
         return ()
     shares = (
-        Doubt(name, max(0.0, 1.0 - float(without.run(plan).finish_s.var()) / variance))
+        VarianceShare(name, max(0.0, 1.0 - float(without.run(plan).finish_s.var()) / variance))
         for name, without in execution.without_each_source().items()
     )
     return tuple(sorted(shares, key=lambda doubt: -doubt.share))
 
 
 Planner = Literal["search", "published"]
-Rule = Literal["quantile", "mean"]
+LimitRule = Literal["quantile", "mean"]
 
 COARSE = 64
 """Samples for mean times, on which candidates are found."""
@@ -151,11 +151,11 @@ class Search:
     """Everything a search for plans needs; what it finds is in the pool."""
 
     tuning: Tuning
-    start: Progress | None
+    start: StudyProgress | None
     menus: tuple[Menu, ...]
     statics: tuple[Plan, ...]
     coarse: Execution
-    pool: Pool
+    pool: PlanPool
 
 
 def plan_study(
@@ -163,15 +163,15 @@ def plan_study(
     rng: np.random.Generator,
     *,
     planner: Planner = "search",
-    rule: Rule = "quantile",
-    start: Progress | None = None,
+    rule: LimitRule = "quantile",
+    start: StudyProgress | None = None,
 ) -> Outcome:
     """What it takes to run a study within its limits, or to end one that is under way.
 
     `planner`: a thorough search, or the published greedy. `rule`: keep the limits with probability q, or in
     the mean, as published. `start`: plan from here on.
     """
-    goal = Goal(tuning.limits, by_mean=rule == "mean")
+    goal = Objective(tuning.limits, by_mean=rule == "mean")
     search = prepare(tuning, rng, goal, start)
     if planner == "published":
         search_as_published(search)
@@ -181,18 +181,20 @@ def plan_study(
     return report(search.pool, search.statics, fresh, goal)
 
 
-def kept_how(limits: Limits, rule: Rule) -> str:
+def kept_how(limits: Limits, rule: LimitRule) -> str:
     """How surely a plan keeps the limits, in words."""
     return "on average" if rule == "mean" else f"with probability {limits.q:g}"
 
 
-def prepare(tuning: Tuning, rng: np.random.Generator, goal: Goal, start: Progress | None = None) -> Search:
+def prepare(
+    tuning: Tuning, rng: np.random.Generator, goal: Objective, start: StudyProgress | None = None
+) -> Search:
     """Draw the samples and find the options that are worth looking at."""
     coarse = Execution(tuning, draw_study(tuning, rng, COARSE, start), start)
     fine = Execution(tuning, draw_study(tuning, rng, SAMPLES, start), start)
     menus = menus_of(tuning, stages_left(tuning.study, start), coarse)
     statics = tuple(static_plans(menus, tuning))
-    return Search(tuning, start, menus, statics, coarse, Pool(fine, goal))
+    return Search(tuning, start, menus, statics, coarse, PlanPool(fine, goal))
 
 
 def search_as_published(search: Search) -> None:

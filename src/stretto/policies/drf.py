@@ -33,7 +33,7 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
 from stretto.policies.gangs import (
     EmptyCluster,
-    Gang,
+    GangSize,
     crowded_out,
     held_gang,
     keep_running,
@@ -105,7 +105,7 @@ class _Filling:
         self.granted, self._free, self._unclaimed = settled, free, free.copy()
         return True
 
-    def _gang(self, job: JobView) -> Gang:
+    def _gang(self, job: JobView) -> GangSize:
         return held_gang(self.granted.get(job.id, NOTHING))
 
     def _share(self, job: JobView) -> float:
@@ -127,7 +127,7 @@ class _Filling:
         self.granted[job.id] = self._free.joined(before, place)
         return True
 
-    def _at_home(self, job: JobView, bundle: Gang) -> Allocation | None:
+    def _at_home(self, job: JobView, bundle: GangSize) -> Allocation | None:
         """Some of the tasks that run now, if nobody else was granted their room."""
         home = self._homes.get(job.id, NOTHING)
         if home.worker_count < bundle.workers or home.server_count < bundle.servers:
@@ -140,7 +140,7 @@ class _Filling:
         self._homes[job.id] = Allocation(other_workers, other_servers)
         return place
 
-    def _elsewhere(self, job: JobView, bundle: Gang) -> Allocation | None:
+    def _elsewhere(self, job: JobView, bundle: GangSize) -> Allocation | None:
         self._leave_home(job)
         place = place_packed(job.job, *bundle, self._unclaimed) or place_packed(job.job, *bundle, self._free)
         if place is not None:

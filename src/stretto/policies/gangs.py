@@ -14,7 +14,7 @@ from stretto.core.units import counted
 from stretto.policies.base import JobView
 
 
-class Gang(NamedTuple):
+class GangSize(NamedTuple):
     """How many tasks of each role run together."""
 
     workers: int
@@ -38,34 +38,34 @@ def pinned(job: JobView) -> bool:
     return bool(job.allocation) and not job.job.preemptible
 
 
-def requested_gang(job: Job) -> Gang:
-    return Gang(job.worker.requested, job.server.requested if job.server else 0)
+def requested_gang(job: Job) -> GangSize:
+    return GangSize(job.worker.requested, job.server.requested if job.server else 0)
 
 
-def smallest_gang(job: Job) -> Gang:
+def smallest_gang(job: Job) -> GangSize:
     """The least a job starts with: a rigid job's whole request."""
     if job.tier is Tier.RIGID:
         return requested_gang(job)
-    return Gang(max(job.worker.min, 1), job.server.min if job.server else 0)
+    return GangSize(max(job.worker.min, 1), job.server.min if job.server else 0)
 
 
-def largest_gang(job: Job) -> Gang:
+def largest_gang(job: Job) -> GangSize:
     """The most a job can use: a rigid job's request; no more workers than its batch can fill."""
     if job.tier is Tier.RIGID:
         return requested_gang(job)
     filled = max(job.batch.requested // job.batch.per_gpu_min, job.worker.min)
-    return Gang(min(job.worker.max, filled), job.server.max if job.server else 0)
+    return GangSize(min(job.worker.max, filled), job.server.max if job.server else 0)
 
 
-def held_gang(allocation: Allocation) -> Gang:
-    return Gang(allocation.worker_count, allocation.server_count)
+def held_gang(allocation: Allocation) -> GangSize:
+    return GangSize(allocation.worker_count, allocation.server_count)
 
 
-def next_bundle(held: Gang, limit: Gang) -> Gang | None:
+def next_bundle(held: GangSize, limit: GangSize) -> GangSize | None:
     """One more worker, and one more server where the job has them and may have more; None at the limit."""
     if held.workers >= limit.workers:
         return None
-    return Gang(1, 1 if held.servers < limit.servers else 0)
+    return GangSize(1, 1 if held.servers < limit.servers else 0)
 
 
 def keep_running(jobs: Sequence[JobView], free: FreeCapacity) -> dict[str, Allocation]:
@@ -83,16 +83,16 @@ class EmptyCluster:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.free = FreeCapacity(nodes)
-        self._places: dict[tuple[Resources, Resources | None, Gang], Allocation | None] = {}
+        self._places: dict[tuple[Resources, Resources | None, GangSize], Allocation | None] = {}
 
-    def place(self, job: Job, gang: Gang) -> Allocation | None:
+    def place(self, job: Job, gang: GangSize) -> Allocation | None:
         key = (job.worker.demand, job.server.demand if job.server else None, gang)
         if key not in self._places:
             self._places[key] = place_packed(job, *gang, self.free)
         return self._places[key]
 
 
-def never_fits(job: JobView, gang: Gang, empty: EmptyCluster) -> str | None:
+def never_fits(job: JobView, gang: GangSize, empty: EmptyCluster) -> str | None:
     """The sentence for a job that could not run even alone; None for all others."""
     if empty.place(job.job, gang) is not None:
         return None
@@ -100,7 +100,7 @@ def never_fits(job: JobView, gang: Gang, empty: EmptyCluster) -> str | None:
     return f"Needs {gang}{needs}, which do not fit even on the empty cluster."
 
 
-def shortage(job: JobView, gang: Gang, free: FreeCapacity) -> str:
+def shortage(job: JobView, gang: GangSize, free: FreeCapacity) -> str:
     """The sentence for a job that does not fit at the moment."""
     left = free.total()
     if _takes_slots(job.job) and left == Resources(gpu=round(left.gpu)):
@@ -110,7 +110,7 @@ def shortage(job: JobView, gang: Gang, free: FreeCapacity) -> str:
     return f"Needs {gang} together ({needs}); free over all nodes: {amounts(left)}."
 
 
-def crowded_out(gang: Gang) -> str:
+def crowded_out(gang: GangSize) -> str:
     """The same in words that stay the same while the job waits: for policies under which many do."""
     return f"Needs {gang} together, and less is free."
 

@@ -27,7 +27,7 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
 from stretto.policies.gangs import (
     EmptyCluster,
-    Gang,
+    GangSize,
     held_gang,
     keep_running,
     never_fits,
@@ -78,7 +78,7 @@ class OrderedPolicy(ABC):
 
         return fixed_size_decision(view, allocations, why), memory
 
-    def _gang(self, job: JobView, view: ClusterView) -> Gang:
+    def _gang(self, job: JobView, view: ClusterView) -> GangSize:
         requested = requested_gang(job.job)
         if job.job.tier is Tier.RIGID:
             return requested
@@ -88,12 +88,12 @@ class OrderedPolicy(ABC):
                 f"policy {self.name} gives {job.id} {workers} workers.",
                 remedy=f"It takes {role.min} to {role.max}: return such a number from size().",
             )
-        return Gang(workers, requested.servers)
+        return GangSize(workers, requested.servers)
 
 
 def _serve(
     line: Sequence[JobView],
-    gangs: dict[str, Gang],
+    gangs: dict[str, GangSize],
     allocations: dict[str, Allocation],
     free: FreeCapacity,
     empty: EmptyCluster,

@@ -23,7 +23,7 @@ from stretto.core.decision import Decision, ReasonCode
 from stretto.core.units import format_duration
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision, remaining_s
-from stretto.policies.gangs import EmptyCluster, Gang, held_gang, keep_running, never_fits, requested_gang
+from stretto.policies.gangs import EmptyCluster, GangSize, held_gang, keep_running, never_fits, requested_gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class _Service:
         self.seat(gave_way)
         return allocation
 
-    def _make_room(self, job: JobView, gang: Gang) -> tuple[Allocation | None, list[JobView]]:
+    def _make_room(self, job: JobView, gang: GangSize) -> tuple[Allocation | None, list[JobView]]:
         """The fewest jobs from the end of the order whose leaving lets this one in, found by bisection."""
         last_first = list(self._sitting.values())[::-1]
         low, high = 1, len(last_first)

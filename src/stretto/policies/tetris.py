@@ -38,7 +38,7 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, check_option, fixed_size_decision, remaining_s
 from stretto.policies.gangs import (
     EmptyCluster,
-    Gang,
+    GangSize,
     crowded_out,
     held_gang,
     keep_running,
@@ -135,7 +135,7 @@ class _Packing:
             self._free.take(job.job, self.allocations[job.id])
         return gathered
 
-    def _next_bundle(self, job: JobView) -> Gang | None:
+    def _next_bundle(self, job: JobView) -> GangSize | None:
         held = self.allocations.get(job.id)
         if held is None:
             return smallest_gang(job.job)
@@ -146,11 +146,11 @@ class _Packing:
         more = next_bundle(has, requested_gang(job.job))
         if more is None:
             return None
-        return Gang(
+        return GangSize(
             max(more.workers, least.workers - has.workers), max(more.servers, least.servers - has.servers)
         )
 
-    def _place(self, job: Job, bundle: Gang, node_id: str) -> Allocation | None:
+    def _place(self, job: Job, bundle: GangSize, node_id: str) -> Allocation | None:
         if self._free.fits(node_id, bundle.needs(job)):
             servers = ((node_id, bundle.servers),) if bundle.servers else ()
             return Allocation(((node_id, bundle.workers),), servers)
@@ -182,8 +182,8 @@ class _Packing:
         return (remaining_s(job, self._empty) or 0.0) * shares
 
 
-def _scored(job: Job) -> Gang:
-    return Gang(1, 1 if job.server else 0)
+def _scored(job: Job) -> GangSize:
+    return GangSize(1, 1 if job.server else 0)
 
 
 def _rows(resources: list[Resources]) -> Floats:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
 from stretto.inputs.profile import MachineProfile
-from stretto.planning.forecast import Estimate, Forecast, Nearest, Offer, Outcome
+from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome
 from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.text import Mark, markdown_table, tiny_plot
@@ -130,13 +130,13 @@ def _with_fewer(tuning: Tuning, nearest: Nearest) -> Iterator[str]:
         yield f"Not even one epoch of one trial fits {within}."
 
 
-def _halving(offer: Offer) -> str:
+def _halving(offer: Alternative) -> str:
     """What a study file says of an offer's epochs."""
     rungs = ", ".join(map(str, offer.rungs))
     return f"max_epochs = {offer.max_epochs}, rungs = [{rungs}] and no min_epochs"
 
 
-def _takes(offer: Offer) -> str:
+def _takes(offer: Alternative) -> str:
     plan = offer.plan
     return f"{format_duration(plan.finish_s.mean)} and {format_usd(plan.cost_usd.mean)} on average"
 

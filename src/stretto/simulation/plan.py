@@ -11,8 +11,8 @@ from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.inputs.arguments import given_choice, given_whole
 from stretto.inputs.study import StudyFile
-from stretto.planning.forecast import Estimate, Forecast, Nearest, Offer, Outcome, PlanBy, nearest_plans
-from stretto.planning.planner import Planner, Rule, plan_study
+from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome, PlanBy, nearest_plans
+from stretto.planning.planner import LimitRule, Planner, plan_study
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.rubberband.drift import beginning
 from stretto.simulation.studies import with_limits_as
@@ -30,7 +30,7 @@ class Planned:
 
     tuning: Tuning
     outcome: Outcome
-    rule: Rule
+    rule: LimitRule
     planning_s: float
     nearest: Nearest | None = None
     """What could be kept instead; None if the limits are kept, or if nobody asked."""
@@ -42,7 +42,7 @@ def plan(
     deadline: float | str | None = None,
     budget_usd: float | None = None,
     planner: Planner = "search",
-    rule: Rule = "quantile",
+    rule: LimitRule = "quantile",
     seed: int = 0,
 ) -> Planned:
     """Plan the study of a file within its limits.
@@ -53,7 +53,7 @@ def plan(
     started = time.perf_counter()
     file = with_limits_as(file, deadline, budget_usd)
     given_choice(planner, get_args(Planner), "planner")
-    given_choice(rule, get_args(Rule), "rule")
+    given_choice(rule, get_args(LimitRule), "rule")
     given_whole(seed, "seed")
 
     def plan_by(tuning: Tuning) -> Outcome:
@@ -70,7 +70,7 @@ def plan_to_begin(
     nodes: Iterable[Node],
     *,
     planner: Planner = "search",
-    rule: Rule = "quantile",
+    rule: LimitRule = "quantile",
     seed: int = 0,
     instead: bool = False,
 ) -> Planned:
@@ -156,7 +156,7 @@ def _instead(nearest: Nearest | None) -> dict[str, Any] | None:
     }
 
 
-def _offer(offer: Offer | None) -> dict[str, float | int | list[int] | None] | None:
+def _offer(offer: Alternative | None) -> dict[str, float | int | list[int] | None] | None:
     if offer is None:
         return None
     return {

@@ -117,7 +117,7 @@ KEPT_OF_TRIAL = 5
 
 
 @dataclass(slots=True)
-class Notes:
+class StudyMemory:
     """The memory of a study in progress, open for one decision."""
 
     rungs: Rungs
@@ -144,7 +144,7 @@ class Notes:
     """The deadline before which a newcomer would have too little time; None: the door is open."""
 
     @classmethod
-    def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> Notes:
+    def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> StudyMemory:
         """A copy of what was remembered; the memory itself stays as it is."""
         if memory is None:
             rungs = Rungs.load(study, retrospective=retrospective, memory=None)

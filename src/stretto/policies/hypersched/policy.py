@@ -24,13 +24,13 @@ import numpy as np
 from stretto.core.decision import Decision
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, Memory
-from stretto.policies.hypersched.rules import Rules
-from stretto.policies.hypersched.turn import Turn
+from stretto.policies.hypersched.rules import HyperSchedOptions
+from stretto.policies.hypersched.turn import HyperSchedTurn
 from stretto.policies.trials import TUNING_EVENTS, beside_others
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperSched(Rules):
+class HyperSched(HyperSchedOptions):
     """Tunes a study for the best model at its deadline."""
 
     wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
@@ -41,6 +41,6 @@ class HyperSched(Rules):
         del rng
 
         def decide(trials: ClusterView) -> tuple[Decision, Memory]:
-            return Turn(self.tuning, self, trials, memory).decide()
+            return HyperSchedTurn(self.tuning, self, trials, memory).decide()
 
         return beside_others(view, self.tuning.study, decide)

@@ -82,7 +82,7 @@ GAIN = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class HyperSchedOptions:
     """How HyperSched is set."""
 
     name: ClassVar[str] = "hypersched"

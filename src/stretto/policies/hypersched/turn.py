@@ -15,7 +15,7 @@ from stretto.core.job import Tier
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
-from stretto.policies.hypersched.memory import Notes, mean_score
+from stretto.policies.hypersched.memory import StudyMemory, mean_score
 from stretto.policies.hypersched.reasons import (
     NEW_WAITS,
     OUTDONE_WAITS,
@@ -29,8 +29,8 @@ from stretto.policies.hypersched.reasons import (
 )
 from stretto.policies.hypersched.rules import (
     GAIN,
+    HyperSchedOptions,
     Payoff,
-    Rules,
     believed_scaling,
     catch_up_s,
     most_useful,
@@ -80,15 +80,15 @@ def seats(
     return given
 
 
-class Turn:
+class HyperSchedTurn:
     """What HyperSched makes of one view of a study's trials."""
 
-    def __init__(self, tuning: Tuning, rules: Rules, view: ClusterView, memory: Memory) -> None:
+    def __init__(self, tuning: Tuning, rules: HyperSchedOptions, view: ClusterView, memory: Memory) -> None:
         self._tuning = tuning
         self._study = tuning.study
         self._rules = rules
         self._view = view
-        self._notes = notes = Notes.load(self._study, retrospective=rules.retrospective, memory=memory)
+        self._notes = notes = StudyMemory.load(self._study, retrospective=rules.retrospective, memory=memory)
         self._trials = {job.job.id: job for job in view.jobs}
         for trial in [trial for trial in notes.live if trial not in self._trials]:
             notes.forget(trial)

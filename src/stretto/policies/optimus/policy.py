@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from stretto.allocate.even_spread import Placer, Seat, place_all, spread_or_pack
+from stretto.allocate.even_spread import JobToPlace, Placer, place_all, spread_or_pack
 from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.allocate.marginal import NONE, Claim, RemainingTime, share_out
 from stretto.core.allocation import Allocation
@@ -39,7 +39,7 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, EPS, check_option, fixed_size_decision, round_is_due
 from stretto.policies.gangs import (
     EmptyCluster,
-    Gang,
+    GangSize,
     crowded_out,
     held_gang,
     keep_running,
@@ -56,7 +56,7 @@ from stretto.policies.optimus.outlook import (
     remaining_work,
     uses_servers,
 )
-from stretto.policies.optimus.samples import Recollection, still_to_sample
+from stretto.policies.optimus.samples import OptimusMemory, still_to_sample
 
 EXPLORE = 2
 """How far beyond the most workers seen an all-reduce job may grow, as a factor."""
@@ -105,7 +105,7 @@ class Optimus:
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
-        turn = _Turn(self, view, Recollection.of(memory))
+        turn = _Turn(self, view, OptimusMemory.of(memory))
         turn.share_out()
         decision = fixed_size_decision(view, turn.allocations, turn.why)
         reasons = {**decision.reasons, **turn.why_not_larger()}
@@ -119,7 +119,7 @@ class _Plan:
 
     job: JobView
     claim: Claim
-    to_sample: tuple[Gang, ...] = ()
+    to_sample: tuple[GangSize, ...] = ()
     """Counts it has yet to be tried with."""
     work: RemainingWork | None = None
     """None while its speed is not known."""
@@ -129,7 +129,7 @@ class _Plan:
 class _Turn:
     """One decision in the making."""
 
-    def __init__(self, options: Optimus, view: ClusterView, before: Recollection) -> None:
+    def __init__(self, options: Optimus, view: ClusterView, before: OptimusMemory) -> None:
         self._options = options
         self._view = view
         self._before = before
@@ -150,15 +150,15 @@ class _Turn:
         plans = list(self._plans.values())
         counts = share_out([plan.claim for plan in plans], self._free.total(), self._view.capacity)
         seats = [
-            Seat(job=plan.job.job, wanted=wanted, least=plan.claim.least, held=plan.job.allocation)
+            JobToPlace(job=plan.job.job, wanted=wanted, least=plan.claim.least, held=plan.job.allocation)
             for plan, wanted in zip(plans, counts, strict=True)
             if wanted != NONE
         ]
         self.allocations = fixed | place_all(seats, self._free, PLACERS[self._options.placement])
         self.sampling = {plan.job.id: end_s for plan in plans if (end_s := self._sample_end_s(plan))}
 
-    def memory(self) -> Recollection:
-        return Recollection(
+    def memory(self) -> OptimusMemory:
+        return OptimusMemory(
             round_s=self._view.now_s if self._is_round else self._before.round_s,
             sampling=self.sampling,
             models=self._models,
@@ -167,7 +167,7 @@ class _Turn:
     def why(self, job: JobView, code: ReasonCode) -> str:
         plan = self._plans[job.id]
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
-            least = Gang(*plan.claim.least)
+            least = GangSize(*plan.claim.least)
             return never_fits(job, least, self._empty) or crowded_out(least)
         gang = held_gang(self.allocations[job.id])
         if job.job.tier is Tier.RIGID:
@@ -235,12 +235,14 @@ class _Turn:
             return _Plan(job=job, claim=_claim(job))
         seen = max(job.belief.max_workers_seen, least)
         workers, servers = _most(job.job)
-        most = Gang(min(workers, EXPLORE * seen, len(nodes_for) - 1), servers)
+        most = GangSize(min(workers, EXPLORE * seen, len(nodes_for) - 1), servers)
         work = remaining_work(job, self._options.assumed_epochs)
         remaining_s = remaining_s_all_reduce(job, work.units, speed, nodes_for)
         return _Plan(job=job, claim=self._growing(job, work, most, remaining_s), work=work)
 
-    def _growing(self, job: JobView, work: RemainingWork, most: Gang, remaining_s: RemainingTime) -> Claim:
+    def _growing(
+        self, job: JobView, work: RemainingWork, most: GangSize, remaining_s: RemainingTime
+    ) -> Claim:
         young = work.estimated and job.epoch < self._options.young_epochs
         return replace(
             _claim(job),
@@ -251,7 +253,7 @@ class _Turn:
             resize_s=self._options.resize_weight * job.belief.resize.expected_s,
         )
 
-    def _in_sample_run(self, job: JobView, to_sample: tuple[Gang, ...]) -> bool:
+    def _in_sample_run(self, job: JobView, to_sample: tuple[GangSize, ...]) -> bool:
         """Whether the present counts are not measured yet, or not for long enough."""
         ends_s = self._before.sampling.get(job.id, 0.0)
         return bool(job.allocation) and (
@@ -277,26 +279,26 @@ def _claim(job: JobView) -> Claim:
     return Claim(worker=job.job.worker.demand, server=server, least=least, most=least)
 
 
-def _most(job: Job) -> Gang:
+def _most(job: Job) -> GangSize:
     """The most a job can use: every worker must get its smallest batch out of the requested one."""
     least, most = smallest_gang(job), largest_gang(job)
     workers = min(most.workers, job.batch.requested // max(job.batch.per_gpu_min, 1))
-    return Gang(max(workers, least.workers), most.servers)
+    return GangSize(max(workers, least.workers), most.servers)
 
 
-def _gains(plan: _Plan, gang: Gang) -> str:
+def _gains(plan: _Plan, gang: GangSize) -> str:
     """The sentence with the numbers that decided."""
     claim = plan.claim
     left_s = claim.remaining_s(*gang)
 
-    def saved(more: Gang) -> str:
-        then = Gang(gang.workers + more.workers, gang.servers + more.servers)
+    def saved(more: GangSize) -> str:
+        then = GangSize(gang.workers + more.workers, gang.servers + more.servers)
         if then.workers > claim.most[0] or then.servers > claim.most[1]:
             return "is more than it can take"
         return f"would save {left_s - claim.remaining_s(*then):.0f} s"
 
-    steps = [f"one more worker {saved(Gang(1, 0))}"]
+    steps = [f"one more worker {saved(GangSize(1, 0))}"]
     if gang.servers:
-        steps.append(f"one more server {saved(Gang(0, 1))}")
+        steps.append(f"one more server {saved(GangSize(0, 1))}")
     work = plan.work.text if plan.work else ""
     return f"{work}: {format_duration(left_s)} with {gang}; {', '.join(steps)}."

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from stretto.core.job import Job
 from stretto.models.parameter_server import ServerSpeedFit
 from stretto.policies.base import Memory
-from stretto.policies.gangs import Gang, largest_gang, smallest_gang
+from stretto.policies.gangs import GangSize, largest_gang, smallest_gang
 
 PATTERN = (
-    Gang(1, 1),
-    Gang(2, 4),
-    Gang(4, 2),
-    Gang(4, 8),
-    Gang(8, 4),
-    Gang(6, 6),
-    Gang(1, 3),
-    Gang(3, 1),
-    Gang(3, 6),
-    Gang(6, 3),
+    GangSize(1, 1),
+    GangSize(2, 4),
+    GangSize(4, 2),
+    GangSize(4, 8),
+    GangSize(8, 4),
+    GangSize(6, 6),
+    GangSize(1, 3),
+    GangSize(3, 1),
+    GangSize(3, 6),
+    GangSize(6, 3),
 )
 """Counts a job whose smallest gang is one and one is tried with; for others they are as much larger.
 
@@ -30,7 +30,7 @@ synchronous model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recollection:
+class OptimusMemory:
     """What is remembered between decisions."""
 
     round_s: float | None = None
@@ -41,10 +41,10 @@ class Recollection:
     """Jobs whose samples are done, and the parameters of their last identified model, if there was one."""
 
     @staticmethod
-    def of(memory: Memory) -> Recollection:
+    def of(memory: Memory) -> OptimusMemory:
         if memory is None:
-            return Recollection()
-        return Recollection(
+            return OptimusMemory()
+        return OptimusMemory(
             round_s=memory["round_s"],
             sampling=dict(memory["sampling"]),
             models={job_id: tuple(thetas) for job_id, thetas in memory["models"].items()},
@@ -58,7 +58,7 @@ class Recollection:
         }
 
 
-def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[Gang, ...]:
+def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[GangSize, ...]:
     """Counts to try next, in order; none once `samples` different ones were measured.
 
     The large ones come first: the job gets on with them, and the others fit in the room they leave. A model
@@ -72,9 +72,9 @@ def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple
     return tuple(sorted(left, key=sum, reverse=True))
 
 
-def _beyond_smallest(job: Job, more: Gang) -> Gang:
+def _beyond_smallest(job: Job, more: GangSize) -> GangSize:
     least, most = smallest_gang(job), largest_gang(job)
-    return Gang(
+    return GangSize(
         min(least.workers + more.workers - 1, most.workers),
         min(least.servers + more.servers - 1, most.servers),
     )

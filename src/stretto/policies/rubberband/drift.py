@@ -13,14 +13,14 @@ from stretto.core.cluster import Node
 from stretto.core.events import NodeAdded
 from stretto.core.observations import Result
 from stretto.core.units import format_duration, format_usd
-from stretto.planning.forecast import Forecast, Outcome, Progress
+from stretto.planning.forecast import Forecast, Outcome, StudyProgress
 from stretto.planning.learning import updated_delay
 from stretto.planning.plan import StagePlan, roomy_nodes
-from stretto.planning.planner import Planner, Rule, kept_how, plan_study
+from stretto.planning.planner import LimitRule, Planner, kept_how, plan_study
 from stretto.planning.profile import LatencyBelief, LatencyDraws
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.base import JobView
-from stretto.policies.rubberband.memory import Course, Footing, own_nodes
+from stretto.policies.rubberband.memory import PlanBasis, PlanState, own_nodes
 
 
 def slowness_of(tuning: Tuning, stage: StagePlan, results: Sequence[Result]) -> float | None:
@@ -37,7 +37,7 @@ def slowness_of(tuning: Tuning, stage: StagePlan, results: Sequence[Result]) -> 
     return fmean(ratios) if ratios else None
 
 
-def observed(tuning: Tuning, course: Course, jobs: Mapping[str, JobView]) -> dict[str, float]:
+def observed(tuning: Tuning, course: PlanState, jobs: Mapping[str, JobView]) -> dict[str, float]:
     """Slowness of every trial of the stage that showed it."""
     found = {
         trial: slowness_of(tuning, course.plan, jobs[trial].results)
@@ -90,7 +90,7 @@ def epoch_s(tuning: Tuning, stage: StagePlan, slowness: float) -> float:
 
 
 def finish_s(
-    tuning: Tuning, course: Course, now_s: float, jobs: Mapping[str, JobView], slowness: float
+    tuning: Tuning, course: PlanState, now_s: float, jobs: Mapping[str, JobView], slowness: float
 ) -> float:
     """When the study will end if trials go on as they did: the rest of this stage, and those to come."""
     later = course.stages[course.stage + 1 :]
@@ -106,7 +106,7 @@ def _trained_s(job: JobView, start_s: float) -> float:
     return max(job.start_age_s - start_s, 0.0) if job.epoch_age_s is None else job.epoch_age_s
 
 
-def _stage_left_s(tuning: Tuning, course: Course, jobs: Mapping[str, JobView], slowness: float) -> float:
+def _stage_left_s(tuning: Tuning, course: PlanState, jobs: Mapping[str, JobView], slowness: float) -> float:
     """Trials that wait take the slot that is free first."""
     stage, start_s = course.plan, tuning.profile.start_s
     own = observed(tuning, course, jobs)
@@ -156,21 +156,21 @@ class Slowed:
         return replace(draws, epoch_s=draws.epoch_s * self.slowness)
 
 
-def beginning(tuning: Tuning, nodes: Iterable[Node]) -> Progress | None:
+def beginning(tuning: Tuning, nodes: Iterable[Node]) -> StudyProgress | None:
     """Where a study begins, with nodes that are simply there; None if there are none of use."""
     own = own_nodes(nodes, tuning.instances)
-    return Progress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
+    return StudyProgress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
 
 
 def make_plan(
     tuning: Tuning,
     rng: np.random.Generator,
     planner: Planner,
-    rule: Rule,
+    rule: LimitRule,
     *,
-    start: Progress | None = None,
+    start: StudyProgress | None = None,
     slowness: float = 1.0,
-) -> tuple[list[StagePlan], Footing]:
+) -> tuple[list[StagePlan], PlanBasis]:
     """The plan to follow from `start` on, if epochs take `slowness` times what the profile says."""
     latency = Slowed(tuning.profile.latency, slowness)
     as_seen = replace(tuning, profile=replace(tuning.profile, latency=latency))
@@ -179,15 +179,20 @@ def make_plan(
 
 
 def laid_out(
-    outcome: Outcome, tuning: Tuning, rule: Rule, *, start: Progress | None = None, slowness: float = 1.0
-) -> tuple[list[StagePlan], Footing]:
+    outcome: Outcome,
+    tuning: Tuning,
+    rule: LimitRule,
+    *,
+    start: StudyProgress | None = None,
+    slowness: float = 1.0,
+) -> tuple[list[StagePlan], PlanBasis]:
     """What was planned, to be followed from `start` on."""
     forecast = outcome.followed(tuning.limits)
     stages = list(forecast.plan.stages)
     begun_s = start.elapsed_s if start else 0.0
     first = stages[0].instance
     steady = steady_s(tuning, stages, (first, start.held(first) if start else 0), slowness)
-    footing = Footing(
+    footing = PlanBasis(
         text=_describe(tuning.limits, rule, forecast, kept=outcome.chosen is not None),
         made_s=begun_s,
         finish_s=forecast.finish_s.mean,
@@ -197,7 +202,7 @@ def laid_out(
     return stages, footing
 
 
-def _describe(limits: Limits, rule: Rule, forecast: Forecast, *, kept: bool) -> str:
+def _describe(limits: Limits, rule: LimitRule, forecast: Forecast, *, kept: bool) -> str:
     expected = (
         f"about {format_duration(forecast.finish_s.mean)} and {format_usd(forecast.cost_usd.mean)} in all"
     )

@@ -20,7 +20,7 @@ TO_COME = "to come "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footing:
+class PlanBasis:
     """What the plan in force rests on."""
 
     text: str
@@ -35,11 +35,11 @@ class Footing:
 
 
 @dataclass(slots=True, kw_only=True)
-class Course:
+class PlanState:
     """A plan under way."""
 
     stages: list[StagePlan]
-    footing: Footing
+    footing: PlanBasis
     stage: int = 0
     replans: int = 0
     asked_s: float = 0.0
@@ -176,7 +176,7 @@ class Course:
         self.whole = self.whole or self.plan
         self.stages[self.stage] = stage
 
-    def adopt(self, stage: int, stages: Sequence[StagePlan], footing: Footing) -> None:
+    def adopt(self, stage: int, stages: Sequence[StagePlan], footing: PlanBasis) -> None:
         """A new plan from a stage on."""
         self.stages[stage:] = stages
         self.footing, self.whole = footing, None
@@ -203,12 +203,12 @@ class Course:
             ]
 
 
-def load(memory: Any) -> Course:
+def load(memory: Any) -> PlanState:
     """A course from plain data."""
-    return msgspec.convert(memory, Course)
+    return msgspec.convert(memory, PlanState)
 
 
-def dump(course: Course) -> Any:
+def dump(course: PlanState) -> Any:
     """A course as plain data."""
     return msgspec.to_builtins(course)
 

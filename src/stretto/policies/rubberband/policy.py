@@ -18,15 +18,15 @@ import numpy as np
 
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import NodeRefused
-from stretto.planning.forecast import Outcome, Progress
+from stretto.planning.forecast import Outcome, StudyProgress
 from stretto.planning.plan import StagePlan
-from stretto.planning.planner import Planner, Rule
+from stretto.planning.planner import LimitRule, Planner
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, Memory
 from stretto.policies.common import check_option
 from stretto.policies.rubberband.drift import as_seen, beginning, laid_out, make_plan
-from stretto.policies.rubberband.memory import Course, Footing, dump, load
-from stretto.policies.rubberband.turn import Turn
+from stretto.policies.rubberband.memory import PlanBasis, PlanState, dump, load
+from stretto.policies.rubberband.turn import RubberBandTurn
 from stretto.policies.trials import TUNING_EVENTS, beside_others
 
 
@@ -37,7 +37,7 @@ class RubberBand:
     tuning: Tuning
     planner: Planner = "search"
     """How a plan is found: `search`, or the `published` greedy."""
-    rule: Rule = "quantile"
+    rule: LimitRule = "quantile"
     """Limits are kept with probability q (`quantile`), or on average (`mean`), as published."""
     replan: float = 0.15
     """Plan again when the finish is off the forecast by more than this share of the time; 0: never."""
@@ -66,22 +66,22 @@ class RubberBand:
             course = load(memory["course"])
         tuning = as_seen(self.tuning, view.arrivals)
 
-        def plan_again(start: Progress, slowness: float) -> tuple[list[StagePlan], Footing]:
+        def plan_again(start: StudyProgress, slowness: float) -> tuple[list[StagePlan], PlanBasis]:
             return make_plan(tuning, rng, self.planner, self.rule, start=start, slowness=slowness)
 
-        decision = Turn(tuning, course, view, plan_again, self.replan).decide()
+        decision = RubberBandTurn(tuning, course, view, plan_again, self.replan).decide()
         return decision, _remember(view, decision, course)
 
-    def _begin(self, view: ClusterView, rng: np.random.Generator) -> Course:
+    def _begin(self, view: ClusterView, rng: np.random.Generator) -> PlanState:
         start = beginning(self.tuning, view.nodes)
         if self.agreed is not None and self.agreed.keeps_deadline(self.tuning.limits):
             stages, footing = laid_out(self.agreed, self.tuning, self.rule, start=start)
         else:
             stages, footing = make_plan(self.tuning, rng, self.planner, self.rule, start=start)
-        return Course(stages=stages, footing=footing, quota=stages[0].trials)
+        return PlanState(stages=stages, footing=footing, quota=stages[0].trials)
 
 
-def _remember(view: ClusterView, decision: Decision, course: Course) -> Memory:
+def _remember(view: ClusterView, decision: Decision, course: PlanState) -> Memory:
     """The course, and beside it the little that tells whether anything is new."""
     released = set(decision.wish.release) if decision.wish else set[str]()
     return {

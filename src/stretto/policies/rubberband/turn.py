@@ -14,18 +14,18 @@ from stretto.core.cluster import Wish
 from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import NodeRefused
 from stretto.core.units import HOUR_S, counted, format_duration
-from stretto.planning.forecast import HeldNode, Progress
+from stretto.planning.forecast import HeldNode, StudyProgress
 from stretto.planning.plan import StagePlan
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.common import explain, requested_batch
 from stretto.policies.rubberband.drift import epoch_s, finish_s, observed, steady_s
-from stretto.policies.rubberband.memory import Course, Footing, cut_to, own_nodes, usable
+from stretto.policies.rubberband.memory import PlanBasis, PlanState, cut_to, own_nodes, usable
 from stretto.policies.trials import is_diverged, metric_text
 from stretto.pricing.billing import Per
 
 
-def note_nodes(tuning: Tuning, course: Course, view: ClusterView, given_back: Iterable[str] = ()) -> None:
+def note_nodes(tuning: Tuning, course: PlanState, view: ClusterView, given_back: Iterable[str] = ()) -> None:
     """Nodes begin to cost when their start-up begins, and cease when they are gone."""
     here = {node.id: node.instance for node in view.nodes if node.instance}
     gone = set(given_back) | (course.held.keys() - here.keys())
@@ -37,7 +37,7 @@ def note_nodes(tuning: Tuning, course: Course, view: ClusterView, given_back: It
             course.spent_usd += tuning.billing.usd_per_new_node
 
 
-def note_work(tuning: Tuning, course: Course, jobs: Iterable[JobView]) -> None:
+def note_work(tuning: Tuning, course: PlanState, jobs: Iterable[JobView]) -> None:
     """GPU time since it was last counted, at the price of the stage's nodes that it was used on."""
     if tuning.billing.per is not Per.FUNCTION:
         return
@@ -47,7 +47,7 @@ def note_work(tuning: Tuning, course: Course, jobs: Iterable[JobView]) -> None:
         course.counted_gpu_s[job.id] = job.attained_gpu_s
 
 
-def _usd_per_gpu_s(tuning: Tuning, course: Course, job: JobView) -> float:
+def _usd_per_gpu_s(tuning: Tuning, course: PlanState, job: JobView) -> float:
     """Nodes of the stage that were never rented are there anyway, and have their own price."""
     instance = tuning.instance(course.plan.instance)
     rented_usd = instance.usd_per_hour / instance.gpus
@@ -116,15 +116,15 @@ CHECKS = 8
 class Replan(Protocol):
     """Makes a new plan from where the study is; epochs take `slowness` times what the profile says."""
 
-    def __call__(self, start: Progress, slowness: float) -> tuple[list[StagePlan], Footing]: ...
+    def __call__(self, start: StudyProgress, slowness: float) -> tuple[list[StagePlan], PlanBasis]: ...
 
 
 @dataclass(slots=True)
-class Turn:
+class RubberBandTurn:
     """What is being decided."""
 
     tuning: Tuning
-    course: Course
+    course: PlanState
     view: ClusterView
     replan: Replan
     tolerance: float
@@ -326,12 +326,12 @@ class Turn:
 
     def _progress(
         self, stage: int, trials: Sequence[str], epochs_done: int, speeds: Mapping[str, float]
-    ) -> Progress:
+    ) -> StudyProgress:
         """Where the study stands. Trials whose speed is not known yet come last."""
         own = own_nodes(self.view.nodes, self.tuning.instances)
         mean = fmean(speeds.values())
         still_to_enter = self.course.quota - self.course.entered if stage == 0 else 0
-        return Progress(
+        return StudyProgress(
             stage=stage,
             trials=len(trials) + still_to_enter,
             epochs_done=epochs_done,
