@@ -15,7 +15,7 @@ from stretto.core.seeds import child_rng
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop, listening
-from stretto.driving.substrate import Hands
+from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import local_devices
 from stretto.launch.tune import finished, prepare, start
 from stretto.runs.deadline import AtDeadline
@@ -74,12 +74,12 @@ def job_seed(job_id: str) -> int:
     return int(child_rng(0, "training", job_id).integers(2**31))
 
 
-def impatient(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+def impatient(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     """Workers as `tune` has them, but given up sooner when they are silent."""
 
     def spec_of(job: Job) -> TrainingJob:
         return TrainingJob(
-            entry=str(hands.work(job)),
+            entry=str(training.work(job)),
             config=dict(job.config),
             epochs=job.work.epochs,
             seed=job_seed(job.id),
@@ -121,7 +121,7 @@ def main() -> None:
         if finished(checked) is None:
             mend(checked.folder, yes=True)
             stop = Stop()
-            with holding(checked.folder, local_devices(checked.site)), listening(stop):
+            with holding(checked.folder, local_devices(checked.target)), listening(stop):
                 start(prepare(checked), make=impatient, stop=stop)
     except StrettoError as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ from fault_train import BATCH, EXAMPLES, STEPS
 from stretto.core.events import Event, JobFailed, JobFinished, JobSubmitted
 from stretto.core.job import BatchLimits, Job, Role, Work
 from stretto.core.resources import Resources
-from stretto.driving.drive import Score, Unwatched, drive
+from stretto.driving.drive import NoObserver, RealRun, drive
 from stretto.driving.stop import Stop
 from stretto.policies.registry import make_policy
 from stretto.runs.deadline import EndedBy
@@ -112,7 +112,7 @@ class RayRun:
         self._thread.join(within_s)
 
     def _drive(self) -> None:
-        score = Score(
+        real_run = RealRun(
             folder=self.folder,
             policy=make_policy("fifo", options={"backfill": "true"}),
             make=self._substrate,
@@ -120,7 +120,7 @@ class RayRun:
             source=self.source,
         )
         try:
-            self.ended_by = drive(score, Stop(), Unwatched())
+            self.ended_by = drive(real_run, Stop(), NoObserver())
         except BaseException as error:  # noqa: BLE001 - it is judged
             self.error = error
 

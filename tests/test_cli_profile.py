@@ -18,7 +18,7 @@ from stretto.cli.profile import profile_text
 from stretto.core.observations import SpeedSample
 from stretto.inputs.profile import MeasuredProfile, TimedEpoch, fit_speed, read_profile
 from stretto.inputs.work import CommandLine, RealWork
-from stretto.profiling.probe_data import Progress
+from stretto.profiling.probe_data import ProbeProgress
 from stretto.search.space import Config
 from study_command import StudyCommand, write
 
@@ -167,12 +167,15 @@ def test_a_command_without_checkpoints_is_timed_with_one_worker(
 @pytest.mark.parametrize(
     ("progress", "line"),
     [
-        (Progress(0.0, 0.125, "timing", "once it trains"), "measuring, 1 s at most once it trains: timing"),
-        (Progress(0.0, 450.0, "waiting", "in all"), "measuring, 450 s at most in all: waiting"),
+        (
+            ProbeProgress(0.0, 0.125, "timing", "once it trains"),
+            "measuring, 1 s at most once it trains: timing",
+        ),
+        (ProbeProgress(0.0, 450.0, "waiting", "in all"), "measuring, 450 s at most in all: waiting"),
     ],
 )
 def test_a_line_says_from_when_its_limit_counts_and_never_0_s(
-    capsys: pytest.CaptureFixture[str], progress: Progress, line: str
+    capsys: pytest.CaptureFixture[str], progress: ProbeProgress, line: str
 ) -> None:
     with measuring() as show:
         show(progress)
@@ -259,7 +262,7 @@ def test_ctrl_c_while_measuring_says_what_was_begun(
 ) -> None:
     def measure() -> None:
         with measuring(" on ray", resumes=resumes) as show:
-            show(Progress(1.0, 90.0, "timing a start"))
+            show(ProbeProgress(1.0, 90.0, "timing a start"))
             raise KeyboardInterrupt
 
     with pytest.raises(typer.Exit) as ended:

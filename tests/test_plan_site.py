@@ -14,7 +14,7 @@ from made_up_site import MadeUpCluster
 from stretto.core.cluster import Node
 from stretto.driving.ray_target import RayCluster
 from stretto.driving.request import TuneRequest, check_request
-from stretto.driving.target import OpenSite, node_of
+from stretto.driving.target import OpenTarget, node_of
 from stretto.inputs.cluster import nodes_offer
 from stretto.launch.to_plan import PlannableStudy, study_to_plan
 from stretto.launch.tune import prepare, start
@@ -46,7 +46,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Node]:
     nodes = [node_of("a", 2), node_of("b", 2)]
 
     @contextmanager
-    def opened(self: RayCluster) -> Iterator[OpenSite]:
+    def opened(self: RayCluster) -> Iterator[OpenTarget]:
         rented, all_nodes = self.request.rented, tuple(nodes)
         offer = nodes_offer(len(nodes), 2, self.request.machine) if rented is None else rented.offer
         kept = () if rented is None else all_nodes

@@ -29,7 +29,7 @@ from stretto.launch.describe import describe_entries
 from stretto.models.speed import AllReduceSpeed
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.profiling.probe import ProbeSpec, measure, probe
-from stretto.profiling.probe_data import LOADING_S, Copy, Imported, Progress, Seen, probe_time
+from stretto.profiling.probe_data import LOADING_S, Copy, Imported, Measurements, ProbeProgress, probe_time
 from stretto.search.space import Config
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.applications import ModelTruth, NoiseCurve
@@ -120,7 +120,7 @@ def test_one_worker_is_timed_with_the_machine_to_itself() -> None:
 
 def test_what_comes_between_two_epochs_is_part_of_them() -> None:
     spec = ProbeSpec(what="it")
-    seen, copy = Seen(spec, 1, lambda _: None), Copy(sample_job("a"), 0, 1, "start")
+    seen, copy = Measurements(spec, 1, lambda _: None), Copy(sample_job("a"), 0, 1, "start")
     for number, t_s in enumerate((1.5, 2.6, 3.8), start=1):
         result = Result(epoch=number, value=0.5, epoch_s=1.0, workers=1, nodes=1)
         event = JobReported(t_s=t_s, job_id="a", work_done=number, epoch=number, results=(result,))
@@ -144,7 +144,7 @@ def command_reports(start_s: float, epochs_s: Sequence[float]) -> list[JobReport
 
 
 def seen_of_command(*, start_s: float, epochs_s: Sequence[float]) -> MeasuredProfile:
-    seen = Seen(ProbeSpec(what="it", shows_epochs_only=True), 1, lambda _: None)
+    seen = Measurements(ProbeSpec(what="it", shows_epochs_only=True), 1, lambda _: None)
     copy = Copy(sample_job("a"), 0, 1, "start")
     for event in command_reports(start_s, epochs_s):
         seen.take(event, copy)
@@ -195,7 +195,7 @@ def command_spec(epochs: int = 9) -> ProbeSpec:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_first_epoch_may_take_longer_than_all_else(slots: int) -> None:
-    said: list[Progress] = []
+    said: list[ProbeProgress] = []
     substrate = command(100.0, slots)
     measured = measure(
         command_spec(), substrate, slots=slots, time_s=20.0, first_epoch_s=450.0, on_progress=said.append
@@ -242,7 +242,7 @@ def test_how_long_a_first_epoch_was_waited_for_is_told() -> None:
 def test_training_that_shows_nothing_is_waited_for_no_longer_than_a_deadline_allows(
     spec: ProbeSpec, imported: Imported | None, why: str
 ) -> None:
-    said: list[Progress] = []
+    said: list[ProbeProgress] = []
     within = probe_time(100.0)
     with pytest.raises(InputError, match=f"first epoch did not end within 1m 15s: {why}"):
         measure(

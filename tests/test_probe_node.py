@@ -20,8 +20,8 @@ from stretto.core.resources import Resources
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.ray_target import RayCluster
 from stretto.driving.request import Checked, TuneRequest, check_request
-from stretto.driving.substrate import Hands
-from stretto.driving.target import OpenSite
+from stretto.driving.substrate import TrainingSpec
+from stretto.driving.target import OpenTarget
 from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import ProbedNode, read_profile
 from stretto.launch.expect import expect
@@ -30,7 +30,7 @@ from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance
 from stretto.profiling.launched_node import LOOK_S, instance_to_probe, lent_node
 from stretto.profiling.origin import node_to_launch
-from stretto.profiling.probe_data import Progress
+from stretto.profiling.probe_data import ProbeProgress
 from stretto.runs.folder import RunFolder, RunSpec, begin
 from stretto.runs.results import tune_result
 from study_command import StudyCommand
@@ -165,7 +165,7 @@ def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScriptedFlee
         return made[-1]
 
     @contextmanager
-    def opened(self: RayCluster) -> Iterator[OpenSite]:
+    def opened(self: RayCluster) -> Iterator[OpenTarget]:
         assert self.request.rented is not None
         up = any(not fleet.closed for fleet in made)
         there = (OTHERS, dataclasses.replace(NODE, instance="")) if up else (OTHERS,)
@@ -191,8 +191,8 @@ def checked(deadline_s: float | None = None, budget_usd: float | None = None) ->
 
 
 def to_launch(asked: Checked) -> Instance | None:
-    with asked.site.opened() as site:
-        return node_to_launch(asked, site)
+    with asked.target.opened() as target:
+        return node_to_launch(asked, target)
 
 
 def test_it_is_measured_once_and_what_the_node_took_is_believed(fleets: list[ScriptedFleet]) -> None:
@@ -216,9 +216,9 @@ def test_it_is_measured_once_and_what_the_node_took_is_believed(fleets: list[Scr
 
 @pytest.mark.usefixtures("fleets")
 def test_the_time_of_a_probe_is_a_share_of_what_starting_nodes_leaves() -> None:
-    said: list[Progress] = []
+    said: list[ProbeProgress] = []
     prepare(checked(deadline_s=600.0), make=endless, on_progress=said.append)
-    assert said[0] == Progress(0.0, 120.0, "waiting for a box, launched for this")
+    assert said[0] == ProbeProgress(0.0, 120.0, "waiting for a box, launched for this")
     assert said[1].time_s == pytest.approx((600.0 - 25.0) / 8, abs=2.0)
 
 
@@ -266,11 +266,11 @@ def test_the_budget_may_be_spent_with_it() -> None:
 def test_two_at_a_time_do_not_take_the_node_from_each_other(fleets: list[ScriptedFleet]) -> None:
     asked = checked()
 
-    def other(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def other(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         with ThreadPoolExecutor() as others:
             refused = others.submit(prepare, _without_nodes(asked), make=endless).exception()
         assert "working on this run" in str(refused)
-        return endless(hands, folder, clock)
+        return endless(training, folder, clock)
 
     def _without_nodes(asked: Checked) -> Checked:
         fleets[-1].closed += 1  # the other command was given before the node was there

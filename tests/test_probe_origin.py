@@ -20,7 +20,7 @@ from stretto.inputs.work import CommandLine, Entry
 from stretto.launch.tune import prepare
 from stretto.profiling.launched_node import instance_to_probe
 from stretto.profiling.origin import LARGE, code_files, known_profile, node_to_launch, origin_of
-from stretto.profiling.probe_data import Progress
+from stretto.profiling.probe_data import ProbeProgress
 from study_command import StudyCommand
 from tune_world import STUDY, endless, write_study
 
@@ -40,7 +40,7 @@ def asked(name: str | None = None, work: str | tuple[str, ...] = "train.py:train
 
 def is_measured(checked: Checked) -> bool:
     """Whether a run is measured when it is prepared."""
-    said: list[Progress] = []
+    said: list[ProbeProgress] = []
     prepare(checked, make=endless, on_progress=said.append)
     return bool(said)
 
@@ -145,14 +145,14 @@ def test_a_damaged_profile_of_another_run_is_passed_over_and_the_newest_taken() 
     assert "the run new (" in prepare(asked("other"), make=endless).speeds
 
 
-def measured_on(checked: Checked, site: MadeUpCluster, **fields: object) -> MeasuredProfile:
+def measured_on(checked: Checked, target: MadeUpCluster, **fields: object) -> MeasuredProfile:
     """As a probe there leaves it in the run's folder."""
     prepare(asked("probe"), make=endless)
     profile = dataclasses.replace(
         read_profile(asked("probe").folder.profile),
         what=f"{checked.work} on Ray",
         slots=2,
-        origin=origin_of(checked, site),
+        origin=origin_of(checked, target),
     )
     profile = dataclasses.replace(profile, **fields)  # type: ignore[arg-type]
     write_profile(checked.folder.profile, profile)
@@ -170,12 +170,12 @@ def test_of_a_cluster_that_was_started_anew_only_its_own_run_believes_it() -> No
 
 
 def test_a_node_that_was_launched_to_measure_on_is_paid_for_once() -> None:
-    site, other = MadeUpCluster(slots=2, there=()), asked("other")
+    target, other = MadeUpCluster(slots=2, there=()), asked("other")
     node = ProbedNode(instance="slot", queue_s=1.0, init_s=2.0, cost_usd=3.0)
-    assert node_to_launch(other, site) == instance_to_probe(site.offer)
-    measured_on(asked(), site, node=node, slots=1)
-    assert node_to_launch(other, site) is None
-    known = known_profile(other, site)
+    assert node_to_launch(other, target) == instance_to_probe(target.offer)
+    measured_on(asked(), target, node=node, slots=1)
+    assert node_to_launch(other, target) is None
+    known = known_profile(other, target)
     assert known is not None
     assert known.taken_over().node == dataclasses.replace(node, cost_usd=0.0)
 
@@ -199,13 +199,13 @@ def test_the_files_of_a_command_are_those_it_names() -> None:
 
 
 def test_large_files_are_told_apart_without_reading_them() -> None:
-    words, site = ("python", "train.py", "data"), ThisMachine(slots=2)
+    words, target = ("python", "train.py", "data"), ThisMachine(slots=2)
     codes = set()
     for changed_s in (1, 2):
         with Path("data").open("wb") as file:
             file.truncate(LARGE + 1)
         os.utime("data", (changed_s, changed_s))
-        codes.add(origin_of(asked("other", words), site).code)
+        codes.add(origin_of(asked("other", words), target).code)
     assert len(codes) == 2
 
 

@@ -17,13 +17,13 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.request import Checked, TuneRequest, check_request
-from stretto.driving.substrate import Hands
+from stretto.driving.substrate import TrainingSpec
 from stretto.inputs.cluster import slots_offer
 from stretto.inputs.profile import read_profile
 from stretto.launch.to_plan import study_to_plan
 from stretto.launch.tune import prepare
 from stretto.planning.profile import Latency
-from stretto.profiling.probe_data import Progress
+from stretto.profiling.probe_data import ProbeProgress
 from stretto.runs.folder import RunFolder, RunSpec, begin
 from stretto.search.space import Config
 from study_command import StudyCommand, write
@@ -78,8 +78,8 @@ def _slot_seconds(found: dict[str, object]) -> float:
 class OneFails(Endless):
     """The first configuration fails as soon as it is started."""
 
-    def __init__(self, hands: Hands, folder: RunFolder) -> None:
-        super().__init__(hands)
+    def __init__(self, training: TrainingSpec, folder: RunFolder) -> None:
+        super().__init__(training)
         self._folder = folder
         self._bad: Config | None = None
         self._failing: set[str] = set()
@@ -107,9 +107,9 @@ class OneFails(Endless):
         return self._to_come.pop(0) if self._to_come else super().next_event(until_s)
 
 
-def one_fails(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+def one_fails(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     del clock
-    return OneFails(hands, folder)
+    return OneFails(training, folder)
 
 
 def test_a_configuration_that_failed_is_told_with_its_error_and_its_log(
@@ -137,7 +137,7 @@ def test_what_was_measured_once_serves_again_and_serves_tune(stretto: StudyComma
     assert code == 0
     assert "measuring" not in err
     assert "runs/tiny/profile.json" in err
-    said: list[Progress] = []
+    said: list[ProbeProgress] = []
     checked = check_request(TuneRequest(study=study, work="train.py:train", deadline_s=900.0))
     prepare(checked, make=endless, on_progress=said.append)
     assert not said
@@ -148,7 +148,7 @@ def test_it_is_measured_for_the_run_that_is_named(stretto: StudyCommand, tmp_pat
     code, _, err = stretto("plan", study, "train.py:train", "--name", "mine")
     assert code == 0
     assert "runs/mine/profile.json" in err
-    said: list[Progress] = []
+    said: list[ProbeProgress] = []
     checked = check_request(TuneRequest(study=study, work="train.py:train", name="mine"))
     prepare(checked, make=endless, on_progress=said.append)
     assert not said

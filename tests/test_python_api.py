@@ -16,7 +16,7 @@ import pytest
 import stretto
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused
-from stretto.driving.drive import Watcher
+from stretto.driving.drive import Observer
 from stretto.driving.stop import Stop
 from stretto.inputs.arguments import given_options, given_whole
 from stretto.inputs.study import EXAMPLE_STUDY, parse_study
@@ -163,8 +163,8 @@ def test_ctrl_c_saves_the_run_and_then_interrupts_who_called(here: Path) -> None
 def test_a_study_is_told_and_interrupted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_to_stop = False
 
-    def on_simulation(prepared: Prepared, *, stop: Stop, watcher: Watcher) -> TuneResult:
-        result = start(prepared, stop=stop, watcher=watcher, make=simulated)
+    def on_simulation(prepared: Prepared, *, stop: Stop, observer: Observer) -> TuneResult:
+        result = start(prepared, stop=stop, observer=observer, make=simulated)
         if asked_to_stop:
             stop.ask()
         return result

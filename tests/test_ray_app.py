@@ -34,13 +34,13 @@ from stretto.core.events import (
     NodeLost,
     RunStarted,
 )
-from stretto.driving.drive import Unwatched
+from stretto.driving.drive import NoObserver
 from stretto.driving.ray_open import OpenRay, node_prefix
 from stretto.driving.ray_target import RayCluster
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.stop import Stop
-from stretto.driving.substrate import Hands
-from stretto.driving.target import OpenSite, SiteRequest, node_of
+from stretto.driving.substrate import TrainingSpec
+from stretto.driving.target import OpenTarget, TargetRequest, node_of
 from stretto.inputs.cluster import Machine, Offer, RayNodes
 from stretto.inputs.jobs import JobSpec
 from stretto.inputs.study import Rented
@@ -79,7 +79,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stretto.driving.ray_open.RaySubstrate", partial(RaySubstrate, trainer=STUB))
 
 
-class Ten(Unwatched):
+class Ten(NoObserver):
     """Ten reports are enough."""
 
     def __init__(self, stop: Stop) -> None:
@@ -92,9 +92,9 @@ class Ten(Unwatched):
             self._stop.ask()
 
 
-def described(jobs: Sequence[JobSpec], site: OpenSite, log: Path, *, tell: Tell) -> dict[str, Described]:
+def described(jobs: Sequence[JobSpec], target: OpenTarget, log: Path, *, tell: Tell) -> dict[str, Described]:
     """What the stub would say of itself."""
-    del site, log, tell
+    del target, log, tell
     some = Described(
         examples=80,
         batch=16,
@@ -163,7 +163,7 @@ def test_a_policy_that_rents_takes_nodes_that_are_there_and_finds_them_again() -
     request = TuneRequest(
         study=Path("study.toml"), work="train.py:train", policy="rubberband", on="ray", deadline_s=600.0
     )
-    part = start(prepare(check_request(request)), stop=stop, watcher=Ten(stop))
+    part = start(prepare(check_request(request)), stop=stop, observer=Ten(stop))
     assert part.ended_by == "request"
     result = start(prepare(check_request(request)))
     assert result.ended_by == "jobs"
@@ -237,9 +237,9 @@ class TestRefused:
 
 def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_path: Path) -> None:
     del cluster
-    request = SiteRequest(on="ray", runs=tmp_path, machine=Machine(slots=7), rents=True)
-    with RayCluster(request, None).opened() as site:
-        told = "\n".join(site.notes)
+    request = TargetRequest(on="ray", runs=tmp_path, machine=Machine(slots=7), rents=True)
+    with RayCluster(request, None).opened() as target:
+        told = "\n".join(target.notes)
     assert "[machine] slots is about one machine; the run has 3 slots" in told
     assert "1 of 2 slots are used, and 1 of another size are not" in told
 
@@ -247,31 +247,31 @@ def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_pat
 def test_nodes_that_are_there_already_are_told_where_others_can_be_launched(tmp_path: Path) -> None:
     offer = Offer(instances=(Instance(name="two", gpus=2, usd_per_hour=1.0),), max_nodes=4)
     rented = Rented(offer=offer, nodes=RayNodes(launch="up"), queue_s=Spread(0.0), init_s=Spread(0.0))
-    request = SiteRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented)
+    request = TargetRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented)
     nodes = (node_of("a", 2), node_of("b", 2), node_of("c", 2), node_of("odd", 1))
-    site = OpenRay(
+    target = OpenRay(
         request=request, address="h:1", own=False, resource="GPU", nodes=nodes, launched=frozenset({"c"})
     )
-    assert [node.id for node in site.to_measure_on] == ["a", "b", "odd"], "c is some run's"
-    (note,) = site.notes
+    assert [node.id for node in target.to_measure_on] == ["a", "b", "odd"], "c is some run's"
+    (note,) = target.notes
     assert note.startswith("There already: 2 nodes with 4 slots, used before others are launched.")
     assert note.endswith("Those of another size than [cluster] has are not used.")
-    (note,) = replace(site, nodes=nodes[2:]).notes
+    (note,) = replace(target, nodes=nodes[2:]).notes
     assert note == "The nodes that are there are of another size than [cluster] has, and are not used."
 
 
 @pytest.mark.usefixtures("here", "stub")
 def test_nodes_that_come_or_go_while_a_run_is_prepared_are_told(cluster: SmallCluster) -> None:
     gone = cluster.add(1)
-    request = SiteRequest(on="ray", runs=Path("runs"), machine=Machine())
-    with RayCluster(request, None).opened() as site:
-        assert gone in [node.id for node in site.held]
+    request = TargetRequest(on="ray", runs=Path("runs"), machine=Machine())
+    with RayCluster(request, None).opened() as target:
+        assert gone in [node.id for node in target.held]
         cluster.kill(gone)
         new = cluster.add(1)
-        hands = Hands(work=lambda _: Entry(Path("train.py"), "train"), slots=4, nodes=site.held)
+        training = TrainingSpec(work=lambda _: Entry(Path("train.py"), "train"), slots=4, nodes=target.held)
         folder = RunFolder(Path("runs/late"))
         folder.path.mkdir(parents=True)
-        substrate = site.make(hands, folder, time.monotonic)
+        substrate = target.make(training, folder, time.monotonic)
         told = [substrate.next_event(substrate.now_s() + 180.0) for _ in range(2)]
         substrate.close()
     cluster.kill(new)

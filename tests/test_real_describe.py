@@ -13,7 +13,7 @@ from stretto.core.instructions import Instruction
 from stretto.inputs.jobs import BatchSpec, JobSpec
 from stretto.inputs.work import Entry
 from stretto.launch.describe import described_by
-from stretto.profiling.probe_data import Layout
+from stretto.profiling.probe_data import SlotMap
 from stretto.substrate.local.slots import whole_machine
 from stretto.wire.messages import Described
 
@@ -77,8 +77,8 @@ def ask(
     trainings: Trainings, jobs: Sequence[JobSpec], slots: int = 2
 ) -> tuple[dict[str, Described], list[str]]:
     said: list[str] = []
-    layout = Layout([whole_machine(slots)])
-    return described_by(trainings, jobs, layout, slots=slots, tell=said.append), said  # type: ignore[arg-type]
+    slot_map = SlotMap([whole_machine(slots)])
+    return described_by(trainings, jobs, slot_map, slots=slots, tell=said.append), said  # type: ignore[arg-type]
 
 
 def test_jobs_are_asked_as_many_at_once_as_there_are_slots_and_equal_ones_once() -> None:

@@ -19,14 +19,14 @@ from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
 from stretto.driving.cost import RunMeter, own_meter
 from stretto.driving.request import TuneRequest, check_request
-from stretto.driving.target import SiteRequest, ThisMachine, find_site, node_of
+from stretto.driving.target import TargetRequest, ThisMachine, find_target, node_of
 from stretto.inputs.cluster import Machine, Offer, nodes_offer, slots_offer
 from stretto.inputs.study import outline_of, read_outline
 from stretto.inputs.work import CommandLine
 from stretto.launch.tune import prepare
 from stretto.planning.profile import Spread
 from stretto.pricing.instances import Instance
-from stretto.profiling.probe_data import Layout
+from stretto.profiling.probe_data import SlotMap
 from stretto.runs.folder import RunFolder, RunSpec, begin
 from stretto.runs.store import check_unclaimed, empty_store, store_of
 from stretto.substrate.fleet.commands import Commands
@@ -43,16 +43,16 @@ init_s = 30
 """
 
 
-def asked(on: str, *, slots: int | None = None, store: str = "") -> SiteRequest:
-    return SiteRequest(on=on, slots=slots, store=store, runs=Path("runs"), machine=Machine(slots=3))
+def asked(on: str, *, slots: int | None = None, store: str = "") -> TargetRequest:
+    return TargetRequest(on=on, slots=slots, store=store, runs=Path("runs"), machine=Machine(slots=3))
 
 
 class TestSite:
     def test_this_machine_has_the_slots_of_the_flag_or_of_the_file(self) -> None:
         for slots, found in ((None, 3), (5, 5)):
-            site = find_site(asked("local", slots=slots))
-            assert site.asked == {"on": "local", "slots": found, "store": None}
-            with site.opened() as here:
+            target = find_target(asked("local", slots=slots))
+            assert target.asked == {"on": "local", "slots": found, "store": None}
+            with target.opened() as here:
                 assert here.nodes == here.held == (node_of("local", found),)
                 assert here.offer == slots_offer(found, Machine(slots=3))
 
@@ -62,13 +62,13 @@ class TestSite:
     @pytest.mark.parametrize("on", ["", "kubernetes", "local:1", "rays", "ray:"])
     def test_other_places_are_refused(self, on: str) -> None:
         with pytest.raises(InputError, match="Give local, ray or ray:ADDRESS"):
-            find_site(asked(on))
+            find_target(asked(on))
 
     @pytest.mark.parametrize("slots", [0, 1025])
     @pytest.mark.parametrize("on", ["local", "ray", "ray:10.0.0.1:6379"])
     def test_slots_are_in_range_wherever_they_are(self, on: str, slots: int) -> None:
         with pytest.raises(InputError, match=f"{slots} slots are out of range"):
-            find_site(asked(on, slots=slots))
+            find_target(asked(on, slots=slots))
 
     def test_a_store_nobody_knows_is_refused_in_the_words_of_workers(self) -> None:
         pytest.importorskip("torch")
@@ -76,7 +76,7 @@ class TestSite:
         from stretto.torch.remote_checkpoints import Store  # noqa: PLC0415
 
         told = []
-        for use in (lambda url: find_site(asked("local", store=url)), Store):
+        for use in (lambda url: find_target(asked("local", store=url)), Store):
             with pytest.raises(InputError, match="store nowhere://x: fsspec knows no protocol") as refused:
                 use("nowhere://x")
             told.append(str(refused.value))
@@ -85,7 +85,7 @@ class TestSite:
     def test_commands_keep_their_own_checkpoints(self) -> None:
         pytest.importorskip("fsspec")
         with pytest.raises(InputError, match="a command keeps its own"):
-            find_site(asked("local", store="there")).check(CommandLine(("true",)))
+            find_target(asked("local", store="there")).check(CommandLine(("true",)))
 
     def test_a_path_is_a_store_wherever_workers_begin(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,8 +288,13 @@ class TestRaySection:
         words[command] = f"no-such-program {words[command]}"
         ray = "".join(f'{name} = "{text}"\n' for name, text in words.items())
         rented = outline_of(self.study(f"[ray]\n{ray}"), Path("study.toml")).rented
-        site = find_site(SiteRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented))
-        with pytest.raises(InputError, match=rf"\[ray\] {command}: 'no-such-program' is not"), site.opened():
+        target = find_target(
+            TargetRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented)
+        )
+        with (
+            pytest.raises(InputError, match=rf"\[ray\] {command}: 'no-such-program' is not"),
+            target.opened(),
+        ):
             pass
 
     def test_it_needs_a_cluster(self) -> None:
@@ -331,16 +336,16 @@ class TestExamples:
 def test_a_layout_gives_what_is_asked_and_no_node_holds_more_than_it_has(
     sizes: list[int], steps: list[tuple[str, int]]
 ) -> None:
-    layout = Layout([node_of(str(number), slots) for number, slots in enumerate(sizes)])
+    slot_map = SlotMap([node_of(str(number), slots) for number, slots in enumerate(sizes)])
     held: dict[str, dict[str, int]] = {}
     for job_id, workers in steps:
         room = sum(sizes) - sum(sum(nodes.values()) for name, nodes in held.items() if name != job_id)
         if not workers:
-            layout.clear(job_id)
+            slot_map.clear(job_id)
             held.pop(job_id, None)
         elif workers <= room:
             before = held.get(job_id, {})
-            held[job_id] = dict(layout.place(job_id, workers).workers)
+            held[job_id] = dict(slot_map.place(job_id, workers).workers)
             assert sum(held[job_id].values()) == workers
             stay = sum(min(count, held[job_id].get(node, 0)) for node, count in before.items())
             assert stay == min(workers, sum(before.values())), "who is there stays"
@@ -349,10 +354,10 @@ def test_a_layout_gives_what_is_asked_and_no_node_holds_more_than_it_has(
 
 
 def test_gangs_grow_on_their_own_node() -> None:
-    layout = Layout([node_of("a", 2), node_of("b", 2)])
-    first, second = layout.place("one", 1), layout.place("two", 1)
+    slot_map = SlotMap([node_of("a", 2), node_of("b", 2)])
+    first, second = slot_map.place("one", 1), slot_map.place("two", 1)
     assert {first.nodes, second.nodes} == {("a",), ("b",)}
-    assert layout.place("one", 2).shape == (2,)
+    assert slot_map.place("one", 2).shape == (2,)
 
 
 class TestCost:

@@ -14,10 +14,10 @@ import pytest
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeRefused, RunPaused, RunResumed, RunStarted
 from stretto.core.leaving import IMPORTING
-from stretto.driving.drive import RealSubstrate, Unwatched
+from stretto.driving.drive import NoObserver, RealSubstrate
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop
-from stretto.driving.substrate import Hands
+from stretto.driving.substrate import TrainingSpec
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.tune import prepare, start
@@ -27,7 +27,7 @@ from stretto.runs.live_state import Board, Phase
 from stretto.runs.results import tune_result
 from stretto.runs.status import Standing, check_free, is_going_on, state_of
 from study_command import StudyCommand
-from tune_world import STUDY, SimulatedHands, endless, simulated, write_study
+from tune_world import STUDY, SimulatedWorkers, endless, simulated, write_study
 
 KILLED_S = 35.0
 
@@ -43,7 +43,7 @@ def checked(here: Path) -> Checked:
     return check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
 
 
-class StopsAt(Unwatched):
+class StopsAt(NoObserver):
     """Asks to stop at a time, and looks at the run meanwhile."""
 
     def __init__(self, folder: RunFolder, at_s: float) -> None:
@@ -65,21 +65,21 @@ class StopsAt(Unwatched):
 
 
 def stopped(checked: Checked) -> StopsAt:
-    watcher = StopsAt(checked.folder, KILLED_S)
-    start(prepare(checked, make=simulated), stop=watcher.stop, watcher=watcher, make=simulated)
-    return watcher
+    observer = StopsAt(checked.folder, KILLED_S)
+    start(prepare(checked, make=simulated), stop=observer.stop, observer=observer, make=simulated)
+    return observer
 
 
 def killed(checked: Checked) -> None:
-    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         del folder, clock
-        return SimulatedHands(hands, until_s=KILLED_S, break_off=True)
+        return SimulatedWorkers(training, until_s=KILLED_S, break_off=True)
 
     with pytest.raises(SystemExit):
         start(prepare(checked, make=simulated), make=make)
 
 
-class BreaksOff(Unwatched):
+class BreaksOff(NoObserver):
     """Raises at a time."""
 
     def __init__(self, error: BaseException, at_s: float) -> None:
@@ -104,9 +104,9 @@ def folded(events: list[Event]) -> Board:
 
 
 def test_while_it_goes_on_nobody_else_may_touch_it(checked: Checked) -> None:
-    watcher = stopped(checked)
-    assert watcher.seen == {Standing.GOING_ON}
-    assert watcher.refused
+    observer = stopped(checked)
+    assert observer.seen == {Standing.GOING_ON}
+    assert observer.refused
     assert not is_going_on(checked.folder)
     check_free(checked.folder)
 
@@ -132,7 +132,7 @@ def test_they_start_again_when_it_is_resumed(checked: Checked) -> None:
 @BREAKS
 def test_a_run_that_was_broken_off_holds_nothing_from_then_on(checked: Checked, error: BaseException) -> None:
     with pytest.raises(type(error)):
-        start(prepare(checked, make=simulated), watcher=BreaksOff(error, KILLED_S), make=simulated)
+        start(prepare(checked, make=simulated), observer=BreaksOff(error, KILLED_S), make=simulated)
     *_, before, last = checked.folder.events()
     assert isinstance(last, RunPaused)
     assert last.t_s >= before.t_s
@@ -145,7 +145,7 @@ def test_one_that_was_broken_off_before_it_began_has_nothing_to_pause(
     checked: Checked, error: BaseException
 ) -> None:
     with pytest.raises(type(error)):
-        start(prepare(checked, make=simulated), watcher=BreaksOff(error, 0.0), make=simulated)
+        start(prepare(checked, make=simulated), observer=BreaksOff(error, 0.0), make=simulated)
     assert list(checked.folder.events()) == []
 
 
@@ -205,14 +205,14 @@ def test_a_run_that_is_being_measured_is_in_use(here: Path) -> None:
     checked = check_request(TuneRequest(study=write_study(here, unknown), work="train.py:train"))
     told: list[InputError] = []
 
-    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         with ThreadPoolExecutor() as others:
             for touch in (lambda: check_free(checked.folder), lambda: prepare(checked, make=endless)):
                 refused = others.submit(touch).exception()
                 assert isinstance(refused, InputError)
                 assert "another process is working on this run" in str(refused)
                 told.append(refused)
-        return endless(hands, folder, clock)
+        return endless(training, folder, clock)
 
     prepared = prepare(checked, make=make)
     assert len(told) == 2
@@ -225,8 +225,8 @@ def test_a_probe_that_fails_leaves_no_run(here: Path) -> None:
     unknown = STUDY[: STUDY.index("[profile]")]
     checked = check_request(TuneRequest(study=write_study(here, unknown), work="train.py:train"))
 
-    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-        del hands, folder, clock
+    def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        del training, folder, clock
         raise InputError("it fails.")
 
     with pytest.raises(InputError, match="it fails"):

@@ -286,10 +286,10 @@ def test_a_best_value_has_the_epoch_that_showed_it(prepared: Prepared, events: l
     lines = PlainLines(Console(file=out, width=80), study, Stop())
     display = Display(console, "a run", study, outlook, Stop())
     values = tuple(Result(epoch, value, None, 1, 1) for epoch, value in ((1, 0.2), (2, 0.5), (3, 0.4)))
-    for watcher in (lines, display):
-        watcher.observe(JobSubmitted(t_s=0.0, job=job))
-        watcher.tick(0.0)
-        watcher.observe(JobReported(t_s=3.0, job_id=job.id, work_done=3, epoch=3, results=values))
+    for observer in (lines, display):
+        observer.observe(JobSubmitted(t_s=0.0, job=job))
+        observer.tick(0.0)
+        observer.observe(JobReported(t_s=3.0, job_id=job.id, work_done=3, epoch=3, results=values))
     assert "trial-000 has the best accuracy: 0.5 after epoch 2" in out.getvalue()
     assert "best accuracy 0.5 (trial-000, epoch 2)" in drawn(display, console)
 
@@ -305,10 +305,10 @@ def test_what_jobs_reported_last_is_shown(tmp_path: Path, events: list[Event]) -
     reported = partial(metrics_after, folder)
     lines = PlainLines(Console(file=out, width=80), None, Stop(), reported)
     display = Display(console, "jobs", None, None, Stop(), reported)
-    for watcher in (lines, display):
-        watcher.observe(JobSubmitted(t_s=0.0, job=job))
-        watcher.tick(0.0)
-        watcher.observe(JobReported(t_s=1.0, job_id="mine", work_done=1000, epoch=1000))
+    for observer in (lines, display):
+        observer.observe(JobSubmitted(t_s=0.0, job=job))
+        observer.tick(0.0)
+        observer.observe(JobReported(t_s=1.0, job_id="mine", work_done=1000, epoch=1000))
     assert "loss 0.001" in drawn(display, console)
     lines.observe(JobFinished(t_s=2.0, job_id="mine"))
     assert out.getvalue().strip() == "2s  mine finished: loss 0.001"

@@ -18,8 +18,8 @@ from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
 from stretto.core.job import Tier
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.substrate import CommandSubstrate, Hands
-from stretto.driving.target import OpenSite
+from stretto.driving.substrate import CommandSubstrate, TrainingSpec
+from stretto.driving.target import OpenTarget
 from stretto.inputs.jobs import BatchSpec, JobSpec, complete, read_jobs
 from stretto.inputs.work import CommandLine, Entry, find_entry
 from stretto.launch.describe import Tell
@@ -196,14 +196,14 @@ class TestDescribed:
         seen: list[str] = []
 
         def describe(
-            jobs: Sequence[JobSpec], site: OpenSite, log: Path, *, tell: Tell
+            jobs: Sequence[JobSpec], target: OpenTarget, log: Path, *, tell: Tell
         ) -> dict[str, Described]:
-            del site, log, tell
+            del target, log, tell
             seen.append("described")
             return {job.name: dataclasses.replace(DESCRIBED, adaptive=False, batch=batch) for job in jobs}
 
-        def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-            del hands, folder, clock
+        def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+            del training, folder, clock
             raise KeyError("enough")
 
         with pytest.raises((InputError, KeyError)):

@@ -198,9 +198,9 @@ def test_a_folder_that_is_gone_ends_the_run_in_words(tmp_path: Path, monkeypatch
             if now_s > 10 * LOOK_S and checked.folder.path.exists():
                 checked.folder.path.rename(tmp_path / "away")
 
-    watcher = Takes(SystemExit(), 0.0)
+    observer = Takes(SystemExit(), 0.0)
     with pytest.raises(JournalError, match="runs/tiny was moved or removed while the run went on"):
-        start(prepare(checked, make=simulated), watcher=watcher, make=simulated)
+        start(prepare(checked, make=simulated), observer=observer, make=simulated)
     assert not checked.folder.path.exists(), "nothing is written at the old place"
 
 

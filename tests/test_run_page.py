@@ -39,7 +39,7 @@ from stretto.core.resources import Resources
 from stretto.core.units import format_duration
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.request import TuneRequest, check_request
-from stretto.driving.substrate import Hands
+from stretto.driving.substrate import TrainingSpec
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.folds.history import Gap, History, history_of
 from stretto.journal.sqlite import SqliteJournal
@@ -59,7 +59,7 @@ from stretto.runs.results import TrialResult, TuneResult, plan_tables, tune_resu
 from stretto.search.study import Study
 from study_command import StudyCommand
 from test_report_study import STUDY as SEARCHED
-from tune_world import STUDY, SimulatedHands, simulated, write_study
+from tune_world import STUDY, SimulatedWorkers, simulated, write_study
 
 KILLED_S = 35.0
 DOWN_S = 20.0
@@ -68,9 +68,9 @@ BOX = Node("box-1", Resources(gpu=2), "box")
 ALL_ALIKE = Groups(["all"], lambda _: "all", lambda *_: "#123456")
 
 
-def killed(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+def killed(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     del folder, clock
-    return SimulatedHands(hands, until_s=KILLED_S, break_off=True)
+    return SimulatedWorkers(training, until_s=KILLED_S, break_off=True)
 
 
 def resumed_run(here: Path) -> RunFolder:

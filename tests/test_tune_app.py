@@ -15,11 +15,11 @@ import pytest
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
-from stretto.driving.drive import RealSubstrate, Unwatched
-from stretto.driving.early_stop import MetricGuard
+from stretto.driving.drive import NoObserver, RealSubstrate
+from stretto.driving.early_stop import EarlyStop
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop, listening
-from stretto.driving.substrate import Hands
+from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import ThisMachine
 from stretto.journal.rows import read_events
 from stretto.launch.expect import corrected
@@ -32,7 +32,7 @@ from stretto.runs.live_state import Board
 from stretto.runs.results import TuneResult, checkpoint_at
 from stretto.search.study import Direction, Study
 from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text
-from tune_world import STUDY, SimulatedHands, simulated, write_study
+from tune_world import STUDY, SimulatedWorkers, simulated, write_study
 
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")
 
@@ -75,7 +75,7 @@ def test_a_budget_is_spent_but_for_what_stopping_takes(here: Path) -> None:
     assert 0.6 <= result.cost_usd <= 0.7
 
 
-class Counting(Unwatched):
+class Counting(NoObserver):
     """Asks to stop after so many events."""
 
     def __init__(self, stop: Stop, events: int) -> None:
@@ -90,11 +90,11 @@ class Counting(Unwatched):
             self._stop.ask()
 
 
-class Later(SimulatedHands):
+class Later(SimulatedWorkers):
     """Is there at some time, however long before that the run was stopped."""
 
-    def __init__(self, hands: Hands, *, at_s: float) -> None:
-        super().__init__(hands)
+    def __init__(self, training: TrainingSpec, *, at_s: float) -> None:
+        super().__init__(training)
         self._at_s = at_s
         self._ahead_s = at_s
 
@@ -196,7 +196,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_happened(here: Path, p
     for events in (10, 25, 40):
         stop = Stop()
         part = start(
-            prepare(checked, make=simulated), stop=stop, watcher=Counting(stop, events), make=simulated
+            prepare(checked, make=simulated), stop=stop, observer=Counting(stop, events), make=simulated
         )
         assert part.ended_by == EndedBy.REQUEST
         assert finished(checked) is None
@@ -212,7 +212,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_happened(here: Path, p
 def test_the_deadline_is_that_of_the_first_start(here: Path) -> None:
     checked = asked(here)
     stop = Stop()
-    start(prepare(checked, make=simulated), stop=stop, watcher=Counting(stop, 10), make=simulated)
+    start(prepare(checked, make=simulated), stop=stop, observer=Counting(stop, 10), make=simulated)
     spec = checked.folder.read("spec")
     assert spec is not None
     later = dataclasses.replace(checked, limits=dataclasses.replace(checked.limits, deadline_s=470.0))
@@ -249,7 +249,7 @@ class TestDeliberation:
 def test_a_deadline_that_passed_while_nothing_ran_ends_the_run(here: Path) -> None:
     checked = asked(here)
     stop = Stop()
-    start(prepare(checked, make=simulated), stop=stop, watcher=Counting(stop, 10), make=simulated)
+    start(prepare(checked, make=simulated), stop=stop, observer=Counting(stop, 10), make=simulated)
     spec = checked.folder.read("spec")
     assert spec is not None
     checked.folder.write("spec", {**spec, "started_at_s": time.time() - 401.0})
@@ -268,11 +268,11 @@ def test_trials_are_cut_off_at_the_deadline(here: Path) -> None:
 
 @pytest.mark.parametrize("how", AtDeadline)
 def test_trials_may_finish_their_epoch(here: Path, how: AtDeadline) -> None:
-    made: list[SimulatedHands] = []
+    made: list[SimulatedWorkers] = []
 
-    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         del folder, clock
-        made.append(SimulatedHands(hands))
+        made.append(SimulatedWorkers(training))
         return made[-1]
 
     checked = asked(here, deadline_s=39.0)
@@ -299,13 +299,13 @@ class TestBudget:
             checked, limits=dataclasses.replace(checked.limits, budget_usd=budget_usd)
         )
         stop = Stop()
-        part = start(prepare(checked, make=simulated), stop=stop, watcher=Counting(stop, 12), make=simulated)
+        part = start(prepare(checked, make=simulated), stop=stop, observer=Counting(stop, 12), make=simulated)
         assert 0.0 < part.cost_usd < budget_usd / 2
         last_s = max(event.t_s for event in checked.folder.events())
 
-        def later(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        def later(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
             del folder, clock
-            return Later(hands, at_s=last_s + 1000.0)
+            return Later(training, at_s=last_s + 1000.0)
 
         result = start(prepare(checked, make=simulated), make=later)
         (resumed,) = (event for event in checked.folder.events() if isinstance(event, RunResumed))
@@ -403,10 +403,10 @@ class TestMetricGuard:
         name="s", metric="accuracy", direction=Direction.MAX, trials=4, rungs=(2, 4), eta=2, max_epochs=8
     )
 
-    def guard(self, folder: Path, lines: str = "", *, begun: bool = True) -> MetricGuard:
+    def guard(self, folder: Path, lines: str = "", *, begun: bool = True) -> EarlyStop:
         (folder / "jobs" / "t").mkdir(parents=True)
         (folder / "jobs" / "t" / "metrics.jsonl").write_text(lines)
-        guard = MetricGuard(RunFolder(folder), self.STUDY, Unwatched())
+        guard = EarlyStop(RunFolder(folder), self.STUDY, NoObserver())
         if begun:
             guard.tick(0.0)
         return guard
@@ -415,7 +415,7 @@ class TestMetricGuard:
         results = tuple(Result(epoch, value, None, 1, 1) for value in values)
         return JobReported(t_s=1.0, job_id="t", work_done=epoch, epoch=epoch, results=results)
 
-    def ended(self, guard: MetricGuard, event: Event) -> str:
+    def ended(self, guard: EarlyStop, event: Event) -> str:
         guard.observe(event)
         with pytest.raises(InputError) as ended:
             guard.tick(2.0)
@@ -505,14 +505,14 @@ class TestMetricGuard:
 
 def test_a_second_signal_ends_everything_at_once(here: Path) -> None:
     stop = Stop()
-    made: list[SimulatedHands] = []
+    made: list[SimulatedWorkers] = []
 
-    def make(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         del folder, clock
-        made.append(SimulatedHands(hands))
+        made.append(SimulatedWorkers(training))
         return made[-1]
 
-    class Twice(Unwatched):
+    class Twice(NoObserver):
         def observe(self, event: Event) -> None:
             if isinstance(event, JobReported):
                 stop.on_signal(2, None)
@@ -520,7 +520,7 @@ def test_a_second_signal_ends_everything_at_once(here: Path) -> None:
 
     checked = asked(here)
     with pytest.raises(KeyboardInterrupt):
-        start(prepare(checked, make=simulated), stop=stop, watcher=Twice(), make=make)
+        start(prepare(checked, make=simulated), stop=stop, observer=Twice(), make=make)
     assert made[0].killed == 1
     assert tuned(checked).succeeded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from stretto.core.events import Event
 from stretto.core.job import Job
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.substrate import Hands
+from stretto.driving.substrate import TrainingSpec
 from stretto.planning.profile import Latency, Profile, Scaling
 from stretto.pricing.instances import Instance
 from stretto.runs.folder import RunFolder
@@ -78,18 +78,20 @@ def train(config, run):
 """A real training, of a moment; with a file `slow` beside it, of many."""
 
 
-class SimulatedHands(SimSubstrate):
+class SimulatedWorkers(SimSubstrate):
     """Simulated workers with the ways to end them that real ones have."""
 
-    def __init__(self, hands: Hands, *, until_s: float = float("inf"), break_off: bool = False) -> None:
+    def __init__(
+        self, training: TrainingSpec, *, until_s: float = float("inf"), break_off: bool = False
+    ) -> None:
         slot = Instance(name="slot", gpus=1, usd_per_hour=1.0)
-        machine = Instance(name="machine", gpus=hands.slots, usd_per_hour=2.0)
-        world = StudyWorld(FAMILIES[0], TRUTH, instances=(slot, machine), nodes=hands.nodes, seed=0)
+        machine = Instance(name="machine", gpus=training.slots, usd_per_hour=2.0)
+        world = StudyWorld(FAMILIES[0], TRUTH, instances=(slot, machine), nodes=training.nodes, seed=0)
         super().__init__(
             world.truth_of,
             physics=Physics(restart_s=TRUTH.start_s),
             seed=0,
-            cloud=None if hands.nodes else world.cloud,
+            cloud=None if training.nodes else world.cloud,
         )
         self._break_off_s = until_s
         self._break_off = break_off
@@ -110,14 +112,14 @@ class SimulatedHands(SimSubstrate):
         self.close()
 
 
-def simulated(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+def simulated(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     """Makes a simulation where a run wants processes."""
     del folder, clock
-    assert hands.study is None or hands.study.direction is Direction.MAX
-    return SimulatedHands(hands)
+    assert training.study is None or training.study.direction is Direction.MAX
+    return SimulatedWorkers(training)
 
 
-class Endless(SimulatedHands):
+class Endless(SimulatedWorkers):
     """A probe trains for as long as it likes; simulated curves have to end somewhere."""
 
     def admit(self, job: Job) -> None:
@@ -125,9 +127,9 @@ class Endless(SimulatedHands):
         super().admit(dataclasses.replace(job, work=work))
 
 
-def endless(hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+def endless(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
     del folder, clock
-    return Endless(hands)
+    return Endless(training)
 
 
 def write_study(folder: Path, text: str = STUDY) -> Path:

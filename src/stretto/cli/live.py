@@ -28,7 +28,7 @@ from rich.text import Text
 from stretto.core.events import Event
 from stretto.core.units import format_duration, format_usd
 from stretto.driving.cost import RunMeter
-from stretto.driving.drive import Watcher
+from stretto.driving.drive import Observer
 from stretto.driving.stop import Stop, signals_interrupt
 from stretto.launch.expect import corrected
 from stretto.launch.progress import (
@@ -42,7 +42,7 @@ from stretto.launch.progress import (
 )
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
-from stretto.profiling.probe_data import Progress as ProbeProgress
+from stretto.profiling.probe_data import ProbeProgress
 from stretto.report.plan_text import is_priced
 from stretto.report.text import one_line
 from stretto.runs.folder import RunFolder
@@ -78,7 +78,7 @@ def watching(
     study: Study | None = None,
     outlook: Outlook | None = None,
     reported: Reported = nothing_reported,
-) -> Iterator[Watcher]:
+) -> Iterator[Observer]:
     """Shows a run on standard error while the block runs, and whether somebody has asked it to stop."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:

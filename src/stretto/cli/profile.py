@@ -18,7 +18,7 @@ from stretto.core.job import Value
 from stretto.core.seeds import child_rng
 from stretto.core.units import counted, format_duration, parse_duration_s
 from stretto.driving.request import chosen_work
-from stretto.driving.target import LOCAL, SiteRequest, find_site
+from stretto.driving.target import LOCAL, TargetRequest, find_target
 from stretto.inputs.cluster import Machine
 from stretto.inputs.profile import FitError, MeasuredProfile, believe, fit_errors, profile_json, write_profile
 from stretto.inputs.study import StudyOutline, read_outline
@@ -83,15 +83,15 @@ def profile(
             f"--store {store}: a probe on this machine keeps no checkpoints.",
             remedy="Leave it out; it is for the nodes of a Ray cluster that share no folder.",
         )
-    asked = find_site(SiteRequest(on=on, slots=slots, store=store, runs=RUNS, machine=machine))
+    asked = find_target(TargetRequest(on=on, slots=slots, store=store, runs=RUNS, machine=machine))
     trained = chosen_work(work_of(work or []), outline, [name for name, _ in chosen[0]])
     asked.check(trained)
-    with measuring() as show, asked.opened() as site:
+    with measuring() as show, asked.opened() as target:
         measured = probe(
             trained,
             chosen,
-            slots=slots_of(site.nodes),
-            site=site,
+            slots=slots_of(target.nodes),
+            target=target,
             time_s=limit.usual_s,
             first_epoch_s=limit.first_epoch_s,
             loading_s=limit.loading_s,

@@ -114,10 +114,10 @@ def run(
 def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
     with stoppable(checked.folder):
         set_right(checked.folder, yes=yes)
-        with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
-            for note in (*site.notes, *_folder_notes(checked)):
+        with holding(checked.folder, local_devices(checked.target)), checked.target.opened() as target:
+            for note in (*target.notes, *_folder_notes(checked)):
                 print(note, file=sys.stderr)
-            return _train(checked, site.offer.slots, yes=yes)
+            return _train(checked, target.offer.slots, yes=yes)
 
 
 def _folder_notes(checked: CheckedRun) -> Iterator[str]:
@@ -139,11 +139,11 @@ def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
     try:
         with watching(
             f"{title}: {checked.folder.path}", stop=stop, reported=partial(metrics_after, checked.folder)
-        ) as watcher:
+        ) as observer:
             return start_run(
                 checked,
                 stop=stop,
-                watcher=watcher,
+                observer=observer,
                 on_begun=lambda: None if resumes else _say_where(checked),
                 tell=lambda text: print(text, file=sys.stderr, flush=True),
             )

@@ -132,10 +132,10 @@ def tune(
 def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
     with stoppable(checked.folder):
         set_right(checked.folder, yes=yes)
-        with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
-            for note in checked.notes(site):
+        with holding(checked.folder, local_devices(checked.target)), checked.target.opened() as target:
+            for note in checked.notes(target):
                 print(note, file=sys.stderr)
-            _agree_to_measure(node_to_launch(checked, site), yes=yes)
+            _agree_to_measure(node_to_launch(checked, target), yes=yes)
             return _train(checked, yes=yes, say=sys.stderr if as_json else sys.stdout)
 
 
@@ -176,8 +176,8 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
     )
     stop = Stop()
     try:
-        with watching(title, stop=stop, study=tuning.study, outlook=outlook) as watcher:
-            return start(prepared, stop=stop, watcher=watcher)
+        with watching(title, stop=stop, study=tuning.study, outlook=outlook) as observer:
+            return start(prepared, stop=stop, observer=observer)
     except KeyboardInterrupt:
         print(f"stopped at once; {how_to_go_on(checked.folder)}", file=sys.stderr)
         raise typer.Exit(1) from None

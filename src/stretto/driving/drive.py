@@ -47,7 +47,7 @@ class RealSubstrate(Substrate, Protocol):
         """End every process without waiting for anything."""
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     """Looks on while a run goes."""
 
     def observe(self, event: Event) -> None:
@@ -57,7 +57,7 @@ class Watcher(Protocol):
         """A moment passed."""
 
 
-class Unwatched:
+class NoObserver:
     """Nobody looks on."""
 
     def observe(self, event: Event) -> None:
@@ -68,7 +68,7 @@ class Unwatched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class RealRun:
     """Everything a real run is made of."""
 
     folder: RunFolder
@@ -95,47 +95,49 @@ def _boot_clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def drive(score: Score, stop: Stop, watcher: Watcher) -> EndedBy:
+def drive(run: RealRun, stop: Stop, observer: Observer) -> EndedBy:
     """Run, or go on where the journal ends, until the run is over or somebody asks it to stop."""
     # The lock first: it says at once that the run is going on, where the substrate waits for leftovers.
     with (
         one_blas_thread(),
-        holding(score.folder) as lock,
-        closing(SqliteJournal(score.folder.journal, run=score.folder.name, lock=lock)) as file,
+        holding(run.folder) as lock,
+        closing(SqliteJournal(run.folder.journal, run=run.folder.name, lock=lock)) as file,
         listening(stop),
     ):
-        journal = _WatchedJournal(file, watcher, score.policy)
-        with _running(score.make(), journal, stop) as substrate:
-            return _drive(score, substrate, journal, stop, _AtItsPlace(watcher, lock))
+        journal = _ObservedJournal(file, observer, run.policy)
+        with _running(run.make(), journal, stop) as substrate:
+            return _drive(run, substrate, journal, stop, _AtItsPlace(observer, lock))
 
 
-def _drive(score: Score, substrate: RealSubstrate, journal: Journal, stop: Stop, watcher: Watcher) -> EndedBy:
+def _drive(
+    run: RealRun, substrate: RealSubstrate, journal: Journal, stop: Stop, observer: Observer
+) -> EndedBy:
     for event in journal.events():
-        watcher.observe(event)
-    watcher.tick(substrate.now_s())
-    until_s = math.inf if score.deadline_s is None else score.deadline_s
+        observer.observe(event)
+    observer.tick(substrate.now_s())
+    until_s = math.inf if run.deadline_s is None else run.deadline_s
     controller = Controller(
-        policy=score.policy,
+        policy=run.policy,
         substrate=substrate,
         journal=journal,
-        nodes=score.nodes,
-        arrivals=score.source,
+        nodes=run.nodes,
+        arrivals=run.source,
         settings=Settings(
-            seed=score.seed,
+            seed=run.seed,
             until_s=until_s,
-            alike=ALIKE if is_built_in(score.policy) else 0,
+            alike=ALIKE if is_built_in(run.policy) else 0,
             beat_s=BEAT_S,
-            share_priors=score.share_priors,
+            share_priors=run.share_priors,
             resize_s=WARM_RESIZE_S,
         ),
-        limit=score.limit,
-        on_turn=lambda _: watcher.tick(substrate.now_s()),
+        limit=run.limit,
+        on_turn=lambda _: observer.tick(substrate.now_s()),
         stop=stop,
     )
     controller.run()
-    watcher.tick(substrate.now_s())
-    ended_by = _ending(controller, substrate.now_s(), until_s, score.limit, asked=stop())
-    if ended_by is EndedBy.DEADLINE and score.at_deadline is AtDeadline.FINISH_EPOCH:
+    observer.tick(substrate.now_s())
+    ended_by = _ending(controller, substrate.now_s(), until_s, run.limit, asked=stop())
+    if ended_by is EndedBy.DEADLINE and run.at_deadline is AtDeadline.FINISH_EPOCH:
         stop.impatient = True
         with suppress(KeyboardInterrupt):
             substrate.finish_epochs()
@@ -161,7 +163,7 @@ def _ending(
 
 
 @contextmanager
-def _running(substrate: RealSubstrate, journal: _WatchedJournal, stop: Stop) -> Iterator[RealSubstrate]:
+def _running(substrate: RealSubstrate, journal: _ObservedJournal, stop: Stop) -> Iterator[RealSubstrate]:
     """However the block ends, nothing is left running, and that is journaled; a second request kills."""
     try:
         try:
@@ -178,9 +180,9 @@ def _running(substrate: RealSubstrate, journal: _WatchedJournal, stop: Stop) -> 
 
 
 class _AtItsPlace:
-    """A watcher that also sees to it that the run's folder is where it was."""
+    """An observer that also sees to it that the run's folder is where it was."""
 
-    def __init__(self, inner: Watcher, lock: FileLock) -> None:
+    def __init__(self, inner: Observer, lock: FileLock) -> None:
         self._inner = inner
         self._lock = lock
         self._looked_s = -math.inf
@@ -200,12 +202,12 @@ class _AtItsPlace:
         self._inner.tick(now_s)
 
 
-class _WatchedJournal:
-    """A journal whose new events a watcher sees too, of a run under a policy with the limits of now."""
+class _ObservedJournal:
+    """A journal whose new events an observer sees too, of a run under a policy with the limits of now."""
 
-    def __init__(self, inner: Journal, watcher: Watcher, policy: Policy) -> None:
+    def __init__(self, inner: Journal, observer: Observer, policy: Policy) -> None:
         self._inner = inner
-        self._watcher = watcher
+        self._observer = observer
         self._policy = policy
         self._grown = False
 
@@ -213,7 +215,7 @@ class _WatchedJournal:
         self._inner.append(events)
         self._grown = True
         for event in events:
-            self._watcher.observe(event)
+            self._observer.observe(event)
 
     def events(self) -> Iterator[Event]:
         return (_with_limits_of(self._policy, event) for event in self._inner.events())

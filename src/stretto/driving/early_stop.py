@@ -5,7 +5,7 @@ from __future__ import annotations
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported
 from stretto.driving.cost import as_billed
-from stretto.driving.drive import Watcher
+from stretto.driving.drive import Observer
 from stretto.pricing.meter import Purse
 from stretto.runs.folder import RunFolder
 from stretto.runs.results import check_reported
@@ -19,7 +19,7 @@ SAME_FAILURES = 3
 """Trials that fail alike, before any has shown something: the fault is not theirs."""
 
 
-class Reserve:
+class BudgetLimit:
     """A budget that ends as much earlier as stopping takes: the last checkpoints are paid for, too."""
 
     def __init__(self, purse: Purse, reserve_s: float) -> None:
@@ -35,7 +35,7 @@ class Reserve:
         return max(self._purse.ends_s() - self._reserve_s, 0.0)
 
 
-class MetricGuard:
+class EarlyStop:
     """Ends a run whose training code can give the study nothing to compare.
 
     Code that reports other metrics than the study's is believed to have another name for it, and ended at
@@ -44,12 +44,12 @@ class MetricGuard:
     have been mended since.
     """
 
-    def __init__(self, folder: RunFolder, study: Study, watcher: Watcher) -> None:
+    def __init__(self, folder: RunFolder, study: Study, observer: Observer) -> None:
         self._folder = folder
         self._metric = study.metric
         first_needed = study.rungs[0] if study.rungs else UNCOMPARED_EPOCHS
         self._patience = min(first_needed, study.max_epochs)
-        self._watcher = watcher
+        self._observer = observer
         self._reports = 0
         self._epoch = 0
         """The latest that any trial has reported."""
@@ -60,7 +60,7 @@ class MetricGuard:
 
     def observe(self, event: Event) -> None:
         """Look at the first reports and failures, and pass everything on."""
-        self._watcher.observe(event)
+        self._observer.observe(event)
         if not self._begun:
             self._sound |= isinstance(event, JobReported) and bool(event.results)
         if not self._begun or self._sound or self._problem is not None:
@@ -72,7 +72,7 @@ class MetricGuard:
 
     def tick(self, now_s: float) -> None:
         """Pass it on, and end the run if need be: not before what happened is journaled and shown."""
-        self._watcher.tick(now_s)
+        self._observer.tick(now_s)
         self._begun = True
         if self._problem is not None:
             raise self._problem

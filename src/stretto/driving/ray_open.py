@@ -13,8 +13,8 @@ from typing import ClassVar
 from stretto.core.cluster import Node
 from stretto.core.units import counted
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.substrate import Hands, check_commands, command_job, training_job
-from stretto.driving.target import SiteRequest, node_of, scratch
+from stretto.driving.substrate import TrainingSpec, check_commands, command_job, training_job
+from stretto.driving.target import TargetRequest, node_of, scratch
 from stretto.inputs.cluster import Offer, nodes_offer, slots_offer
 from stretto.inputs.study import Rented
 from stretto.runs.folder import RunFolder
@@ -38,7 +38,7 @@ LABEL_LETTERS = 40
 class OpenRay:
     """A Ray cluster that this process is connected to."""
 
-    request: SiteRequest
+    request: TargetRequest
     address: str
     own: bool
     """It was started for this."""
@@ -81,31 +81,31 @@ class OpenRay:
     def notes(self) -> tuple[str, ...]:
         return tuple(self._notes())
 
-    def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def make(self, training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         store = self.request.store and store_of(self.request.store, folder.name)
-        rules = Rules(retries=hands.retries)
-        if hands.runs_commands:
-            check_commands(hands)
-        fleet = self._fleet(hands, folder)
+        rules = Rules(retries=training.retries)
+        if training.runs_commands:
+            check_commands(training)
+        fleet = self._fleet(training, folder)
         try:
-            if hands.runs_commands:
+            if training.runs_commands:
                 return RayCommandSubstrate(
                     fleet=fleet,
-                    slots=hands.slots,
-                    spec_of=lambda job: command_job(hands, job),
+                    slots=training.slots,
+                    spec_of=lambda job: command_job(training, job),
                     run_dir=folder.path,
                     clock=clock,
                     rules=rules,
                 )
             return RaySubstrate(
                 fleet=fleet,
-                slots=hands.slots,
-                spec_of=lambda job: training_job(hands, job),
+                slots=training.slots,
+                spec_of=lambda job: training_job(training, job),
                 run_dir=folder.path,
                 clock=clock,
                 rules=rules,
-                files=Files(tensorboard=hands.tensorboard, store=store),
-                tried=hands.tried,
+                files=Files(tensorboard=training.tensorboard, store=store),
+                tried=training.temporary,
             )
         except BaseException:
             fleet.close()
@@ -151,13 +151,13 @@ class OpenRay:
                 f"{len(self.nodes) - count} of another size are not."
             )
 
-    def _fleet(self, hands: Hands, folder: RunFolder) -> RayFleet:
-        if hands.tried or not self.request.rents:
-            return RayFleet(nodes=hands.nodes, resource=self.resource)
+    def _fleet(self, training: TrainingSpec, folder: RunFolder) -> RayFleet:
+        if training.temporary or not self.request.rents:
+            return RayFleet(nodes=training.nodes, resource=self.resource)
         if self.launches is None:
             pool = Pool(NodeKind(self.offer.instances[0].name, self.offer.instances[0].gpus))
-            return RayFleet(pool, nodes=hands.nodes, resource=self.resource, read=pool.read)
-        return self._launching(self.launches, folder, hands.nodes)
+            return RayFleet(pool, nodes=training.nodes, resource=self.resource, read=pool.read)
+        return self._launching(self.launches, folder, training.nodes)
 
     def _launching(
         self, rented: Rented, folder: RunFolder, nodes: Iterable[Node], purpose: str = ""
@@ -191,7 +191,7 @@ def _there_already(nodes: Sequence[Node], offer: Offer) -> str:
     )
 
 
-def look_around(request: SiteRequest, address: str, *, own: bool) -> OpenRay:
+def look_around(request: TargetRequest, address: str, *, own: bool) -> OpenRay:
     """What there is in the cluster that is connected to."""
     rented = request.rented if request.rents else None
     resource = slot_resource() if rented is None else rented.nodes.slot

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stretto.core.errors import InputError
-from stretto.driving.target import OpenSite, SiteRequest, check_storable
+from stretto.driving.target import OpenTarget, TargetRequest, check_storable
 from stretto.inputs.work import RealWork
 from stretto.runs.folder import Tables
 from stretto.substrate.fleet.commands import check_program
@@ -22,7 +22,7 @@ ANSWER_S = 10.0
 class RayCluster:
     """The cluster at an address; without one, that which this machine is part of, or a new one here."""
 
-    request: SiteRequest
+    request: TargetRequest
     address: str | None
 
     @property
@@ -35,7 +35,7 @@ class RayCluster:
         check_storable(work, self.request.store)
 
     @contextmanager
-    def opened(self) -> Iterator[OpenSite]:
+    def opened(self) -> Iterator[OpenTarget]:
         request = self.request
         slots = request.slots if request.slots is not None else request.machine.slots
         self._check_programs()
@@ -51,13 +51,13 @@ class RayCluster:
                 )
             from stretto.driving.ray_open import look_around  # noqa: PLC0415 - it imports Ray, which is there
 
-            site = look_around(request, address, own=own)
-            if not site.nodes and not site.launches:
+            target = look_around(request, address, own=own)
+            if not target.nodes and not target.launches:
                 raise InputError(
-                    f"{site.words} has no slots: no node with a GPU or CPU.",
+                    f"{target.words} has no slots: no node with a GPU or CPU.",
                     remedy="Let a node join: ray start --address ADDRESS.",
                 )
-            yield site
+            yield target
 
     def _check_programs(self) -> None:
         """Those that bring nodes up and let go of them are run here."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration, format_usd
 from stretto.driving.cost import left_usd, measuring_usd
-from stretto.driving.target import LOCAL, OpenSite, Site, SiteRequest, find_site
+from stretto.driving.target import LOCAL, OpenTarget, Target, TargetRequest, find_target
 from stretto.inputs.cluster import Offer, slots_offer
 from stretto.inputs.study import StudyOutline, read_outline
 from stretto.inputs.work import (
@@ -76,7 +76,7 @@ class Checked:
     request: TuneRequest
     outline: StudyOutline
     work: RealWork
-    site: Site
+    target: Target
     rents: bool
     """The policy wishes for the nodes it needs."""
     limits: Limits
@@ -100,7 +100,7 @@ class Checked:
             "options": dict(request.options),
             "deadline": request.deadline_as,
             "budget_usd": "none" if request.budget_usd == math.inf else request.budget_usd,
-            **self.site.asked,
+            **self.target.asked,
             "seed": request.seed,
             "checkpoints": None if isinstance(work, Entry) else self.elastic,
             **({"in_folder": True} if isinstance(work, CommandLine) and work.in_folder else {}),
@@ -138,13 +138,13 @@ class Checked:
         limits = dataclasses.replace(self.limits, deadline_s=deadline_s, budget_usd=budget_usd)
         return tuning_on(offer, self.outline, profile, limits, elastic=self.elastic)
 
-    def notes(self, site: OpenSite) -> Iterator[str]:
-        """What a user should know of the site, and what of the file plays no part there."""
-        yield from site.notes
+    def notes(self, target: OpenTarget) -> Iterator[str]:
+        """What a user should know of the target, and what of the file plays no part there."""
+        yield from target.notes
         rented = self.outline.rented
-        if self.outline.has_cluster and (rented is None or site.offer != rented.offer):
-            slots = counted(site.offer.slots, "slot")
-            yield f"[cluster] is for plans and simulations; the run has {slots}, of {site.words}."
+        if self.outline.has_cluster and (rented is None or target.offer != rented.offer):
+            slots = counted(target.offer.slots, "slot")
+            yield f"[cluster] is for plans and simulations; the run has {slots}, of {target.words}."
         if not isinstance(self.work, Entry):
             yield from _unused(self.work, self.outline)
         if note := folder_note(self.work, self.folder.path):
@@ -189,8 +189,8 @@ def check_request(request: TuneRequest) -> Checked:
     folder = run_folder(outline.study.name if request.name is None else request.name, request.runs)
     some = tuning_on(slots_offer(1, outline.machine), outline, UNKNOWN, limits, elastic=True)
     rents = rents_nodes(make_policy(request.policy, options=request.options, tuning=some))
-    site = find_site(
-        SiteRequest(
+    target = find_target(
+        TargetRequest(
             on=request.on,
             slots=request.slots,
             store=request.store,
@@ -200,9 +200,9 @@ def check_request(request: TuneRequest) -> Checked:
             rented=outline.rented,
         )
     )
-    site.check(work)
+    target.check(work)
     checked = Checked(
-        request=request, outline=outline, work=work, site=site, rents=rents, limits=limits, folder=folder
+        request=request, outline=outline, work=work, target=target, rents=rents, limits=limits, folder=folder
     )
     make_sampler(outline.sampler, outline.space, outline.study, request.seed)
     return checked

@@ -47,7 +47,7 @@ def _heard() -> list[signal.Signals]:
 def listening(stop: Stop) -> Iterator[None]:
     """Signals ask `stop` while the block runs, but for those that are ignored, as under nohup.
 
-    Outside the main thread Python hands over none.
+    Outside the main thread Python training over none.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -157,7 +157,7 @@ LARGEST_SEED = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hands:
+class TrainingSpec:
     """What a substrate must know of a run."""
 
     work: Callable[[Job], RealWork]
@@ -169,7 +169,7 @@ class Hands:
     seed: int = 0
     retries: int = 2
     tensorboard: bool = False
-    tried: bool = False
+    temporary: bool = False
     """To see how it goes: nothing of it is kept."""
     describe_only: bool = False
     """Training code need not go further than to say what it wants."""
@@ -179,7 +179,7 @@ class Hands:
         return not isinstance(self.work(sample_job()), Entry)
 
 
-MakeSubstrate = Callable[[Hands, RunFolder, Callable[[], float]], RealSubstrate]
+MakeSubstrate = Callable[[TrainingSpec, RunFolder, Callable[[], float]], RealSubstrate]
 """Makes the substrate of a run in a folder, given its clock."""
 
 
@@ -189,51 +189,51 @@ def count_slots() -> int:
 
 
 def make_substrate(
-    hands: Hands, folder: RunFolder, clock: Callable[[], float], store: str = ""
+    training: TrainingSpec, folder: RunFolder, clock: Callable[[], float], store: str = ""
 ) -> RealSubstrate:
     """On this machine: elastic workers if a run trains functions, processes if it runs commands.
 
     `store` is where checkpoints of functions go, too.
     """
-    slots = find_slots(hands.slots)
-    if not hands.runs_commands:
+    slots = find_slots(training.slots)
+    if not training.runs_commands:
         return LocalSubstrate(
-            spec_of=lambda job: training_job(hands, job),
+            spec_of=lambda job: training_job(training, job),
             run_dir=folder.path,
             slots=slots,
             clock=clock,
-            rules=Rules(retries=hands.retries),
-            files=Files(tensorboard=hands.tensorboard, store=store),
+            rules=Rules(retries=training.retries),
+            files=Files(tensorboard=training.tensorboard, store=store),
         )
-    check_commands(hands)
+    check_commands(training)
     return CommandSubstrate(
-        CommandsFor(lambda job_id: _command(hands, sample_job(job_id))),
+        CommandsFor(lambda job_id: _command(training, sample_job(job_id))),
         run_dir=folder.path,
         slots=slots,
         clock=clock,
-        retries=hands.retries,
+        retries=training.retries,
     )
 
 
-def training_job(hands: Hands, job: Job) -> TrainingJob:
+def training_job(training: TrainingSpec, job: Job) -> TrainingJob:
     """What an elastic substrate is told of a job."""
-    study = hands.study if job.study is not None else None
+    study = training.study if job.study is not None else None
     return TrainingJob(
-        entry=str(hands.work(job)),
+        entry=str(training.work(job)),
         config=dict(job.config),
         epochs=job.work.epochs,
-        seed=int(child_rng(hands.seed, "training", job.id).integers(LARGEST_SEED)),
+        seed=int(child_rng(training.seed, "training", job.id).integers(LARGEST_SEED)),
         metric=None if study is None else study.metric,
         maximise=study is None or study.direction is Direction.MAX,
         waits_for_ack=study is not None,
         follows_batch=job.study is None,
-        describe_only=hands.describe_only,
+        describe_only=training.describe_only,
     )
 
 
-def command_job(hands: Hands, job: Job) -> TrainingJob:
+def command_job(training: TrainingSpec, job: Job) -> TrainingJob:
     """What an elastic substrate is told of a job that runs a command."""
-    command, work = _command(hands, job), hands.work(job)
+    command, work = _command(training, job), training.work(job)
     assert isinstance(work, CommandLine)
     check_placeholders(command, job)
     return TrainingJob(
@@ -245,16 +245,16 @@ def command_job(hands: Hands, job: Job) -> TrainingJob:
     )
 
 
-def check_commands(hands: Hands) -> None:
+def check_commands(training: TrainingSpec) -> None:
     """InputError if something is asked that only training functions can do."""
-    if hands.tensorboard:
+    if training.tensorboard:
         raise InputError(
             "--tensorboard is for training functions; a command writes its own files.", remedy="Leave it out."
         )
 
 
-def _command(hands: Hands, job: Job) -> Command:
-    work = hands.work(job)
+def _command(training: TrainingSpec, job: Job) -> Command:
+    work = training.work(job)
     assert isinstance(work, CommandLine)
-    metric = None if hands.study is None else hands.study.metric
+    metric = None if training.study is None else training.study.metric
     return Command(work.argv, cwd=work.folder, metric=metric, in_folder=work.in_folder)

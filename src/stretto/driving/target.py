@@ -21,7 +21,7 @@ from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.stop import Stop, listening
-from stretto.driving.substrate import Hands, count_slots, make_substrate
+from stretto.driving.substrate import TrainingSpec, count_slots, make_substrate
 from stretto.inputs.cluster import MOST_SLOTS, Machine, Offer, slots_offer
 from stretto.inputs.study import Rented
 from stretto.inputs.work import Entry, RealWork
@@ -82,7 +82,7 @@ RAY = "ray"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteRequest:
+class TargetRequest:
     """Where a run is to be."""
 
     on: str = LOCAL
@@ -99,8 +99,8 @@ class SiteRequest:
     """What can be rented on a Ray cluster, besides what is there."""
 
 
-class OpenSite(Protocol):
-    """A site that is there."""
+class OpenTarget(Protocol):
+    """A target that is there."""
 
     @property
     def words(self) -> str:
@@ -130,7 +130,7 @@ class OpenSite(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a user should know of it."""
 
-    def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+    def make(self, training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         """The substrate of a run in a folder."""
 
     def scratch(self, purpose: str, log: Path | None) -> AbstractContextManager[RunFolder]:
@@ -143,8 +143,8 @@ class OpenSite(Protocol):
         """
 
 
-class Site(Protocol):
-    """A site as it was asked for."""
+class Target(Protocol):
+    """A target as it was asked for."""
 
     @property
     def asked(self) -> Tables:
@@ -153,12 +153,12 @@ class Site(Protocol):
     def check(self, work: RealWork) -> None:
         """InputError if that cannot be done there."""
 
-    def opened(self) -> AbstractContextManager[OpenSite]:
+    def opened(self) -> AbstractContextManager[OpenTarget]:
         """Have it for as long as the block runs; within another such block, go on with the same."""
 
 
-def find_site(request: SiteRequest) -> Site:
-    """The site that was asked for; nothing is started or connected to."""
+def find_target(request: TargetRequest) -> Target:
+    """The target that was asked for; nothing is started or connected to."""
     if request.store:
         check_store(request.store)
     kind, _, address = request.on.partition(":")
@@ -178,9 +178,9 @@ def find_site(request: SiteRequest) -> Site:
     raise InputError(f"{request.on!r} is no place to train.", remedy="Give local, ray or ray:ADDRESS.")
 
 
-def local_devices(site: Site) -> tuple[str, ...]:
+def local_devices(target: Target) -> tuple[str, ...]:
     """What a run there trains on that is this machine's; nothing on a cluster, which keeps its own books."""
-    return site.devices if isinstance(site, ThisMachine) else ()
+    return target.devices if isinstance(target, ThisMachine) else ()
 
 
 def node_of(name: str, slots: int) -> Node:
@@ -188,7 +188,7 @@ def node_of(name: str, slots: int) -> Node:
     return Node(name, Resources(gpu=float(slots)))
 
 
-def _slots(request: SiteRequest) -> int | None:
+def _slots(request: TargetRequest) -> int | None:
     return request.slots if request.slots is not None else request.machine.slots
 
 
@@ -238,7 +238,7 @@ class ThisMachine:
         check_storable(work, self.store)
 
     @contextmanager
-    def opened(self) -> Iterator[OpenSite]:
+    def opened(self) -> Iterator[OpenTarget]:
         """It is always there."""
         yield self
 
@@ -258,9 +258,9 @@ class ThisMachine:
     def offer(self) -> Offer:
         return slots_offer(self.slots, self.machine)
 
-    def make(self, hands: Hands, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
-        store = "" if hands.tried or not self.store else store_of(self.store, folder.name)
-        return make_substrate(hands, folder, clock, store)
+    def make(self, training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
+        store = "" if training.temporary or not self.store else store_of(self.store, folder.name)
+        return make_substrate(training, folder, clock, store)
 
     def scratch(self, purpose: str, log: Path | None) -> AbstractContextManager[RunFolder]:
         return scratch(purpose, log=log)

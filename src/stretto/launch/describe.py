@@ -16,11 +16,11 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.substrate import Substrate
 from stretto.core.units import format_duration
 from stretto.driving.drive import wall_clock
-from stretto.driving.substrate import Hands
-from stretto.driving.target import OpenSite
+from stretto.driving.substrate import TrainingSpec
+from stretto.driving.target import OpenTarget
 from stretto.inputs.jobs import JobSpec
 from stretto.inputs.work import sample_job
-from stretto.profiling.probe_data import Layout
+from stretto.profiling.probe_data import SlotMap
 from stretto.substrate.elastic.substrate import ElasticSubstrate
 from stretto.wire.messages import Described
 
@@ -35,7 +35,7 @@ HOW = (
 )
 
 Tell = Callable[[str], None]
-Ask = Callable[[Sequence[JobSpec], OpenSite, Path], dict[str, Described]]
+Ask = Callable[[Sequence[JobSpec], OpenTarget, Path], dict[str, Described]]
 """What training code says of itself, by job; where the log of one that fails is kept."""
 
 
@@ -43,7 +43,7 @@ class Describe(Protocol):
     """As `Ask`, with somebody who is told what is being looked at."""
 
     def __call__(
-        self, jobs: Sequence[JobSpec], site: OpenSite, log: Path, *, tell: Tell
+        self, jobs: Sequence[JobSpec], target: OpenTarget, log: Path, *, tell: Tell
     ) -> dict[str, Described]: ...
 
 
@@ -56,35 +56,35 @@ class Describing(Substrate, Protocol):
 
 
 def describe_entries(
-    jobs: Sequence[JobSpec], site: OpenSite, log: Path, *, tell: Tell
+    jobs: Sequence[JobSpec], target: OpenTarget, log: Path, *, tell: Tell
 ) -> dict[str, Described]:
     """Start the training code of each job and let it come to its first batch, which tells what it wants."""
     works = {job.name: job.work for job in jobs}
-    hands = Hands(
+    training = TrainingSpec(
         work=lambda job: works.get(job.id, jobs[0].work),
-        slots=sum(node.gpus for node in site.nodes),
-        nodes=site.nodes,
+        slots=sum(node.gpus for node in target.nodes),
+        nodes=target.nodes,
         retries=0,
-        tried=True,
+        temporary=True,
         describe_only=True,
     )
-    with site.scratch("describe", log) as folder:
-        substrate = site.make(hands, folder, wall_clock(time.time()))
+    with target.scratch("describe", log) as folder:
+        substrate = target.make(training, folder, wall_clock(time.time()))
         assert isinstance(substrate, ElasticSubstrate), "commands cannot be asked"
         try:
-            return described_by(substrate, jobs, Layout(site.nodes), slots=hands.slots, tell=tell)
+            return described_by(substrate, jobs, SlotMap(target.nodes), slots=training.slots, tell=tell)
         finally:
             substrate.stop_now()
 
 
 def described_by(
-    substrate: Describing, jobs: Sequence[JobSpec], layout: Layout, *, slots: int, tell: Tell
+    substrate: Describing, jobs: Sequence[JobSpec], slot_map: SlotMap, *, slots: int, tell: Tell
 ) -> dict[str, Described]:
     """As many at once as there are slots; jobs of the same training and configuration are asked once."""
     alike: dict[tuple[object, object], list[str]] = {}
     for job in jobs:
         alike.setdefault((job.work, job.config), []).append(job.name)
-    asking = _Asking(substrate, layout, tell, of=len(jobs))
+    asking = _Asking(substrate, slot_map, tell, of=len(jobs))
     numbered = [(number, job) for number, job in enumerate(jobs, 1) if _first(alike, job) == job.name]
     found: dict[str, Described] = {}
     while numbered or asking.open:
@@ -111,9 +111,9 @@ class _Open:
 class _Asking:
     """Jobs that are asked at present."""
 
-    def __init__(self, substrate: Describing, layout: Layout, tell: Tell, *, of: int) -> None:
+    def __init__(self, substrate: Describing, slot_map: SlotMap, tell: Tell, *, of: int) -> None:
         self._substrate = substrate
-        self._layout = layout
+        self._slot_map = slot_map
         self._tell = tell
         self._of = of
         self._numbers = count(1)
@@ -123,7 +123,7 @@ class _Asking:
         self._tell(f"looking at job {number} of {self._of}: {spec.name}")
         job = sample_job(spec.name, spec.config)
         self._substrate.admit(job)
-        one = self._layout.place(job.id, 1)
+        one = self._slot_map.place(job.id, 1)
         start = Instruction(next(self._numbers), Action.START, job.id, one, BatchChoice(1))
         self._substrate.apply([start])
         self.open[job.id] = _Open(spec, self._substrate.now_s())
@@ -134,7 +134,7 @@ class _Asking:
         answers = [(one.job, said) for one in self.open.values() if (said := self._said(one)) is not None]
         for job, _ in answers:
             del self.open[job.name]
-            self._layout.clear(job.name)
+            self._slot_map.clear(job.name)
         if event is not None:
             self._check_goes_on(event)
         for one in self.open.values():

@@ -13,7 +13,7 @@ from stretto.core.events import Event, RunPaused, RunResumed
 from stretto.core.units import format_duration
 from stretto.driving.drive import wall_clock
 from stretto.driving.request import Checked
-from stretto.driving.target import Site
+from stretto.driving.target import Target
 from stretto.inputs.study import Rented
 from stretto.journal.folds.history import seen_by
 from stretto.journal.folds.nodes import Record
@@ -177,7 +177,7 @@ def _told(spec: RunSpec, limits: Limits, now_s: float) -> Iterator[str]:
         yield f"the budget was ${spec.budget_usd or 0.0:g} and is {after}"
 
 
-def let_go_of_nodes(folder: RunFolder, site: Site, rented: Rented | None, started_at_s: float) -> None:
+def let_go_of_nodes(folder: RunFolder, target: Target, rented: Rented | None, started_at_s: float) -> None:
     """End what a run that nobody drives has launched; InputError or JournalError if that cannot be tried.
 
     It is journaled: until now the nodes have cost.
@@ -190,7 +190,7 @@ def let_go_of_nodes(folder: RunFolder, site: Site, rented: Rented | None, starte
         with (
             holding(folder) as lock,
             closing(SqliteJournal(folder.journal, run=folder.name, lock=lock)) as journal,
-            site.opened() as opened,
+            target.opened() as opened,
         ):
             fleet = opened.fleet(folder)
             if fleet is not None:

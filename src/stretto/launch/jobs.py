@@ -18,10 +18,10 @@ from stretto.core.errors import InputError
 from stretto.core.source import Arrivals
 from stretto.core.units import HOUR_S
 from stretto.driving.cost import own_meter
-from stretto.driving.drive import Score, Unwatched, Watcher, drive, wall_clock
+from stretto.driving.drive import NoObserver, Observer, RealRun, drive, wall_clock
 from stretto.driving.stop import Stop, interrupting
-from stretto.driving.substrate import Hands, MakeSubstrate
-from stretto.driving.target import LOCAL, OpenSite, Site, SiteRequest, find_site, local_devices
+from stretto.driving.substrate import MakeSubstrate, TrainingSpec
+from stretto.driving.target import LOCAL, OpenTarget, Target, TargetRequest, find_target, local_devices
 from stretto.inputs.arguments import (
     given_flag,
     given_interval_s,
@@ -94,7 +94,7 @@ class CheckedRun:
 
     request: RunRequest
     file: JobsFile
-    site: Site
+    target: Target
     folder: RunFolder
 
     @property
@@ -108,7 +108,7 @@ class CheckedRun:
             "policy": request.policy,
             "options": dict(request.options),
             "interval_s": request.interval_s,
-            **self.site.asked,
+            **self.target.asked,
             "seed": request.seed,
         }
 
@@ -182,8 +182,8 @@ def check_run(request: RunRequest) -> CheckedRun:
         raise InputError(
             f"an interval of {request.interval_s:g} s is not above 0.", remedy="Give more, such as 10 s."
         )
-    site = find_site(
-        SiteRequest(
+    target = find_target(
+        TargetRequest(
             on=request.on,
             slots=request.slots,
             store=request.store,
@@ -191,11 +191,11 @@ def check_run(request: RunRequest) -> CheckedRun:
             machine=file.machine,
         )
     )
-    site.check(file.jobs[0].work)
+    target.check(file.jobs[0].work)
     checked = CheckedRun(
         request=request,
         file=file,
-        site=site,
+        target=target,
         folder=run_folder(request.jobs.stem if request.name is None else request.name, request.runs),
     )
     if rents_nodes(checked.policy()):
@@ -225,7 +225,7 @@ def start_run(
     checked: CheckedRun,
     *,
     stop: Stop | None = None,
-    watcher: Watcher | None = None,
+    observer: Observer | None = None,
     make: MakeSubstrate | None = None,
     describe: Describe = describe_entries,
     on_begun: Callable[[], None] = lambda: None,
@@ -234,26 +234,26 @@ def start_run(
     """Begin the run, or go on with it, until every job is over or `stop` is asked.
 
     `on_begun` is called once nothing stands in its way any more and its folder is there; `tell` is told what
-    is looked at before. `make` takes the place of the site's own substrate.
+    is looked at before. `make` takes the place of the target's own substrate.
     """
     check_room(checked.folder.path)
     with (
-        holding(checked.folder, local_devices(checked.site)),
-        checked.site.opened() as site,
+        holding(checked.folder, local_devices(checked.target)),
+        checked.target.opened() as target,
     ):
-        score = _begin(checked, site, make or site.make, partial(describe, tell=tell))
+        score = _begin(checked, target, make or target.make, partial(describe, tell=tell))
         on_begun()
-        ended_by = drive(score, stop or Stop(), watcher or Unwatched())
+        ended_by = drive(score, stop or Stop(), observer or NoObserver())
         if ended_by.for_good:
             checked.folder.write("result", {"ended_by": str(ended_by)})
     return run_result(checked.folder, ended_by)
 
 
-def _begin(checked: CheckedRun, site: OpenSite, make: MakeSubstrate, describe: Ask) -> Score:
+def _begin(checked: CheckedRun, target: OpenTarget, make: MakeSubstrate, describe: Ask) -> RealRun:
     """Ask the training code what it wants, and write down how the run is begun, unless that was done."""
     folder, request = checked.folder, checked.request
-    slots = site.offer.slots
-    described = _described(checked, site, describe)
+    slots = target.offer.slots
+    described = _described(checked, target, describe)
     jobs = [complete(spec, described.get(spec.name), slots) for spec in checked.file.jobs]
     spec = begin(
         folder,
@@ -269,19 +269,19 @@ def _begin(checked: CheckedRun, site: OpenSite, make: MakeSubstrate, describe: A
     folder.write("described", {name: dataclasses.asdict(one) for name, one in described.items()})
     works = {job.name: job.work for job in checked.file.jobs}
     begun = first_nodes(folder)
-    hands = Hands(
+    training = TrainingSpec(
         work=lambda job: works.get(job.id, checked.file.jobs[0].work),
         slots=max(slots, spec.slots),
-        nodes=site.held if begun is None else begun,
+        nodes=target.held if begun is None else begun,
         seed=request.seed,
         retries=request.retries,
         tensorboard=request.tensorboard,
     )
-    return Score(
+    return RealRun(
         folder=folder,
         policy=checked.policy(),
-        make=lambda: make(hands, folder, wall_clock(spec.started_at_s)),
-        nodes=hands.nodes,
+        make=lambda: make(training, folder, wall_clock(spec.started_at_s)),
+        nodes=training.nodes,
         source=Arrivals(jobs),
         seed=request.seed,
         share_priors=True,
@@ -341,11 +341,11 @@ def run(
         tell(mended)
     reported = partial(metrics_after, checked.folder)
     if tell is not None:
-        with checked.site.opened() as site:
-            for note in site.notes:
+        with checked.target.opened() as target:
+            for note in target.notes:
                 tell(note)
-    with interrupting() as stop, telling(tell, stop=stop, reported=reported) as watcher:
-        return start_run(checked, stop=stop, watcher=watcher, tell=tell or _to_nobody)
+    with interrupting() as stop, telling(tell, stop=stop, reported=reported) as observer:
+        return start_run(checked, stop=stop, observer=observer, tell=tell or _to_nobody)
 
 
 def _to_nobody(text: str) -> None:
@@ -398,7 +398,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
     )
 
 
-def _described(checked: CheckedRun, site: OpenSite, describe: Ask) -> dict[str, Described]:
+def _described(checked: CheckedRun, target: OpenTarget, describe: Ask) -> dict[str, Described]:
     """What the training code of the jobs says of itself: as it did when the run was begun."""
     folder, specs = checked.folder, checked.file.jobs
     kept = folder.read("described") if folder.is_begun else None
@@ -407,4 +407,4 @@ def _described(checked: CheckedRun, site: OpenSite, describe: Ask) -> dict[str, 
     except msgspec.ValidationError as error:
         raise unreadable(folder.path / "described.json", f"is not as it was written: {error}.") from error
     unknown = [spec for spec in specs if isinstance(spec.work, Entry) and spec.name not in described]
-    return described | describe(unknown, site, folder.failed_log) if unknown else described
+    return described | describe(unknown, target, folder.failed_log) if unknown else described

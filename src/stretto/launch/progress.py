@@ -20,10 +20,10 @@ from stretto.core.events import (
     NodeRefused,
 )
 from stretto.core.units import counted, format_duration
-from stretto.driving.drive import Unwatched, Watcher
+from stretto.driving.drive import NoObserver, Observer
 from stretto.driving.stop import Stop
 from stretto.journal.folds.changes import Change, Changes
-from stretto.profiling.probe import Progress
+from stretto.profiling.probe import ProbeProgress
 from stretto.runs.live_state import Board, Phase
 from stretto.runs.metrics_files import Metrics, metrics_text
 from stretto.search.study import Study
@@ -50,10 +50,10 @@ def telling(
     stop: Stop,
     study: Study | None = None,
     reported: Reported = nothing_reported,
-) -> Iterator[Watcher]:
+) -> Iterator[Observer]:
     """Tells a run to somebody while the block runs; to nobody, if that is None."""
     if progress is None:
-        yield Unwatched()
+        yield NoObserver()
         return
     lines = ProgressLines(
         lambda t_s, text: progress(f"{format_duration(t_s):>8}  {text}"), study, stop, reported
@@ -64,7 +64,7 @@ def telling(
         lines.close()
 
 
-def measuring_line(progress: Progress, where: str = "") -> str:
+def measuring_line(progress: ProbeProgress, where: str = "") -> str:
     """What a probe does, and how long that takes at most."""
     most = " ".join((f"{math.ceil(progress.time_s)} s at most", progress.since)).rstrip()
     return f"measuring{where}, {most}: {progress.doing}"

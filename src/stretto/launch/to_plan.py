@@ -11,7 +11,7 @@ from stretto.core.errors import InputError
 from stretto.core.units import counted
 from stretto.driving.request import Checked, TuneRequest, check_request, tuning_on
 from stretto.driving.substrate import MakeSubstrate
-from stretto.driving.target import LOCAL, OpenSite, SiteRequest, check_slots, find_site
+from stretto.driving.target import LOCAL, OpenTarget, TargetRequest, check_slots, find_target
 from stretto.inputs.profile import read_profile
 from stretto.inputs.study import BUILT_IN_CURVES, StudyFile, StudyOutline, WorldSpec, read_outline, study_of
 from stretto.launch.expect import with_own
@@ -68,17 +68,17 @@ def study_to_plan(
             remedy="Add train.py:train after the file and it is measured; or give a [profile].",
         )
     checked = check_request(request)
-    with checked.site.opened() as site:
-        _check_needs_no_node(checked, site)
-        speeds = speeds_of(checked, site, site.offer, make=make, on_progress=on_progress)
-        _check_same(checked, site)
-    notes = (speeds.source, _planned_for(outline, site))
-    if _is_elsewhere(outline, site):
+    with checked.target.opened() as target:
+        _check_needs_no_node(checked, target)
+        speeds = speeds_of(checked, target, target.offer, make=make, on_progress=on_progress)
+        _check_same(checked, target)
+    notes = (speeds.source, _planned_for(outline, target))
+    if _is_elsewhere(outline, target):
         tables = {**outline.tables, "profile": {"file": str(checked.folder.profile.absolute())}}
         file = study_of(tables, outline.path)
         return PlannableStudy(_within(file, request), notes)
-    tuning = checked.tuning(speeds.profile, site.offer, checked.limits.deadline_s)
-    return _on_site(outline, tuning, site, notes, elastic=checked.elastic)
+    tuning = checked.tuning(speeds.profile, target.offer, checked.limits.deadline_s)
+    return _on_target(outline, tuning, target, notes, elastic=checked.elastic)
 
 
 def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
@@ -86,8 +86,8 @@ def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
     _check_nothing_is_measured(request, outline)
     if request.on == LOCAL:
         return PlannableStudy(_within(study_of(_with_slots(outline, request.slots), outline.path), request))
-    site_asked = find_site(
-        SiteRequest(
+    wanted = find_target(
+        TargetRequest(
             on=request.on,
             slots=request.slots,
             runs=request.runs,
@@ -97,11 +97,11 @@ def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
         )
     )
     elastic = outline.checkpoints or not outline.command
-    with site_asked.opened() as site:
+    with wanted.opened() as target:
         assert outline.profile is not None
-        tuning = tuning_on(site.offer, outline, outline.profile, outline.limits, elastic=elastic)
-    notes = (_planned_for(outline, site),)
-    found = _on_site(outline, tuning, site, notes, elastic=elastic)
+        tuning = tuning_on(target.offer, outline, outline.profile, outline.limits, elastic=elastic)
+    notes = (_planned_for(outline, target),)
+    found = _on_target(outline, tuning, target, notes, elastic=elastic)
     return dataclasses.replace(found, file=_within(found.file, request))
 
 
@@ -113,12 +113,12 @@ def _with_slots(outline: StudyOutline, slots: int | None) -> dict[str, Any]:
     return {**outline.tables, "machine": {**machine, "slots": check_slots(slots)}}
 
 
-def _on_site(
-    outline: StudyOutline, tuning: Tuning, site: OpenSite, notes: tuple[str, ...], *, elastic: bool
+def _on_target(
+    outline: StudyOutline, tuning: Tuning, target: OpenTarget, notes: tuple[str, ...], *, elastic: bool
 ) -> PlannableStudy:
     """The study on what there is, as `tune` counts on it."""
     file = StudyFile(
-        tuning=with_own(tuning, site.held, outline.machine),
+        tuning=with_own(tuning, target.held, outline.machine),
         space=outline.space,
         sampler=outline.sampler,
         fixed_nodes=tuning.max_nodes,
@@ -126,16 +126,16 @@ def _on_site(
         path=outline.path,
     )
     warned = () if elastic else (ONE_SLOT_EACH,)
-    return PlannableStudy(file, (*notes, *site.notes, *warned), held=site.held)
+    return PlannableStudy(file, (*notes, *target.notes, *warned), held=target.held)
 
 
 def _within(file: StudyFile, request: TuneRequest) -> StudyFile:
     return with_limits(file, deadline_s=request.deadline_s, budget_usd=request.budget_usd)
 
 
-def _is_elsewhere(outline: StudyOutline, site: OpenSite) -> bool:
+def _is_elsewhere(outline: StudyOutline, target: OpenTarget) -> bool:
     """Whether its [cluster] is not what `tune` would have there."""
-    return outline.has_cluster and (outline.rented is None or site.offer != outline.rented.offer)
+    return outline.has_cluster and (outline.rented is None or target.offer != outline.rented.offer)
 
 
 def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> None:
@@ -159,22 +159,22 @@ def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> N
             )
 
 
-def _check_needs_no_node(checked: Checked, site: OpenSite) -> None:
+def _check_needs_no_node(checked: Checked, target: OpenTarget) -> None:
     """A plan spends nothing."""
-    needed = node_to_launch(checked, site)
+    needed = node_to_launch(checked, target)
     if needed is not None:
         raise InputError(
-            f"nothing says how fast the training is, and {site.words} has no node to measure on.",
+            f"nothing says how fast the training is, and {target.words} has no node to measure on.",
             where=str(checked.outline.path),
             remedy=f"`stretto tune` launches a {needed.name} for that, at ${needed.usd_per_hour:g} an hour, "
             f"and shows the plan. {ELSEWHERE}",
         )
 
 
-def _check_same(checked: Checked, site: OpenSite) -> None:
+def _check_same(checked: Checked, target: OpenTarget) -> None:
     """A run that was begun keeps its profile, though another training may bear its name by now."""
     measured = read_profile(checked.folder.profile)
-    if not is_of(measured, checked, site):
+    if not is_of(measured, checked, target):
         raise InputError(
             f"holds a run of {measured.what} on {counted(measured.slots, 'slot')}.",
             where=str(checked.folder.path),
@@ -182,12 +182,12 @@ def _check_same(checked: Checked, site: OpenSite) -> None:
         )
 
 
-def _planned_for(outline: StudyOutline, site: OpenSite) -> str:
+def _planned_for(outline: StudyOutline, target: OpenTarget) -> str:
     if not outline.has_cluster:
-        return f"Planned for {counted(site.offer.slots, 'slot')}, of {site.words}."
-    if _is_elsewhere(outline, site):
+        return f"Planned for {counted(target.offer.slots, 'slot')}, of {target.words}."
+    if _is_elsewhere(outline, target):
         return (
-            f"Planned for [cluster]: speeds measured on {site.words} are assumed to hold on one slot, "
+            f"Planned for [cluster]: speeds measured on {target.words} are assumed to hold on one slot, "
             "and on several, there."
         )
-    return f"Planned for [cluster], whose nodes join {site.words}."
+    return f"Planned for [cluster], whose nodes join {target.words}."

@@ -11,12 +11,12 @@ from pathlib import Path
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration
 from stretto.driving.cost import priced_types, stopping_s
-from stretto.driving.drive import Score, Unwatched, Watcher, drive, wall_clock
-from stretto.driving.early_stop import MetricGuard, Reserve
+from stretto.driving.drive import NoObserver, Observer, RealRun, drive, wall_clock
+from stretto.driving.early_stop import BudgetLimit, EarlyStop
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop, interrupting
-from stretto.driving.substrate import Hands, MakeSubstrate
-from stretto.driving.target import LOCAL, OpenSite, local_devices
+from stretto.driving.substrate import MakeSubstrate, TrainingSpec
+from stretto.driving.target import LOCAL, OpenTarget, local_devices
 from stretto.inputs.arguments import (
     deadline_words,
     given_budget_usd,
@@ -116,7 +116,7 @@ def finished(checked: Checked) -> TuneResult | None:
     ended_by, deadline_s = read_ending(folder), spec.deadline_s
     if ended_by is None and deadline_s is not None and time.time() - spec.started_at_s >= deadline_s:
         check_free(folder)
-        let_go_of_nodes(folder, checked.site, checked.outline.rented, spec.started_at_s)
+        let_go_of_nodes(folder, checked.target, checked.outline.rented, spec.started_at_s)
         ended_by = EndedBy.DEADLINE
     return None if ended_by is None else tune_result(folder, ended_by)
 
@@ -130,19 +130,19 @@ def prepare(
     """Measure what is not known, and say what to expect; no trial is started.
 
     The time this takes counts against the deadline, which is from when the command was given. `make` takes
-    the place of the site's own substrate.
+    the place of the target's own substrate.
     """
     asked_s = checked.request.asked_s
     check_room(checked.folder.path)
     if checked.request.store:
         check_unclaimed(checked.request.store, checked.folder.path)
-    with checked.site.opened() as site:
+    with checked.target.opened() as target:
         spec = checked.folder.spec()
-        offer = site.offer if spec is None or spec.offer is None else spec.offer
-        speeds = speeds_of(checked, site, offer, make=make, on_progress=on_progress)
+        offer = target.offer if spec is None or spec.offer is None else spec.offer
+        speeds = speeds_of(checked, target, offer, make=make, on_progress=on_progress)
     measured_s = time.monotonic()
     begun = first_nodes(checked.folder)
-    held = site.held if begun is None else begun
+    held = target.held if begun is None else begun
 
     def tuning_now() -> Tuning:
         """Expecting takes time, too."""
@@ -189,17 +189,17 @@ def start(
     prepared: Prepared,
     *,
     stop: Stop | None = None,
-    watcher: Watcher | None = None,
+    observer: Observer | None = None,
     make: MakeSubstrate | None = None,
 ) -> TuneResult:
     """Begin the run, or go on with it, until it is over or `stop` is asked."""
     checked = prepared.checked
-    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
-        return _start(prepared.now(), site, make or site.make, stop or Stop(), watcher or Unwatched())
+    with holding(checked.folder, local_devices(checked.target)), checked.target.opened() as target:
+        return _start(prepared.now(), target, make or target.make, stop or Stop(), observer or NoObserver())
 
 
 def _start(
-    prepared: Prepared, site: OpenSite, make: MakeSubstrate, stop: Stop, watcher: Watcher
+    prepared: Prepared, target: OpenTarget, make: MakeSubstrate, stop: Stop, observer: Observer
 ) -> TuneResult:
     checked, tuning = prepared.checked, prepared.tuning
     folder = checked.folder
@@ -219,8 +219,8 @@ def _start(
     )
     if folder.read("plan") is None:
         folder.write("plan", plan_tables(prepared.expectation))
-    guarded = MetricGuard(folder, tuning.study, watcher)
-    ended_by = drive(_score(prepared, site, make, spec.started_at_s), stop, guarded)
+    guarded = EarlyStop(folder, tuning.study, observer)
+    ended_by = drive(_score(prepared, target, make, spec.started_at_s), stop, guarded)
     if ended_by.for_good:
         folder.write("result", {"ended_by": str(ended_by)})
     result = tune_result(folder, ended_by)
@@ -303,15 +303,15 @@ def _tuned(checked: Checked, tell: Callable[[str], None] | None, *, yes: bool) -
         return over
     if (mended := mend(checked.folder, yes=yes)) and tell is not None:
         tell(mended)
-    with holding(checked.folder, local_devices(checked.site)), checked.site.opened() as site:
+    with holding(checked.folder, local_devices(checked.target)), checked.target.opened() as target:
         if tell is not None:
-            for note in site.notes:
+            for note in target.notes:
                 tell(note)
         prepared = prepare(
             checked, on_progress=lambda one: None if tell is None else tell(measuring_line(one))
         )
-        with interrupting() as stop, telling(tell, stop=stop, study=checked.outline.study) as watcher:
-            return start(prepared, stop=stop, watcher=watcher)
+        with interrupting() as stop, telling(tell, stop=stop, study=checked.outline.study) as observer:
+            return start(prepared, stop=stop, observer=observer)
 
 
 def elsewhere(checked: Checked, result: TuneResult) -> Replayed | None:
@@ -340,32 +340,32 @@ def _loading_s(checked: Checked) -> float:
     return 0.0 if measured.node is not None else measured.loading_s
 
 
-def _hands(prepared: Prepared, site: OpenSite) -> Hands:
+def _training(prepared: Prepared, target: OpenTarget) -> TrainingSpec:
     request, begun = prepared.checked.request, first_nodes(prepared.checked.folder)
-    return Hands(
+    return TrainingSpec(
         work=lambda _: prepared.checked.work,
         study=prepared.tuning.study,
-        slots=max(prepared.offer.slots, site.offer.slots),
-        nodes=site.held if begun is None else begun,
+        slots=max(prepared.offer.slots, target.offer.slots),
+        nodes=target.held if begun is None else begun,
         seed=request.seed,
         retries=request.retries,
         tensorboard=request.tensorboard,
     )
 
 
-def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s: float) -> Score:
+def _score(prepared: Prepared, target: OpenTarget, make: MakeSubstrate, started_at_s: float) -> RealRun:
     tuning, request, outline = prepared.tuning, prepared.checked.request, prepared.checked.outline
     sampler = make_sampler(outline.sampler, outline.space, tuning.study, request.seed)
     slots, budget_usd = prepared.offer.slots, tuning.limits.budget_usd
     types = priced_types(tuning, outline.machine.usd_per_slot_hour)
-    hands = _hands(prepared, site)
-    return Score(
+    training = _training(prepared, target)
+    return RealRun(
         folder=prepared.checked.folder,
         policy=as_agreed(
             make_policy(request.policy, options=request.options, tuning=tuning), prepared.expectation
         ),
-        make=lambda: make(hands, prepared.checked.folder, wall_clock(started_at_s)),
-        nodes=hands.nodes,
+        make=lambda: make(training, prepared.checked.folder, wall_clock(started_at_s)),
+        nodes=training.nodes,
         source=TrialSource(
             tuning.study,
             sampler,
@@ -378,5 +378,5 @@ def _score(prepared: Prepared, site: OpenSite, make: MakeSubstrate, started_at_s
         at_deadline=request.at_deadline,
         limit=None
         if budget_usd is None
-        else Reserve(Purse(types, tuning.billing, budget_usd), stopping_s(tuning.profile)),
+        else BudgetLimit(Purse(types, tuning.billing, budget_usd), stopping_s(tuning.profile)),
     )

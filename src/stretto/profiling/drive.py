@@ -16,19 +16,19 @@ from stretto.core.leaving import had_not_begun
 from stretto.core.resources import Resources
 from stretto.core.substrate import Substrate
 from stretto.core.units import counted
-from stretto.driving.drive import Watcher
+from stretto.driving.drive import Observer
 from stretto.inputs.profile import MeasuredProfile
 from stretto.models.batch import split_batch
 from stretto.profiling.probe_data import (
     Copy,
     Describe,
     Imported,
-    Layout,
+    Measurements,
     OnProgress,
+    ProbeProgress,
     ProbeSpec,
     ProbeTime,
-    Progress,
-    Seen,
+    SlotMap,
     worker_counts,
 )
 from stretto.search.source import ANY_BATCH
@@ -71,18 +71,18 @@ class Probe:
         substrate: Substrate,
         *,
         slots: int,
-        layout: Layout,
+        slot_map: SlotMap,
         time: ProbeTime,
         describe: Describe,
         imported: Imported | None,
         on_progress: OnProgress,
-        watcher: Watcher,
+        observer: Observer,
     ) -> None:
         self._spec = spec
         self._imported = imported
         self._substrate = substrate
         self._slots = slots
-        self._layout = layout
+        self._slot_map = slot_map
         self._most = min(slots, spec.max_workers or slots)
         self._begun_s = substrate.now_s()
         self._time = time
@@ -94,14 +94,14 @@ class Probe:
         self.noted = ""
         """What was said of what a training shows, each thing once."""
         self._on_progress = on_progress
-        self._watcher = watcher
+        self._observer = observer
         self._numbers = count(1)
         self._names = count()
         self._copies: dict[str, Copy] = {}
-        self._seen = Seen(spec, self._most, describe)
+        self._measurements = Measurements(spec, self._most, describe)
 
     def run(self) -> None:
-        self._watcher.tick(self._now_s())
+        self._observer.tick(self._now_s())
         self._say("starting one worker")
         self._start(0, 1, "warm-up")
         if not self._shows_itself():
@@ -109,7 +109,7 @@ class Probe:
             self._first_epoch()
             return
         self._end_s = self._now_s() + self._time.usual_s
-        limits = self._spec.batch or self._seen.batch_limits()
+        limits = self._spec.batch or self._measurements.batch_limits()
         epochs_end_s = self._end_s - (0.0 if limits is None else BATCH_SHARE * self._left_s())
         if self._slots > 1:
             self._lone_worker(self._share(epochs_end_s, LONE_SHARE))
@@ -124,7 +124,7 @@ class Probe:
 
     def result(self) -> MeasuredProfile:
         """All that was seen."""
-        return self._seen.profile(
+        return self._measurements.profile(
             slots=self._slots,
             measured_s=self._now_s() - self._begun_s,
             given_s=self._time.usual_s,
@@ -177,7 +177,7 @@ class Probe:
         """
 
         def enough() -> bool:
-            if self._saw_an_end or self._seen.tells_epochs(self._copies.values()):
+            if self._saw_an_end or self._measurements.tells_epochs(self._copies.values()):
                 return True
             self._fill(1)
             return False
@@ -192,7 +192,7 @@ class Probe:
 
         A rigid training may begin anew, so that is asked only where no other start has shown the cost.
         """
-        if self._spec.tier is Tier.RIGID and self._seen.started.get("start"):
+        if self._spec.tier is Tier.RIGID and self._measurements.started.get("start"):
             return
         for copy in list(self._copies.values())[:STARTED_AGAIN]:
             if self._has_time(end_s) and copy.job.id in self._copies:
@@ -218,7 +218,7 @@ class Probe:
         copy.get_company()
 
     def _start_again(self, copy: Copy, started_as: str, end_s: float, *, lone: bool = False) -> None:
-        self._seen.note_part(copy)
+        self._measurements.note_part(copy)
         self._tell(Action.PARK, copy)
         copy.begin(1, started_as, lone=lone)
         self._tell(Action.START, copy)
@@ -233,7 +233,7 @@ class Probe:
         keep = list(self._copies.values())[: self._slots // workers if resizes else 0]
         self._drop([copy for copy in self._copies.values() if copy not in keep])
         for copy in keep:
-            self._seen.note_part(copy)
+            self._measurements.note_part(copy)
             copy.begin(workers, "resize")
             self._tell(Action.RESIZE, copy)
 
@@ -267,10 +267,10 @@ class Probe:
         self._say(f"timing steps of {workers * atomic} examples with {counted(workers, 'worker')}")
         for copy in self._copies.values():
             self._tell(Action.SET_BATCH, copy, BatchChoice(atomic))
-        self._until(lambda: self._seen.has_step(workers, atomic) or not self._copies, end_s)
+        self._until(lambda: self._measurements.has_step(workers, atomic) or not self._copies, end_s)
 
     def _is_timed(self, config: int, workers: int, *, lone: bool = False) -> bool:
-        times_s = self._seen.times_of(config, workers, lone=lone)
+        times_s = self._measurements.times_of(config, workers, lone=lone)
         return len(times_s) >= EPOCHS_EACH and sum(times_s) >= SECONDS_EACH
 
     def _swap_timed(self) -> None:
@@ -295,15 +295,19 @@ class Probe:
     def _urgency(self, workers: int, config: int) -> tuple[int, bool, int]:
         """Which configuration to time next, lowest first; a gang's is compared with its own single worker."""
         running = sum(copy.config == config for copy in self._copies.values())
-        unknown_alone = workers > 1 and not self._seen.times_of(config, 1)
-        return running, unknown_alone, len(self._seen.times_of(config, workers))
+        unknown_alone = workers > 1 and not self._measurements.times_of(config, 1)
+        return running, unknown_alone, len(self._measurements.times_of(config, workers))
 
     def _usable(self) -> list[int]:
         """Configurations that train; at least one."""
-        usable = [config for config in range(len(self._spec.configs)) if config not in self._seen.failed]
+        usable = [
+            config for config in range(len(self._spec.configs)) if config not in self._measurements.failed
+        ]
         if not usable:
             raise InputError(
-                "the training failed.", where=self._spec.what, remedy=next(iter(self._seen.failed.values()))
+                "the training failed.",
+                where=self._spec.what,
+                remedy=next(iter(self._measurements.failed.values())),
             )
         return usable
 
@@ -333,15 +337,15 @@ class Probe:
 
     def _drop(self, copies: Sequence[Copy], action: Action = Action.STOP) -> None:
         for copy in copies:
-            self._seen.note_part(copy)
+            self._measurements.note_part(copy)
             self._tell(action, copy)
             del self._copies[copy.job.id]
 
     def _tell(self, action: Action, copy: Copy, batch: BatchChoice | None = None) -> None:
         gone = action in {Action.STOP, Action.PARK}
         if gone:
-            self._layout.clear(copy.job.id)
-        allocation = NOTHING if gone else self._layout.place(copy.job.id, copy.workers)
+            self._slot_map.clear(copy.job.id)
+        allocation = NOTHING if gone else self._slot_map.place(copy.job.id, copy.workers)
         limits = copy.job.batch
         choice = batch or split_batch(limits, limits.requested, copy.workers)
         number = next(self._numbers)
@@ -359,10 +363,10 @@ class Probe:
             while event is not None:
                 self._take(event)
                 event = self._substrate.next_event(self._now_s())
-            self._watcher.tick(self._now_s())
+            self._observer.tick(self._now_s())
 
     def _take(self, event: Event) -> None:
-        self._watcher.observe(event)
+        self._observer.observe(event)
         if isinstance(event, NodeLost):
             raise InputError(
                 f"node {event.node_id} was lost while speeds were measured.",
@@ -375,13 +379,13 @@ class Probe:
         match event:
             case JobReported():
                 self._has_shown = True
-                self._seen.take(event, copy)
+                self._measurements.take(event, copy)
             case JobNoted() if not had_not_begun(event.text):  # the probe itself says so
                 self._note(event.text)
             case JobRetried():
                 copy.begin(copy.workers, "retry")
             case JobFailed():
-                self._seen.failed[copy.config] = event.error
+                self._measurements.failed[copy.config] = event.error
                 self._forget(copy)
             case JobFinished():
                 if not copy.heard:
@@ -403,7 +407,7 @@ class Probe:
 
     def _forget(self, copy: Copy) -> None:
         """It is over by itself."""
-        self._layout.clear(copy.job.id)
+        self._slot_map.clear(copy.job.id)
         del self._copies[copy.job.id]
 
     def _now_s(self) -> float:
@@ -424,4 +428,4 @@ class Probe:
 
     def _say(self, doing: str, most_s: float | None = None, since: str = "once it trains") -> None:
         most_s = self._time.usual_s if most_s is None else most_s
-        self._on_progress(Progress(self._now_s() - self._begun_s, most_s, doing, since))
+        self._on_progress(ProbeProgress(self._now_s() - self._begun_s, most_s, doing, since))

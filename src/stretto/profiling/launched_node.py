@@ -14,12 +14,12 @@ from stretto.core.events import Event, NodeAdded, NodeRefused
 from stretto.core.units import format_duration
 from stretto.driving.request import Checked
 from stretto.driving.stop import Stop, listening
-from stretto.driving.target import OpenSite
+from stretto.driving.target import OpenTarget
 from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import MeasuredProfile, ProbedNode
 from stretto.pricing.instances import Instance
 from stretto.pricing.meter import CostMeter
-from stretto.profiling.probe_data import OnProgress, Progress
+from stretto.profiling.probe_data import OnProgress, ProbeProgress
 from stretto.substrate.elastic.identity import RunLock
 from stretto.substrate.fleet.provision import NodeFleet
 
@@ -30,8 +30,8 @@ ELSEWHERE = (
     '[profile] file = "profile.json" in the study.'
 )
 
-Measure = Callable[[OpenSite, tuple[Node, ...], float], MeasuredProfile]
-"""Measures on nodes of a site; so many seconds before the deadline are kept free for a start of nodes."""
+Measure = Callable[[OpenTarget, tuple[Node, ...], float], MeasuredProfile]
+"""Measures on nodes of a target; so many seconds before the deadline are kept free for a start of nodes."""
 
 
 def instance_to_probe(offer: Offer) -> Instance:
@@ -40,7 +40,7 @@ def instance_to_probe(offer: Offer) -> Instance:
 
 
 def on_launched_node(
-    checked: Checked, site: OpenSite, measure: Measure, on_progress: OnProgress
+    checked: Checked, target: OpenTarget, measure: Measure, on_progress: OnProgress
 ) -> MeasuredProfile:
     """Bring up one node of the study's, measure there, and let go of it.
 
@@ -51,7 +51,7 @@ def on_launched_node(
     with ExitStack() as last:
         # What a probe that was killed has left is ended here, so nobody else may be at it.
         last.callback(RunLock(checked.folder.path / "lock", patience_s=0.0).release)
-        fleet = site.fleet(checked.folder, PURPOSE)
+        fleet = target.fleet(checked.folder, PURPOSE)
         assert fleet is not None
         node = last.enter_context(
             lent_node(
@@ -61,7 +61,7 @@ def on_launched_node(
                 on_progress=on_progress,
             )
         )
-        there = last.enter_context(checked.site.opened())
+        there = last.enter_context(checked.target.opened())
         left_s, deadline_s = checked.left_s(time.monotonic()), checked.limits.deadline_s
         if left_s is not None and deadline_s is not None and left_s <= node.start_s:
             raise InputError(
@@ -116,7 +116,7 @@ def lent_node(
     with ExitStack() as last:
         last.enter_context(listening(stop))
         last.callback(fleet.close)
-        on_progress(Progress(0.0, within_s, f"waiting for a {instance.name}, launched for this"))
+        on_progress(ProbeProgress(0.0, within_s, f"waiting for a {instance.name}, launched for this"))
         told: list[Event] = [*fleet.provision(Wish(((instance.name, 1),)), 0.0)]
         while (added := _come(told, instance, within_s, now_s() - begun_s)) is None:
             sleep(LOOK_S)

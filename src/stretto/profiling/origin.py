@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.driving.request import Checked
-from stretto.driving.target import OpenSite
+from stretto.driving.target import OpenTarget
 from stretto.inputs.profile import MeasuredProfile, Origin, read_profile
 from stretto.inputs.work import CommandLine, Entry, RealWork
 from stretto.pricing.instances import Instance
@@ -47,21 +47,21 @@ class Known:
         )
 
 
-def known_profile(checked: Checked, site: OpenSite) -> Known | None:
+def known_profile(checked: Checked, target: OpenTarget) -> Known | None:
     """The profile of the run itself; else the newest that another run of the same study left beside it.
 
     Its own may be of a study that was changed since, or of a cluster that was started anew; another run's
     is taken only if everything that can be seen is the same.
     """
-    folder, origin = checked.folder, origin_of(checked, site)
+    folder, origin = checked.folder, origin_of(checked, target)
     if folder.profile.is_file():
         own = _read_own(folder.profile)
-        if is_of(own, checked, site) and _same_place(own.origin, origin) and suffices(own, checked):
+        if is_of(own, checked, target) and _same_place(own.origin, origin) and suffices(own, checked):
             return Known(folder, own)
     for other in _other_runs(folder):
         with contextlib.suppress(InputError):  # what is wrong with it is no concern of this run
             measured = read_profile(other.profile)
-            if is_of(measured, checked, site) and measured.origin == origin and suffices(measured, checked):
+            if is_of(measured, checked, target) and measured.origin == origin and suffices(measured, checked):
                 return Known(other, measured)
     return None
 
@@ -74,10 +74,10 @@ def _read_own(path: Path) -> MeasuredProfile:
         raise InputError(error.problem, where=error.where, remedy=remedy) from error
 
 
-def is_of(measured: MeasuredProfile, checked: Checked, site: OpenSite) -> bool:
+def is_of(measured: MeasuredProfile, checked: Checked, target: OpenTarget) -> bool:
     """Whether a profile is of the same training on as many slots there."""
-    slots = slots_of(site.to_measure_on) or instance_to_probe(site.offer).gpus
-    return (measured.what, measured.slots) == (probed_as(checked.work, site), slots)
+    slots = slots_of(target.to_measure_on) or instance_to_probe(target.offer).gpus
+    return (measured.what, measured.slots) == (probed_as(checked.work, target), slots)
 
 
 def suffices(measured: MeasuredProfile, checked: Checked) -> bool:
@@ -93,24 +93,24 @@ def suffices(measured: MeasuredProfile, checked: Checked) -> bool:
     return measured.node is not None or now_s < MUCH_LONGER * measured.given_s
 
 
-def node_to_launch(checked: Checked, site: OpenSite) -> Instance | None:
+def node_to_launch(checked: Checked, target: OpenTarget) -> Instance | None:
     """What must be launched to measure on; None if nothing need be."""
     known = checked.outline.profile is not None or checked.folder.is_begun
-    if site.to_measure_on or known or known_profile(checked, site) is not None:
+    if target.to_measure_on or known or known_profile(checked, target) is not None:
         return None
-    return instance_to_probe(site.offer)
+    return instance_to_probe(target.offer)
 
 
-def origin_of(checked: Checked, site: OpenSite) -> Origin:
+def origin_of(checked: Checked, target: OpenTarget) -> Origin:
     """What a profile that is measured now is of."""
     tables = {name: table for name, table in checked.outline.tables.items() if name not in NOT_ABOUT_SPEED}
     machine = platform.node()
-    if not site.mark:
-        machine = " ".join((machine, *filter(None, find_slots(slots_of(site.nodes)).devices)))
+    if not target.mark:
+        machine = " ".join((machine, *filter(None, find_slots(slots_of(target.nodes)).devices)))
     return Origin(
         code=_digest(*(part for path in code_files(checked.work) for part in (str(path), _content(path)))),
         machine=machine,
-        nodes=tuple(sorted(node.id for node in site.to_measure_on)) if site.mark else (),
+        nodes=tuple(sorted(node.id for node in target.to_measure_on)) if target.mark else (),
         study=_digest(json.dumps(tables, sort_keys=True, default=str)),
     )
 

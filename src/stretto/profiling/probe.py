@@ -12,10 +12,10 @@ from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.substrate import Substrate
 from stretto.core.units import format_duration
-from stretto.driving.drive import Unwatched, Watcher, wall_clock
-from stretto.driving.early_stop import MetricGuard
-from stretto.driving.substrate import Hands, MakeSubstrate
-from stretto.driving.target import OpenSite, ThisMachine, kept_log
+from stretto.driving.drive import NoObserver, Observer, wall_clock
+from stretto.driving.early_stop import EarlyStop
+from stretto.driving.substrate import MakeSubstrate, TrainingSpec
+from stretto.driving.target import OpenTarget, ThisMachine, kept_log
 from stretto.inputs.profile import MeasuredProfile
 from stretto.inputs.work import Entry, RealWork
 from stretto.profiling.drive import NO_BATCH, PROBE, Probe
@@ -23,11 +23,11 @@ from stretto.profiling.probe_data import (
     LOADING_S,
     Describe,
     Imported,
-    Layout,
     OnProgress,
+    ProbeProgress,
     ProbeSpec,
     ProbeTime,
-    Progress,
+    SlotMap,
 )
 from stretto.search.space import Config
 from stretto.search.study import Direction, Study
@@ -35,7 +35,7 @@ from stretto.substrate.elastic.substrate import ElasticSubstrate
 from stretto.substrate.local.slots import whole_machine
 from stretto.wire.messages import Described
 
-__all__ = ["OnProgress", "ProbeSpec", "Progress", "measure", "probe", "probed_as", "slots_of"]
+__all__ = ["OnProgress", "ProbeProgress", "ProbeSpec", "measure", "probe", "probed_as", "slots_of"]
 
 ANY_STUDY = Study(
     name=PROBE, metric="epoch", direction=Direction.MAX, trials=1, rungs=(), eta=2, max_epochs=10**6
@@ -51,7 +51,7 @@ def probe(
     *,
     slots: int,
     time_s: float,
-    site: OpenSite | None = None,
+    target: OpenTarget | None = None,
     nodes: tuple[Node, ...] = (),
     study: Study = ANY_STUDY,
     seed: int = 0,
@@ -63,26 +63,26 @@ def probe(
     max_workers: int | None = None,
     log: Path | None = None,
 ) -> MeasuredProfile:
-    """Train some configurations for a moment, on a site with so many slots; None: on this machine.
+    """Train some configurations for a moment, on a target with so many slots; None: on this machine.
 
-    `nodes` are those of the site that have these slots, if not all that are there have them. `max_workers` is
+    `nodes` are those of the target that have these slots, if not all of them have. `max_workers` is
     how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
     waited for, where `time_s` is too short for it, and `loading_s` how long a first sign of training is. The
     folder it is done in is thrown away; the log of the first training that failed is kept as `log`, if that
     is given. `more_time` says how to give a probe more of it, where it was too short; `make` takes the place
-    of the site's own substrate.
+    of the target's own substrate.
     """
-    site = ThisMachine(slots=slots) if site is None else site
-    nodes = nodes or site.nodes
+    target = ThisMachine(slots=slots) if target is None else target
+    nodes = nodes or target.nodes
     if not nodes:
         raise InputError(
-            f"{site.words} has no node yet to measure on.",
+            f"{target.words} has no node yet to measure on.",
             where=str(work),
             remedy="Let one join and start again; or measure elsewhere with `stretto profile`, and write "
             '[profile] file = "profile.json" in the study.',
         )
     spec = ProbeSpec(
-        what=probed_as(work, site),
+        what=probed_as(work, target),
         configs=tuple(configs),
         tier=Tier.ELASTIC if isinstance(work, Entry) else Tier.RIGID,
         max_workers=max_workers,
@@ -90,17 +90,17 @@ def probe(
         shows_epochs_only=not isinstance(work, Entry),
         steps_suffice=study is ANY_STUDY,
     )
-    hands = Hands(
+    training = TrainingSpec(
         work=lambda _: work,
         study=study,
         slots=slots,
         nodes=nodes,
         seed=seed,
         retries=0,
-        tried=True,
+        temporary=True,
     )
-    with site.scratch("probe", log) as folder:
-        substrate = (make or site.make)(hands, folder, wall_clock(time.time()))
+    with target.scratch("probe", log) as folder:
+        substrate = (make or target.make)(training, folder, wall_clock(time.time()))
         try:
             elastic = substrate if isinstance(substrate, ElasticSubstrate) else None
             measured = measure(
@@ -112,14 +112,14 @@ def probe(
                 describe=_nothing_said if elastic is None else elastic.described,
                 imported=None if elastic is None else elastic.is_born,
                 on_progress=on_progress,
-                watcher=Unwatched() if study is ANY_STUDY else MetricGuard(folder, study, Unwatched()),
+                observer=NoObserver() if study is ANY_STUDY else EarlyStop(folder, study, NoObserver()),
                 more_time=more_time,
                 first_epoch_s=first_epoch_s,
                 loading_s=loading_s,
             )
             return _with_a_log_kept(measured, log)
         finally:  # a command may have something to clear away
-            (substrate.close if hands.runs_commands else substrate.stop_now)()
+            (substrate.close if training.runs_commands else substrate.stop_now)()
 
 
 def _nothing_said(job_id: str) -> Described | None:
@@ -137,9 +137,9 @@ def _with_a_log_kept(measured: MeasuredProfile, place: Path | None) -> MeasuredP
     return dataclasses.replace(measured, failed=failed)
 
 
-def probed_as(work: RealWork, site: OpenSite) -> str:
+def probed_as(work: RealWork, target: OpenTarget) -> str:
     """What a profile says was measured: the work, and where, unless that is this machine."""
-    return f"{work}{site.mark}"
+    return f"{work}{target.mark}"
 
 
 def slots_of(nodes: Iterable[Node]) -> int:
@@ -157,7 +157,7 @@ def measure(
     describe: Describe = lambda _: None,
     imported: Imported | None = None,
     on_progress: OnProgress = lambda _: None,
-    watcher: Watcher | None = None,
+    observer: Observer | None = None,
     more_time: str = MORE_TIME,
     first_epoch_s: float | None = None,
     loading_s: float = LOADING_S,
@@ -176,7 +176,7 @@ def measure(
         spec,
         substrate,
         slots=slots,
-        layout=Layout(nodes or (whole_machine(slots),)),
+        slot_map=SlotMap(nodes or (whole_machine(slots),)),
         time=ProbeTime(
             usual_s=time_s,
             first_epoch_s=time_s if first_epoch_s is None else first_epoch_s,
@@ -185,7 +185,7 @@ def measure(
         describe=describe,
         imported=imported,
         on_progress=on_progress,
-        watcher=watcher or Unwatched(),
+        observer=observer or NoObserver(),
     )
     silence = ""
     try:

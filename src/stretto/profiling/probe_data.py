@@ -42,7 +42,7 @@ class ProbeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProbeProgress:
     """What the probe is doing, for a display."""
 
     now_s: float
@@ -52,7 +52,7 @@ class Progress:
     """When `time_s` begins to count, in words; empty: with what is being done."""
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[ProbeProgress], None]
 Describe = Callable[[str], Described | None]
 Imported = Callable[[str], bool]
 """Whether the training code of a job was imported, and its function runs."""
@@ -110,7 +110,7 @@ class Started:
     """If that was the end of its first epoch: both together, as if they were an epoch."""
 
 
-class Seen:
+class Measurements:
     """What was measured so far."""
 
     def __init__(self, spec: ProbeSpec, most: int, describe: Describe) -> None:
@@ -336,7 +336,7 @@ def probe_time(deadline_s: float | None) -> ProbeTime:
     )
 
 
-class Layout:
+class SlotMap:
     """Who holds how many slots of which node; nobody asks for more than there are."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:

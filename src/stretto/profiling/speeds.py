@@ -10,7 +10,7 @@ from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.driving.request import Checked
 from stretto.driving.substrate import MakeSubstrate
-from stretto.driving.target import OpenSite
+from stretto.driving.target import OpenTarget
 from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import MeasuredProfile, read_profile, write_profile
 from stretto.inputs.study import belief_of
@@ -47,7 +47,7 @@ class Speeds:
 
 def speeds_of(
     checked: Checked,
-    site: OpenSite,
+    target: OpenTarget,
     offer: Offer,
     *,
     make: MakeSubstrate | None = None,
@@ -59,10 +59,10 @@ def speeds_of(
     folder, outline = checked.folder, checked.outline
     if outline.profile is not None:
         return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
-    known = None if folder.is_begun else known_profile(checked, site)
+    known = None if folder.is_begun else known_profile(checked, target)
     if known is None and not folder.is_begun:
         with holding(folder):
-            found = _measured(checked, site, make, on_progress)
+            found = _measured(checked, target, make, on_progress)
             if not found.tells_epochs:
                 raise no_epoch(found, MORE_TIME, is_command=not isinstance(checked.work, Entry))
             write_profile(folder.profile, found)
@@ -85,26 +85,26 @@ def speeds_of(
 
 
 def _measured(
-    checked: Checked, site: OpenSite, make: MakeSubstrate | None, on_progress: OnProgress
+    checked: Checked, target: OpenTarget, make: MakeSubstrate | None, on_progress: OnProgress
 ) -> MeasuredProfile:
     """By a probe, on a node that is launched for it if none is there."""
-    origin = origin_of(checked, site)
+    origin = origin_of(checked, target)
 
-    def measure(on: OpenSite, nodes: tuple[Node, ...], start_s: float) -> MeasuredProfile:
+    def measure(on: OpenTarget, nodes: tuple[Node, ...], start_s: float) -> MeasuredProfile:
         left_s = checked.left_s(time.monotonic())
         within = probe_time(None if left_s is None else left_s - start_s)
         return _probe(checked, on, nodes, within=within, make=make, on_progress=on_progress)
 
-    if site.to_measure_on:
-        found = measure(site, site.to_measure_on, 0.0)
+    if target.to_measure_on:
+        found = measure(target, target.to_measure_on, 0.0)
     else:
-        found = on_launched_node(checked, site, measure, on_progress)
+        found = on_launched_node(checked, target, measure, on_progress)
     return dataclasses.replace(found, origin=origin)
 
 
 def _probe(
     checked: Checked,
-    site: OpenSite,
+    target: OpenTarget,
     nodes: tuple[Node, ...],
     *,
     within: ProbeTime,
@@ -119,7 +119,7 @@ def _probe(
         checked.work,
         [space.sample(child_rng(seed, "probe", str(number))) for number in range(count)],
         slots=slots,
-        site=site,
+        target=target,
         nodes=nodes,
         time_s=within.usual_s,
         first_epoch_s=within.first_epoch_s,
