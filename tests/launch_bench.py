@@ -10,7 +10,7 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched
 from stretto.core.resources import Resources
 from stretto.substrate.fleet.nodes import NodeKind
-from stretto.substrate.ray.fleet import Pool, RayFleet
+from stretto.substrate.ray.fleet import NodePool, RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher
 from stretto.substrate.ray.launch_commands import CommandLauncher
 from stretto.substrate.ray.nodes import RayNode
@@ -28,7 +28,7 @@ def alive(name: str, instance: str = "") -> RayNode:
     return RayNode(ray_id=f"id-{name}", name=name, host="h", slots=2, instance=instance, draining=False)
 
 
-def unseen(launcher: CommandLauncher | AutoscalerLauncher | Pool, *there: RayNode) -> RayFleet:
+def unseen(launcher: CommandLauncher | AutoscalerLauncher | NodePool, *there: RayNode) -> RayFleet:
     """A fleet in a cluster that is made up."""
     return RayFleet(launcher, resource="GPU", late_s=0.1, read=lambda _: there, connected=lambda: True)
 

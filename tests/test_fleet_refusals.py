@@ -12,7 +12,7 @@ from stretto.core.cluster import Wish
 from stretto.core.events import Event, NodeAdded, NodeLost, NodeRefused
 from stretto.journal.folds.nodes import HOPELESS, Record, Refusals, end_of
 from stretto.substrate.fleet.fleet import Fleet
-from stretto.substrate.fleet.nodes import Failure
+from stretto.substrate.fleet.nodes import LaunchFailure
 from test_fleet import FOUR, decided, fleet_with, node, seen, wish
 
 
@@ -26,7 +26,9 @@ class TestHopeless:
             for order in fleet.wish(wish(2), float(number)).orders:
                 told += fleet.began(order.name, float(number)).events
                 assert fleet.hopeless is None
-                told += fleet.failed({order.name: Failure(why.format(f"{number}:00"))}, number + 0.5).events
+                told += fleet.failed(
+                    {order.name: LaunchFailure(why.format(f"{number}:00"))}, number + 0.5
+                ).events
         return told
 
     def test_it_is_after_so_many_refusals_alike_in_a_row(self) -> None:
@@ -106,7 +108,7 @@ class Rounds:
                 self.t_s += 100.0
                 self.history += self.fleet.see([], self.t_s).events
             case why:
-                failures = {name: Failure(why.format(name)) for name in waiting[:count]}
+                failures = {name: LaunchFailure(why.format(name)) for name in waiting[:count]}
                 self.history += self.fleet.failed(failures, self.t_s).events
 
     def wish(self, wished: Wish) -> None:

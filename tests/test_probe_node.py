@@ -78,7 +78,7 @@ class ScriptedFleet:
         del history, t_s
         return []
 
-    def let_go(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
+    def release_all(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
         del history, t_s
         return []
 

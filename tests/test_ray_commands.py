@@ -29,7 +29,7 @@ from stretto.runs.folder import RunFolder
 from stretto.substrate.elastic.command import Command
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import COMMANDS
-from stretto.substrate.ray.agent import Agent, Charge
+from stretto.substrate.ray.agent import Agent, AgentConfig
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.substrate import RayCommandSubstrate
 from tune_world import KNOWN
@@ -226,8 +226,8 @@ def test_a_store_is_refused(here: Path) -> None:
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
-    def charge(cwd: Path, folder: Path) -> Charge:
-        return Charge(
+    def config(cwd: Path, folder: Path) -> AgentConfig:
+        return AgentConfig(
             run="r",
             scratch=tmp_path / "scratch",
             folder=folder,
@@ -244,7 +244,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "id").write_text("proof")
     gone = tmp_path / "gone"
     with pytest.raises(InputError, match=f"node 10.0.0.7 does not see {gone}, where the command is to run"):
-        Agent(charge(gone, tmp_path)).begin()
+        Agent(config(gone, tmp_path)).begin()
     with pytest.raises(InputError, match="does not see the run's folder") as refused:
-        Agent(charge(tmp_path, gone)).begin()
+        Agent(config(tmp_path, gone)).begin()
     assert "--store" not in str(refused.value)

@@ -34,7 +34,7 @@ def cluster() -> Iterator[SmallCluster]:
         yield small
 
 
-def test_a_job_that_waits_for_its_seats_when_their_node_dies_goes_on_elsewhere(
+def test_a_job_that_waits_for_its_leases_when_their_node_dies_goes_on_elsewhere(
     tmp_path: Path, cluster: SmallCluster
 ) -> None:
     stays, dies = cluster.raylets

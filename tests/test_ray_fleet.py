@@ -39,7 +39,7 @@ from stretto.inputs.profile import read_profile  # noqa: E402
 from stretto.journal.folds.nodes import HOPELESS  # noqa: E402
 from stretto.runs.folder import RunFolder  # noqa: E402
 from stretto.substrate.fleet.commands import Commands  # noqa: E402
-from stretto.substrate.ray.fleet import Pool, RayFleet  # noqa: E402
+from stretto.substrate.ray.fleet import NodePool, RayFleet  # noqa: E402
 from stretto.substrate.ray.launch_commands import CommandLauncher  # noqa: E402
 from stretto.substrate.ray.nodes import RayNode, read_nodes  # noqa: E402
 from stretto.substrate.ray.substrate import RaySubstrate  # noqa: E402
@@ -271,7 +271,7 @@ def test_nodes_that_came_or_went_before_the_fleet_was_there_are_told() -> None:
 
 
 def test_a_node_of_a_pool_that_is_given_up_is_not_taken_again() -> None:
-    pool = Pool(TWO)
+    pool = NodePool(TWO)
     fleet = unseen(pool, alive("na", "two"))
     fleet.look(0.0)
     assert any(isinstance(event, NodeAdded) for event in fleet.provision(wish(1), 1.0))
@@ -285,7 +285,7 @@ def test_a_node_of_a_pool_that_is_given_up_is_not_taken_again() -> None:
 
 
 def test_what_a_pool_still_owed_is_taken_or_refused_when_a_run_goes_on() -> None:
-    fleet = unseen(Pool(TWO), alive("na", "two"))
+    fleet = unseen(NodePool(TWO), alive("na", "two"))
     history = two_came()[:3]
     assert [event.kind for event in fleet.recall(history, 9.0)] == ["node-added"]
     assert [event.kind for event in collected(lambda: fleet.look(10.0), 2)] == [

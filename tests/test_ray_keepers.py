@@ -1,4 +1,4 @@
-"""The watch over placement groups, and seats that are CPUs of a real cluster."""
+"""The watch over placement groups, and leases that are CPUs of a real cluster."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def table() -> Iterator[Table]:
 
 
 def watches() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "watch of seats"]
+    return [thread for thread in threading.enumerate() if thread.name == "watch of leases"]
 
 
 def test_a_group_that_has_to_wait_holds_up_no_other(table: Table) -> None:
@@ -217,12 +217,12 @@ def slowly(_: str) -> dict[str, Value]:
     return {"step_s": 0.02}
 
 
-def seat_actors() -> list[str]:
+def lease_actors() -> list[str]:
     named = ray.util.list_named_actors(all_namespaces=True)
-    return [one["name"] for one in named if " seat " in one["name"]]
+    return [one["name"] for one in named if " lease " in one["name"]]
 
 
-def test_more_jobs_than_slots_take_turns_in_seats_without_actors(
+def test_more_jobs_than_slots_take_turns_in_leases_without_actors(
     tmp_path: Path, cluster: SmallCluster
 ) -> None:
     (node,) = cluster.raylets
@@ -235,13 +235,13 @@ def test_more_jobs_than_slots_take_turns_in_seats_without_actors(
         event = bench.wait_for(lambda event: isinstance(event, JobFinished))
         done.add(event.subject)
         assert len([one for one in groups() if "CREATED" in one]) <= SLOTS
-        assert not seat_actors()
+        assert not lease_actors()
     bench.substrate.close()
     assert list(leaks(tmp_path)) == []
     assert not watches()
 
 
-def test_a_seat_that_somebody_removes_is_missed_and_the_job_goes_on(
+def test_a_lease_that_somebody_removes_is_missed_and_the_job_goes_on(
     tmp_path: Path, cluster: SmallCluster
 ) -> None:
     (node,) = cluster.raylets
@@ -277,7 +277,7 @@ def test_a_job_that_waits_for_a_slot_that_another_program_has_leaves_nothing(
     assert not watches()
 
 
-def test_a_node_that_dies_takes_its_seats_with_it(tmp_path: Path, cluster: SmallCluster) -> None:
+def test_a_node_that_dies_takes_its_leases_with_it(tmp_path: Path, cluster: SmallCluster) -> None:
     (stays,) = cluster.raylets
     dies = add_node(cluster)
     bench = RayBench(tmp_path, epochs=20, slots=2 * SLOTS, config=slowly)

@@ -16,10 +16,10 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLost
 from stretto.core.resources import Resources
 from stretto.substrate.elastic.fork_servers import Saying
-from stretto.substrate.ray import ground as land_module
-from stretto.substrate.ray.agent import News, Said
-from stretto.substrate.ray.ground import LOADING_S, RayLand
-from stretto.substrate.ray.log_shipping import Piece
+from stretto.substrate.ray import ground as ground_module
+from stretto.substrate.ray.agent import AgentNews, ForkServerMessage
+from stretto.substrate.ray.ground import WARM_UP_S, RayGround
+from stretto.substrate.ray.log_shipping import LogPiece
 from stretto.substrate.ray.nodes import RayNode
 
 BOX = Node("box-1", Resources(gpu=1), "box")
@@ -70,13 +70,13 @@ class ScriptedFleet:
         """Nothing is open."""
 
 
-class SilentLine:
+class SilentAgent:
     """An agent that is whatever the test says."""
 
-    made: list[SilentLine]
+    made: list[SilentAgent]
     is_silent = False
 
-    def __init__(self, node: RayNode, charge: object, listener: RayLand, awake_s: object) -> None:
+    def __init__(self, node: RayNode, charge: object, listener: RayGround, awake_s: object) -> None:
         del charge, awake_s
         self.node = node
         self.listener = listener
@@ -88,34 +88,34 @@ class SilentLine:
     def order(self, *_: object) -> None:
         """Not carried out."""
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Nobody is there."""
 
-    def rest(self, patience_s: float) -> Iterator[tuple[Piece, ...]]:
+    def remaining_logs(self, patience_s: float) -> Iterator[tuple[LogPiece, ...]]:
         del patience_s
-        self.done.append("rest")
-        yield (Piece("jobs/a/stdout.log", b"its last words"),)
+        self.done.append("remaining_logs")
+        yield (LogPiece("jobs/a/stdout.log", b"its last words"),)
 
-    def depart(self, patience_s: float) -> None:
+    def clean_up(self, patience_s: float) -> None:
         del patience_s
         assert self.may_depart.wait(20.0)
-        self.done.append("depart")
+        self.done.append("clean_up")
 
     def begin(self) -> None:
         self.listener.began(self)  # type: ignore[arg-type]
 
     def say(self, entry: str, saying: Saying | None) -> None:
-        self.listener.told(self, News((Said(entry, saying),)))  # type: ignore[arg-type]
+        self.listener.heard(self, AgentNews((ForkServerMessage(entry, saying),)))  # type: ignore[arg-type]
 
     def die(self, error: BaseException) -> None:
         self.listener.lost(self, error)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[SilentLine]:
-    SilentLine.made = []
-    monkeypatch.setattr(land_module, "AgentLine", SilentLine)
-    return SilentLine.made
+def agents(monkeypatch: pytest.MonkeyPatch) -> list[SilentAgent]:
+    SilentAgent.made = []
+    monkeypatch.setattr(ground_module, "AgentClient", SilentAgent)
+    return SilentAgent.made
 
 
 @pytest.fixture
@@ -124,18 +124,18 @@ def fleet() -> ScriptedFleet:
 
 
 @pytest.fixture
-def land(fleet: ScriptedFleet, lines: list[SilentLine], tmp_path: Path) -> RayLand:
-    del lines
+def ground(fleet: ScriptedFleet, agents: list[SilentAgent], tmp_path: Path) -> RayGround:
+    del agents
     return settled(fleet, tmp_path)
 
 
-def settled(fleet: ScriptedFleet, tmp_path: Path, scratch: Path | None = None) -> RayLand:
-    made = RayLand(
+def settled(fleet: ScriptedFleet, tmp_path: Path, scratch: Path | None = None) -> RayGround:
+    made = RayGround(
         fleet,  # type: ignore[arg-type]
         slots=4,
         resource="GPU",
         host="h",
-        charge_of=lambda _: None,  # type: ignore[arg-type, return-value]
+        config_of=lambda _: None,  # type: ignore[arg-type, return-value]
         scratch_of=None if scratch is None else lambda _: scratch,
         run="r",
         run_dir=tmp_path,
@@ -154,86 +154,86 @@ def kinds(events: Iterable[Event]) -> list[str]:
 
 
 def test_a_lost_agent_is_a_lost_node_until_another_agent_has_begun(
-    land: RayLand, lines: list[SilentLine]
+    ground: RayGround, agents: list[SilentAgent]
 ) -> None:
-    lines[0].begin()
-    assert kinds(land.look(1.0)) == []
-    lines[0].die(RuntimeError("killed"))
-    assert kinds(land.look(2.0)) == ["node-lost"]
-    assert kinds(land.look(4.0)) == []
-    assert len(lines) == 2
-    lines[1].begin()
-    assert land.look(5.0) == [NodeAdded(t_s=5.0, node=BOX)]
+    agents[0].begin()
+    assert kinds(ground.look(1.0)) == []
+    agents[0].die(RuntimeError("killed"))
+    assert kinds(ground.look(2.0)) == ["node-lost"]
+    assert kinds(ground.look(4.0)) == []
+    assert len(agents) == 2
+    agents[1].begin()
+    assert ground.look(5.0) == [NodeAdded(t_s=5.0, node=BOX)]
 
 
 def test_a_wish_made_before_the_fleet_knew_of_the_loss_is_made_again_when_it_does(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
-    lines[0].begin()
-    lines[0].die(RuntimeError("the node is dead"))
-    assert kinds(land.look(1.0)) == ["node-lost"]
-    land.provision(Wish((("box", 1),)), 1.1)
+    agents[0].begin()
+    agents[0].die(RuntimeError("the node is dead"))
+    assert kinds(ground.look(1.0)) == ["node-lost"]
+    ground.provision(Wish((("box", 1),)), 1.1)
     fleet.news.append(NodeLost(t_s=3.0, node_id=BOX.id))
-    assert kinds(land.look(3.0)) == [], "it was told already"
+    assert kinds(ground.look(3.0)) == [], "it was heard already"
     assert fleet.wishes == [Wish((("box", 1),))] * 2
 
 
 def test_a_wish_from_before_the_loss_is_not_made_again(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
-    land.provision(Wish((("box", 1),)), 0.0)
-    lines[0].begin()
-    lines[0].die(RuntimeError("the node is dead"))
-    land.look(1.0)
+    ground.provision(Wish((("box", 1),)), 0.0)
+    agents[0].begin()
+    agents[0].die(RuntimeError("the node is dead"))
+    ground.look(1.0)
     fleet.news.append(NodeLost(t_s=3.0, node_id=BOX.id))
-    land.look(3.0)
+    ground.look(3.0)
     assert len(fleet.wishes) == 1
 
 
-def lose_agents(land: RayLand, lines: list[SilentLine], times: int, every_s: float) -> None:
+def lose_agents(ground: RayGround, agents: list[SilentAgent], times: int, every_s: float) -> None:
     for number in range(times):
-        lines[-1].begin()
-        land.look(every_s * number)
-        lines[-1].die(RuntimeError("no memory"))
-        land.look(every_s * number + every_s / 2)
-        land.look(every_s * number + every_s / 2 + 2)
+        agents[-1].begin()
+        ground.look(every_s * number)
+        agents[-1].die(RuntimeError("no memory"))
+        ground.look(every_s * number + every_s / 2)
+        ground.look(every_s * number + every_s / 2 + 2)
 
 
 def test_a_node_that_keeps_losing_its_agents_is_given_up(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet, caplog: pytest.LogCaptureFixture
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    land._nodes["another"] = BOX
-    lose_agents(land, lines, 3, every_s=10.0)
+    ground._nodes["another"] = BOX
+    lose_agents(ground, agents, 3, every_s=10.0)
     assert fleet.given_up == [BOX.id]
     assert "no memory" in caplog.text
 
 
-def test_a_run_without_a_node_of_use_ends_and_says_why(land: RayLand, lines: list[SilentLine]) -> None:
+def test_a_run_without_a_node_of_use_ends_and_says_why(ground: RayGround, agents: list[SilentAgent]) -> None:
     with pytest.raises(InputError, match="no memory"):
-        lose_agents(land, lines, 3, every_s=10.0)
+        lose_agents(ground, agents, 3, every_s=10.0)
 
 
 def test_losses_far_apart_are_not_counted_together(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
-    lose_agents(land, lines, 5, every_s=1000.0)
+    lose_agents(ground, agents, 5, every_s=1000.0)
     assert fleet.given_up == []
 
 
 def test_what_is_wrong_with_the_first_node_is_said_at_once_and_with_a_later_one_is_not_fatal(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
     unfit = InputError("it does not see the folder.", remedy="Share it.")
-    lines[0].die(unfit)
+    agents[0].die(unfit)
     with pytest.raises(InputError, match="does not see"):
-        land.look(1.0)
-    lines[0].begin()
-    land.look(2.0)
+        ground.look(1.0)
+    agents[0].begin()
+    ground.look(2.0)
     late = Node("box-2", Resources(gpu=1), "box")
     fleet.news.append(NodeAdded(t_s=3.0, node=late))
-    land.look(3.0)
-    lines[-1].die(unfit)
-    assert land.look(4.0) == [NodeLost(t_s=4.0, node_id="box-2")]
+    ground.look(3.0)
+    agents[-1].die(unfit)
+    assert ground.look(4.0) == [NodeLost(t_s=4.0, node_id="box-2")]
 
 
 LATE = Node("box-2", Resources(gpu=1), "box")
@@ -241,120 +241,124 @@ READY = Saying("ready", "")
 
 
 @pytest.fixture
-def arriving(land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet) -> SilentLine:
+def arriving(ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet) -> SilentAgent:
     """A node that has come after it was launched, and loads the training code."""
-    land.expect("train.py:train")
+    ground.expect("train.py:train")
     fleet.news.append(NodeAdded(t_s=3.0, node=LATE, queue_s=1.0, init_s=2.0))
-    assert land.look(3.0) == []
-    return lines[-1]
+    assert ground.look(3.0) == []
+    return agents[-1]
 
 
-def test_a_launched_node_is_told_of_when_it_has_loaded_the_code(land: RayLand, arriving: SilentLine) -> None:
+def test_a_launched_node_is_told_of_when_it_has_loaded_the_code(
+    ground: RayGround, arriving: SilentAgent
+) -> None:
     arriving.say("another.py:train", READY)
-    assert land.look(4.0) == []
+    assert ground.look(4.0) == []
     arriving.say("train.py:train", READY)
-    assert land.look(5.0) == [NodeAdded(t_s=5.0, node=LATE, queue_s=1.0, init_s=4.0)]
-    assert land.look(6.0) == []
+    assert ground.look(5.0) == [NodeAdded(t_s=5.0, node=LATE, queue_s=1.0, init_s=4.0)]
+    assert ground.look(6.0) == []
 
 
 def test_how_long_a_node_took_that_nobody_saw_come_is_not_known(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
-    land.expect("train.py:train")
+    ground.expect("train.py:train")
     fleet.news.append(NodeAdded(t_s=3.0, node=LATE))
-    assert land.recall([], 3.0) == []
-    lines[-1].say("train.py:train", READY)
-    assert land.look(5.0) == [NodeAdded(t_s=5.0, node=LATE)]
+    assert ground.recall([], 3.0) == []
+    agents[-1].say("train.py:train", READY)
+    assert ground.look(5.0) == [NodeAdded(t_s=5.0, node=LATE)]
 
 
-def test_code_that_cannot_be_loaded_does_not_keep_a_node_away(land: RayLand, arriving: SilentLine) -> None:
+def test_code_that_cannot_be_loaded_does_not_keep_a_node_away(
+    ground: RayGround, arriving: SilentAgent
+) -> None:
     arriving.say("train.py:train", None)
-    assert kinds(land.look(4.0)) == ["node-added"]
+    assert kinds(ground.look(4.0)) == ["node-added"]
 
 
 @pytest.mark.usefixtures("arriving")
-def test_a_node_that_takes_too_long_is_told_of(land: RayLand) -> None:
-    assert land.look(2.9 + LOADING_S) == []
-    assert kinds(land.look(3.0 + LOADING_S)) == ["node-added"]
+def test_a_node_that_takes_too_long_is_told_of(ground: RayGround) -> None:
+    assert ground.look(2.9 + WARM_UP_S) == []
+    assert kinds(ground.look(3.0 + WARM_UP_S)) == ["node-added"]
 
 
 @pytest.mark.usefixtures("arriving")
-def test_who_wishes_again_is_told_what_has_come(land: RayLand) -> None:
-    assert kinds(land.provision(Wish(()), 4.0)) == ["node-added"]
+def test_who_wishes_again_is_told_what_has_come(ground: RayGround) -> None:
+    assert kinds(ground.provision(Wish(()), 4.0)) == ["node-added"]
 
 
 def test_a_node_that_is_lost_while_it_loads_has_come_first(
-    land: RayLand, arriving: SilentLine, fleet: ScriptedFleet
+    ground: RayGround, arriving: SilentAgent, fleet: ScriptedFleet
 ) -> None:
     del arriving
     fleet.news.append(NodeLost(t_s=4.0, node_id=LATE.id))
-    assert kinds(land.look(4.0)) == ["node-added", "node-lost"]
+    assert kinds(ground.look(4.0)) == ["node-added", "node-lost"]
 
 
 def test_a_node_whose_agent_is_lost_while_it_loads_has_come_first(
-    land: RayLand, lines: list[SilentLine], arriving: SilentLine
+    ground: RayGround, agents: list[SilentAgent], arriving: SilentAgent
 ) -> None:
-    lines[0].begin()
-    land.look(3.5)
+    agents[0].begin()
+    ground.look(3.5)
     arriving.die(RuntimeError("killed"))
-    assert kinds(land.look(4.0)) == ["node-added", "node-lost"]
+    assert kinds(ground.look(4.0)) == ["node-added", "node-lost"]
 
 
-def test_a_node_is_given_back_when_nobody_is_on_it_any_more(land: RayLand, fleet: ScriptedFleet) -> None:
+def test_a_node_is_given_back_when_nobody_is_on_it_any_more(ground: RayGround, fleet: ScriptedFleet) -> None:
     fleet.there = False
-    land._lines.clear()
-    land.ask("w1", "a", BOX.id)
-    land.provision(Wish((), (BOX.id,)), 0.0)
+    ground._agents.clear()
+    ground.ask("w1", "a", BOX.id)
+    ground.provision(Wish((), (BOX.id,)), 0.0)
     assert fleet.released == []
-    assert land.withdraw("w1")
-    land.look(1.0)
+    assert ground.withdraw("w1")
+    ground.look(1.0)
     assert fleet.released == [BOX.id]
 
 
 def test_a_node_is_given_back_once_what_is_left_there_was_fetched_and_cleared_away(
-    fleet: ScriptedFleet, lines: list[SilentLine], tmp_path: Path
+    fleet: ScriptedFleet, agents: list[SilentAgent], tmp_path: Path
 ) -> None:
-    land = settled(fleet, tmp_path / "run", tmp_path / "scratch")
-    lines[0].may_depart.clear()
-    land.provision(Wish((), (BOX.id,)), 0.0)
-    land.look(1.0)
+    ground = settled(fleet, tmp_path / "run", tmp_path / "scratch")
+    agents[0].may_depart.clear()
+    ground.provision(Wish((), (BOX.id,)), 0.0)
+    ground.look(1.0)
     assert fleet.released == []
-    lines[0].may_depart.set()
+    agents[0].may_depart.set()
 
     def given_back() -> bool:
-        land.look(2.0)
+        ground.look(2.0)
         return fleet.released == [BOX.id]
 
     assert eventually(given_back)
-    assert lines[0].done == ["rest", "depart"]
+    assert agents[0].done == ["remaining_logs", "clean_up"]
     assert (tmp_path / "run" / "jobs" / "a" / "stdout.log").read_bytes() == b"its last words"
 
 
 def test_an_agent_that_is_seen_off_may_be_silent(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
-    lines[0].may_depart.clear()
-    land.provision(Wish((), (BOX.id,)), 0.0)
-    lines[0].is_silent = True
-    assert land.look(1.0) == []
+    agents[0].may_depart.clear()
+    ground.provision(Wish((), (BOX.id,)), 0.0)
+    agents[0].is_silent = True
+    assert ground.look(1.0) == []
     assert fleet.released == []
-    lines[0].may_depart.set()
+    agents[0].may_depart.set()
 
 
 def test_a_node_that_cannot_be_cleared_away_is_given_back_in_the_end(
-    land: RayLand, lines: list[SilentLine], fleet: ScriptedFleet
+    ground: RayGround, agents: list[SilentAgent], fleet: ScriptedFleet
 ) -> None:
-    lines[0].may_depart.clear()
-    land.provision(Wish((), (BOX.id,)), 0.0)
-    land.look(1000.0)
+    agents[0].may_depart.clear()
+    ground.provision(Wish((), (BOX.id,)), 0.0)
+    ground.look(1000.0)
     assert fleet.released == [BOX.id]
-    lines[0].may_depart.set()
+    agents[0].may_depart.set()
 
 
-@pytest.mark.parametrize("hurries", [False, True])
+@pytest.mark.parametrize("keeps_files", [False, True])
 def test_files_stay_on_nodes_only_where_there_was_no_time_to_copy_them(
-    land: RayLand, lines: list[SilentLine], hurries: bool
+    ground: RayGround, agents: list[SilentAgent], keeps_files: bool
 ) -> None:
-    land.hurries = hurries
-    land.close()
-    assert ("depart" in lines[0].done) is not hurries
+    ground.keeps_files = keeps_files
+    ground.close()
+    assert ("clean_up" in agents[0].done) is not keeps_files

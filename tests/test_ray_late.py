@@ -158,7 +158,7 @@ class TestGoingOn:
         under_way(launcher(tmp_path, "true", release_to(said)), [], late_s=0.0).close()
         said.unlink()
         fleet = unseen(launcher(tmp_path, "true", release_to(said)), alive("two-1", "two"))
-        fleet.let_go(paused(), 20.0)
+        fleet.release_all(paused(), 20.0)
         fleet.close()
         assert said.read_text() == "release two-1 1 id-two-1.\n"
         assert kept(tmp_path) == []

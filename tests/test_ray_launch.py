@@ -17,7 +17,7 @@ from stretto.core.errors import InputError
 from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.ray import launch_commands
 from stretto.substrate.ray.fleet import RayFleet
-from stretto.substrate.ray.launch import AutoscalerLauncher, Began, Failed
+from stretto.substrate.ray.launch import AutoscalerLauncher, LaunchBegan, LaunchFailed
 from stretto.substrate.ray.launch_commands import CommandLauncher
 from stretto.substrate.ray.nodes import RayNode
 
@@ -55,7 +55,7 @@ class TestCommands:
         )
         for name in ("two-1", "two-2"):
             made.launch(name, "two")
-        assert collected(made.news, 2) == [Began("two-1"), Began("two-2")]
+        assert collected(made.news, 2) == [LaunchBegan("two-1"), LaunchBegan("two-2")]
         assert eventually(lambda: out.exists() and len(out.read_text().splitlines()) == 2)
         made.release("two-1", "abc")
         made.close()
@@ -70,7 +70,7 @@ class TestCommands:
         made = self.launcher(tmp_path, "/nowhere/ray start")
         made.launch("two-1", "two")
         (failed,) = collected(made.news, 1)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, LaunchFailed)
         assert "/nowhere/ray cannot be run: No such file" in failed.why
         made.release("two-1", "")
         made.close()
@@ -209,7 +209,7 @@ class TestCommands:
         unseen(self.launcher(tmp_path, "true", release)).close()
         assert len(list((tmp_path / "nodes").glob("*.late"))) == 2, "that one had nothing to say"
         fleet = unseen(self.launcher(tmp_path, "true", release), alive("two-2", "two"))
-        assert fleet.let_go([], 20.0) == []
+        assert fleet.release_all([], 20.0) == []
         fleet.close()
         assert sorted(out.read_text().splitlines()) == ["two-1 .", "two-2 .", "two-2 id-two-2."]
         assert list((tmp_path / "nodes").iterdir()) == []
@@ -218,7 +218,7 @@ class TestCommands:
         made = self.launcher(tmp_path, f"sh -c 'echo {'quota ' * 200}; false'")
         made.launch("two-1", "two")
         _, failed = collected(made.news, 2)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, LaunchFailed)
         said = failed.why.partition(": ")[2].split()
         assert (said[0], {*said[1:]}) == ("…", {"quota"})
         made.release("two-1", "")
@@ -289,7 +289,7 @@ class TestAutoscaler:
         made.launch("two-2", "two")
         one, label = {"GPU": 2.0}, {"stretto-instance": "two"}
         assert eventually(lambda: bool(asked) and asked[-1] == ([one, one], [label, label]))
-        assert collected(made.news, 2) == [Began("two-1"), Began("two-2")]
+        assert collected(made.news, 2) == [LaunchBegan("two-1"), LaunchBegan("two-2")]
         made.release("two-1", "abc")
         assert eventually(lambda: asked[-1] == ([one], [label]))
         made.release("two-2", "")
@@ -314,6 +314,6 @@ class TestAutoscaler:
         made = AutoscalerLauncher([TWO], "GPU", request=broken)
         made.launch("two-1", "two")
         (failed,) = collected(made.news, 1)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, LaunchFailed)
         assert "could not be asked: no line" in failed.why
         made.close()

@@ -15,9 +15,9 @@ pytest.importorskip("ray")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.substrate.ray.leases import Seats
+from stretto.substrate.ray.leases import Leases
 from stretto.substrate.ray.nodes import RayNode
-from stretto.substrate.ray.placement import Wanted
+from stretto.substrate.ray.placement import ReservationRequest
 
 NODES = ("n1", "n2")
 
@@ -47,8 +47,8 @@ class Held:
         return self._future
 
 
-class ScriptedSitter:
-    """An actor that holds seats; dead when the test says so."""
+class ScriptedHolder:
+    """An actor that holds leases; dead when the test says so."""
 
     def __init__(self) -> None:
         self.shown: dict[str, str] = {}
@@ -70,21 +70,21 @@ class ScriptedSitter:
 
 
 @dataclass
-class ScriptedKept:
-    """A seat that comes and goes when the test says so."""
+class ScriptedReservation:
+    """A lease that comes and goes when the test says so."""
 
-    sitter: ScriptedSitter
+    holder: ScriptedHolder
     ready: Callable[[str], None]
     lost: Callable[[], None]
     came: bool = False
-    times_left: int = 0
+    times_released: int = 0
 
     def come(self, gpus: str = "") -> None:
         self.came = True
         self.ready(gpus)
 
-    def leave(self) -> None:
-        self.times_left += 1
+    def release(self) -> None:
+        self.times_released += 1
 
 
 class Play:
@@ -92,13 +92,13 @@ class Play:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.made: list[ScriptedKept] = []
-        self.sitter = ScriptedSitter()
+        self.made: list[ScriptedReservation] = []
+        self.holder = ScriptedHolder()
         self.lost: list[str] = []
         self.is_closed = False
-        self.seats = Seats(
+        self.leases = Leases(
             run="r",
-            keeper=self,
+            placer=self,
             scratch_of=None,
             where=lambda name: RayNode(
                 ray_id=f"ray {name}", name=name, host="h", slots=2, instance="", draining=False
@@ -108,22 +108,22 @@ class Play:
             on_lost=self.lost.append,
         )
 
-    def keep(self, wanted: Wanted) -> ScriptedKept:
-        assert wanted.name == f"r seat {len(self.made) + 1} on {wanted.node.name}"
-        assert wanted.node.ray_id == f"ray {wanted.node.name}"
-        self.made.append(ScriptedKept(self.sitter, wanted.on_ready, wanted.on_lost))
+    def reserve(self, request: ReservationRequest) -> ScriptedReservation:
+        assert request.name == f"r lease {len(self.made) + 1} on {request.node.name}"
+        assert request.node.ray_id == f"ray {request.node.name}"
+        self.made.append(ScriptedReservation(self.holder, request.on_ready, request.on_lost))
         return self.made[-1]
 
     def close(self) -> None:
-        assert {kept.times_left for kept in self.made} <= {1}
+        assert {reservation.times_released for reservation in self.made} <= {1}
         self.is_closed = True
 
     def granted(self) -> list[str]:
-        return [worker for worker, _ in self.seats.grants()]
+        return [worker for worker, _ in self.leases.grants()]
 
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.seats.tidy()
+        self.leases.tidy()
 
 
 @pytest.fixture
@@ -131,76 +131,76 @@ def play() -> Play:
     return Play()
 
 
-def test_a_seat_shows_its_job_from_when_it_can_be_had_until_it_is_given_back(play: Play) -> None:
-    play.seats.ask("w1", "a", "n1")
+def test_a_lease_shows_its_job_from_when_it_can_be_had_until_it_is_given_back(play: Play) -> None:
+    play.leases.ask("w1", "a", "n1")
     assert play.granted() == []
-    assert play.sitter.shown == {}
+    assert play.holder.shown == {}
     play.made[0].come("3")
-    ((worker, place),) = play.seats.grants()
+    ((worker, place),) = play.leases.grants()
     assert (worker, place.env["CUDA_VISIBLE_DEVICES"]) == ("w1", "3")
-    assert play.sitter.shown == {"w1": "a"}
-    play.seats.give_back("w1")
-    assert play.sitter.shown == {}
+    assert play.holder.shown == {"w1": "a"}
+    play.leases.give_back("w1")
+    assert play.holder.shown == {}
 
 
-def test_a_seat_that_is_empty_is_taken_again_and_shows_the_next_job(play: Play) -> None:
-    play.seats.ask("w1", "a", "n1")
+def test_a_lease_that_is_empty_is_taken_again_and_shows_the_next_job(play: Play) -> None:
+    play.leases.ask("w1", "a", "n1")
     play.made[0].come()
     assert play.granted() == ["w1"]
-    play.seats.give_back("w1")
-    play.seats.ask("w2", "b", "n1")
+    play.leases.give_back("w1")
+    play.leases.ask("w2", "b", "n1")
     assert play.granted() == ["w2"]
-    assert play.sitter.shown == {"w2": "b"}
+    assert play.holder.shown == {"w2": "b"}
     assert len(play.made) == 1
 
 
-def test_who_waits_for_a_seat_gets_one_that_is_given_back(play: Play) -> None:
-    play.seats.ask("w1", "a", "n1")
+def test_who_waits_for_a_lease_gets_one_that_is_given_back(play: Play) -> None:
+    play.leases.ask("w1", "a", "n1")
     play.made[0].come()
-    play.seats.ask("w2", "b", "n1")
+    play.leases.ask("w2", "b", "n1")
     assert play.granted() == ["w1"]
-    play.seats.give_back("w1")
+    play.leases.give_back("w1")
     assert play.granted() == ["w2"]
-    assert [kept.times_left for kept in play.made] == [0, 1]
+    assert [reservation.times_released for reservation in play.made] == [0, 1]
 
 
-def test_a_seat_that_ray_has_no_room_for_is_left_when_it_is_not_wanted_any_more(play: Play) -> None:
-    play.seats.ask("w1", "a", "n1")
-    assert play.seats.withdraw("w1")
-    assert play.made[0].times_left == 1
+def test_a_lease_that_ray_has_no_room_for_is_left_when_it_is_not_wanted_any_more(play: Play) -> None:
+    play.leases.ask("w1", "a", "n1")
+    assert play.leases.withdraw("w1")
+    assert play.made[0].times_released == 1
     play.made[0].come()
     play.made[0].lost()
-    assert (play.granted(), play.sitter.shown) == ([], {})
+    assert (play.granted(), play.holder.shown) == ([], {})
 
 
-@pytest.mark.parametrize("how", ["its group is removed", "its sitter dies"])
-def test_a_seat_that_is_taken_away_is_told_unless_its_node_went(play: Play, how: str) -> None:
+@pytest.mark.parametrize("how", ["its group is removed", "its holder dies"])
+def test_a_lease_that_is_taken_away_is_told_unless_its_node_went(play: Play, how: str) -> None:
     for worker, node in (("w1", "n1"), ("w2", "n2")):
-        play.seats.ask(worker, "a", node)
+        play.leases.ask(worker, "a", node)
         play.made[-1].come()
         assert play.granted() == [worker]
-        play.made[-1].lost() if how == "its group is removed" else play.sitter.die()
-    assert play.sitter.shown == {}
+        play.made[-1].lost() if how == "its group is removed" else play.holder.die()
+    assert play.holder.shown == {}
     play.wait(4.0)
     assert play.lost == []
-    play.seats.lose("n2")
+    play.leases.lose("n2")
     play.wait(2.0)
     assert play.lost == ["w1"]
-    play.seats.give_back("w1")
-    play.seats.close()
+    play.leases.give_back("w1")
+    play.leases.close()
 
 
-def test_a_seat_that_stays_empty_is_given_back_to_ray(play: Play) -> None:
-    play.seats.ask("w1", "a", "n1")
+def test_a_lease_that_stays_empty_is_given_back_to_ray(play: Play) -> None:
+    play.leases.ask("w1", "a", "n1")
     play.made[0].come()
     assert play.granted() == ["w1"]
     play.wait(60.0)
-    play.seats.give_back("w1")
+    play.leases.give_back("w1")
     play.wait(9.0)
-    assert play.made[0].times_left == 0
+    assert play.made[0].times_released == 0
     play.wait(2.0)
-    assert play.made[0].times_left == 1
-    assert play.seats.abandoned() == ["1"]
+    assert play.made[0].times_released == 1
+    assert play.leases.abandoned() == ["1"]
 
 
 SOME = st.integers(0, 3)
@@ -212,33 +212,33 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=40))
-def test_whatever_happens_each_seat_is_left_once_and_shows_who_has_it(steps: list[tuple[str, Any]]) -> None:
+def test_whatever_happens_each_lease_is_left_once_and_shows_who_has_it(steps: list[tuple[str, Any]]) -> None:
     play, asked = Play(), 0
     had: Counter[str] = Counter()
     sitting: list[str] = []
     for what, how in steps:
-        coming = [kept for kept in play.made if not kept.came]
+        coming = [reservation for reservation in play.made if not reservation.came]
         if what == "ask":
             asked += 1
-            play.seats.ask(f"w{asked}", "a", how)
+            play.leases.ask(f"w{asked}", "a", how)
         elif what == "lose":
-            play.seats.lose(how)
+            play.leases.lose(how)
         elif what == "ready" and coming:
             coming[how % len(coming)].come()
         elif what == "lost" and play.made:
             play.made[how % len(play.made)].lost()
         elif what == "withdraw":
-            play.seats.withdraw(f"w{asked - how}")
+            play.leases.withdraw(f"w{asked - how}")
         elif what == "give back" and sitting:
-            play.seats.give_back(sitting.pop(how % len(sitting)))
+            play.leases.give_back(sitting.pop(how % len(sitting)))
         elif what == "wait":
             play.wait(how)
         granted = play.granted()
         sitting += granted
         had.update(granted)
-        assert set(play.sitter.shown) <= set(sitting)
-        assert len(play.sitter.shown) <= sum(kept.times_left == 0 for kept in play.made)
+        assert set(play.holder.shown) <= set(sitting)
+        assert len(play.holder.shown) <= sum(reservation.times_released == 0 for reservation in play.made)
     assert set(had.values()) <= {1}, "nobody is placed twice"
-    play.seats.close()
+    play.leases.close()
     assert play.is_closed
-    assert play.sitter.shown == {}
+    assert play.holder.shown == {}

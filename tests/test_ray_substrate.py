@@ -31,7 +31,7 @@ from stretto.core.events import (  # noqa: E402
 from stretto.core.instructions import Action, Instruction  # noqa: E402
 from stretto.core.job import Value  # noqa: E402
 from stretto.core.resources import Resources  # noqa: E402
-from stretto.substrate.ray.ground import RayLand  # noqa: E402
+from stretto.substrate.ray.ground import RayGround  # noqa: E402
 from stretto.substrate.ray.nodes import read_nodes  # noqa: E402
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance  # noqa: E402
 
@@ -95,7 +95,7 @@ class TestConformance(SubstrateConformance):
         super().test_a_new_batch_size_keeps_the_work_done(tmp_path)
 
 
-def test_workers_are_on_the_nodes_that_were_decided_and_seats_are_given_back(
+def test_workers_are_on_the_nodes_that_were_decided_and_leases_are_given_back(
     tmp_path: Path, nodes: list[str]
 ) -> None:
     bench = RayBench(tmp_path, epochs=4000, idle_s=0.0)
@@ -117,10 +117,10 @@ def finish(bench: RayBench, *jobs: str) -> None:
             bench.wait_for_kind(JobFinished, job_id)
 
 
-def land_of(bench: RayBench) -> RayLand:
-    land = bench.substrate._land
-    assert isinstance(land, RayLand)
-    return land
+def ground_of(bench: RayBench) -> RayGround:
+    ground = bench.substrate._land
+    assert isinstance(ground, RayGround)
+    return ground
 
 
 def slowly(_: str) -> dict[str, Value]:
@@ -152,7 +152,7 @@ def test_a_node_whose_agent_dies_is_lost_and_found(tmp_path: Path, nodes: list[s
     bench = RayBench(tmp_path, epochs=20, config=slowly)
     bench.start("a", on_nodes({nodes[0]: 1}))
     bench.wait_for_kind(JobReported, "a")
-    ray.kill(land_of(bench)._lines[nodes[0]]._actor)
+    ray.kill(ground_of(bench)._agents[nodes[0]]._actor)
     bench.wait_for_kind(NodeAdded, nodes[0])
     assert [e.subject for e in bench.events if isinstance(e, NodeLost)].count(nodes[0]) == 1
     bench.tell(Action.START, "a", on_nodes({nodes[0]: 1}))
@@ -161,12 +161,12 @@ def test_a_node_whose_agent_dies_is_lost_and_found(tmp_path: Path, nodes: list[s
     assert eventually(lambda: not running_with(str(tmp_path))), running_with(str(tmp_path))
 
 
-def test_a_worker_that_loses_its_seat_is_started_again(tmp_path: Path, nodes: list[str]) -> None:
+def test_a_worker_that_loses_its_lease_is_started_again(tmp_path: Path, nodes: list[str]) -> None:
     bench = RayBench(tmp_path, epochs=40, config=slowly)
     bench.start("a", on_nodes({nodes[0]: 1}))
     bench.wait_for_kind(JobReported, "a")
-    (seat,) = land_of(bench)._seats._seats.values()
-    ray.kill(seat.sitter)
+    (lease,) = ground_of(bench)._leases._leases.values()
+    ray.kill(lease.holder)
     retried = bench.wait_for_kind(JobRetried, "a")
     assert isinstance(retried, JobRetried)
     assert "Ray took its place away" in retried.error

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stretto.substrate.ray.log_shipping import Tail, lay_down
+from stretto.substrate.ray.log_shipping import LogShipper, append_pieces
 
 
 class Node:
@@ -17,7 +17,7 @@ class Node:
 
     def __init__(self, tmp_path: Path) -> None:
         self.here, self.run = tmp_path / "node", tmp_path / "run"
-        self.tail = Tail(self.here)
+        self.shipper = LogShipper(self.here)
 
     def write(self, content: bytes, *, job: str = "a", name: str = "stdout.log") -> None:
         path = self.here / "jobs" / job / name
@@ -26,8 +26,8 @@ class Node:
             file.write(content)
 
     def carry(self) -> int:
-        pieces = self.tail.pieces()
-        lay_down(pieces, self.run)
+        pieces = self.shipper.pieces()
+        append_pieces(pieces, self.run)
         return len(pieces)
 
     def carry_all(self) -> None:
@@ -59,17 +59,17 @@ def test_another_agent_goes_on_where_the_last_one_was(node: Node) -> None:
     node.write(b"one ")
     node.carry_all()
     node.write(b"two ")
-    node.tail = Tail(node.here)
+    node.shipper = LogShipper(node.here)
     node.write(b"three")
     node.carry_all()
     assert node.come() == b"one two three"
-    assert Tail(node.here).pieces() == ()
+    assert LogShipper(node.here).pieces() == ()
 
 
 def test_what_nobody_has_is_given_again(node: Node) -> None:
     node.write(b"lost with its agent")
-    assert node.tail.pieces()
-    node.tail = Tail(node.here)
+    assert node.shipper.pieces()
+    node.shipper = LogShipper(node.here)
     node.carry_all()
     assert node.come() == b"lost with its agent"
 
@@ -77,8 +77,8 @@ def test_what_nobody_has_is_given_again(node: Node) -> None:
 def test_a_file_that_became_shorter_is_begun_anew(node: Node) -> None:
     node.write(b"the first, a long one. ")
     node.carry_all()
-    for again in (node.tail, Tail(node.here)):
-        node.tail = again
+    for again in (node.shipper, LogShipper(node.here)):
+        node.shipper = again
         (node.here / "jobs" / "a" / "stdout.log").unlink()
         node.write(b"new. ")
         node.carry_all()
@@ -100,7 +100,7 @@ def test_what_is_written_down_of_it_is_not_carried(node: Node) -> None:
 def test_every_byte_comes_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[bytes | str]
 ) -> None:
-    node = Node(tmp_path_factory.mktemp("tail"))
+    node = Node(tmp_path_factory.mktemp("shipper"))
     written = b""
     for step in steps:
         if isinstance(step, bytes):
@@ -110,6 +110,6 @@ def test_every_byte_comes_once_and_in_order(
             node.carry()
         else:
             node.carry_all()
-            node.tail = Tail(node.here)
+            node.shipper = LogShipper(node.here)
     node.carry_all()
     assert not written or node.come() == written

@@ -23,7 +23,7 @@ from stretto.substrate.elastic.effects import Rules
 from stretto.substrate.elastic.substrate import Files
 from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.fleet.nodes import NodeKind, Resource
-from stretto.substrate.ray.fleet import Pool, RayFleet
+from stretto.substrate.ray.fleet import NodePool, RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
 from stretto.substrate.ray.launch_commands import CommandLauncher
 from stretto.substrate.ray.nodes import RayNode, read_nodes, slot_resource
@@ -155,7 +155,7 @@ class OpenRay:
         if training.temporary or not self.request.rents:
             return RayFleet(nodes=training.nodes, resource=self.resource)
         if self.launches is None:
-            pool = Pool(NodeKind(self.offer.instances[0].name, self.offer.instances[0].gpus))
+            pool = NodePool(NodeKind(self.offer.instances[0].name, self.offer.instances[0].gpus))
             return RayFleet(pool, nodes=training.nodes, resource=self.resource, read=pool.read)
         return self._launching(self.launches, folder, training.nodes)
 

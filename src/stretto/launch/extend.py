@@ -220,4 +220,4 @@ def _let_go(fleet: NodeFleet, journal: SqliteJournal, now_s: float) -> None:
     t_s = max(now_s, last_s)
     with closing(fleet):
         journal.append([RunResumed(t_s=t_s, down_s=t_s - last_s)])
-        journal.append(fleet.let_go(history, t_s))
+        journal.append(fleet.release_all(history, t_s))

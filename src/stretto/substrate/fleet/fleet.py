@@ -24,15 +24,15 @@ from stretto.core.units import format_duration
 from stretto.journal.folds.nodes import Record, Refusals
 from stretto.substrate.fleet.nodes import (
     START_S,
-    Coming,
-    Failure,
-    Here,
-    Launch,
+    FleetStep,
+    LaunchFailure,
+    LaunchNode,
     NodeKind,
-    Order,
-    Release,
+    NodeOrder,
+    PendingNode,
+    PresentNode,
+    ReleaseNode,
     SeenNode,
-    Step,
 )
 from stretto.worlds.cloud import node_name
 
@@ -61,10 +61,10 @@ class Fleet:
         self._prefix = prefix
         self._wish = Wish(())
         """The last one, of kinds that there are, less what was refused or lost since."""
-        self._coming: dict[str, Coming] = {}
+        self._pending: dict[str, PendingNode] = {}
         """In the order they were asked for."""
-        self._here: dict[str, Here] = {}
-        self._let_go: set[str] = set()
+        self._present: dict[str, PresentNode] = {}
+        self._released: set[str] = set()
         """Keys of nodes that were given back, or up, and still show."""
         self._seen: dict[str, SeenNode] = {}
         self._number = 0
@@ -81,99 +81,99 @@ class Fleet:
         if nodes is None:
             for one in seen:
                 if one.instance not in self._kinds and not one.draining:
-                    self._take_in(one, Step(), 0.0)
+                    self._take_in(one, FleetStep(), 0.0)
         else:
-            self._here = {node.id: Here(node, "") for node in nodes}
+            self._present = {node.id: PresentNode(node, "") for node in nodes}
             self._recognise()
-        return [here.node for here in self._here.values()]
+        return [here.node for here in self._present.values()]
 
     def key_of(self, node_id: str) -> str | None:
         """Which of the seen nodes it is."""
-        here = self._here.get(node_id)
+        here = self._present.get(node_id)
         return None if here is None else here.key
 
     @property
     def rented(self) -> dict[str, str]:
         """The instance of every node that was asked for and is here or on the way, by name."""
-        nodes = [here.node for here in self._here.values()] + [one.node for one in self._coming.values()]
+        nodes = [here.node for here in self._present.values()] + [one.node for one in self._pending.values()]
         return {node.id: node.instance for node in nodes if node.instance}
 
     @property
     def hopeless(self) -> Refusals | None:
         """What was refused, again and again, where there never was a node and none is on the way."""
         sizes = {kind.slots for kind in self._kinds.values()}
-        of_use = any(here.node.gpus in sizes for here in self._here.values())
-        vain = self._refusals.hopeless and bool(self._kinds) and not of_use and not self._coming
+        of_use = any(here.node.gpus in sizes for here in self._present.values())
+        vain = self._refusals.hopeless and bool(self._kinds) and not of_use and not self._pending
         return self._refusals if vain else None
 
-    def wish(self, wish: Wish, t_s: float) -> Step:
+    def wish(self, wish: Wish, t_s: float) -> FleetStep:
         """Take back what is on the way and not wanted any more; ask for what is missing.
 
         Nodes that are to be given back stay until `release`, and nothing is asked for in their place till
         then.
         """
-        step = Step()
+        step = FleetStep()
         self._settled = True
         for node_id in wish.release:
-            if node_id in self._here:
-                self._here[node_id] = replace(self._here[node_id], leaving=True)
+            if node_id in self._present:
+                self._present[node_id] = replace(self._present[node_id], leaving=True)
         self._wish = self._known(wish)
         self._balance(step, t_s)
         unknown = [(instance, n) for instance, n in wish.nodes if n and instance not in self._kinds]
         why = self._why_unknown()
-        self._tell([NodeRefused(t_s=t_s, instance=kind, count=n, why=why) for kind, n in unknown], step)
+        self._report([NodeRefused(t_s=t_s, instance=kind, count=n, why=why) for kind, n in unknown], step)
         return step
 
-    def release(self, nodes: Iterable[str], t_s: float) -> Step:
+    def release(self, nodes: Iterable[str], t_s: float) -> FleetStep:
         """Give back nodes that were launched; what else is wished for stays as it is."""
-        step = Step()
+        step = FleetStep()
         for node_id in nodes:
-            if node_id in self._here and self._here[node_id].node.instance:
+            if node_id in self._present and self._present[node_id].node.instance:
                 self._give_back(node_id, step, t_s)
         self._balance(step, t_s)
         return step
 
-    def give_up(self, node_id: str) -> Step:
+    def give_up(self, node_id: str) -> FleetStep:
         """A node is of no use though it shows, and was told to be lost: it is not met again in this life."""
-        step = Step()
-        here = self._here.pop(node_id, None)
+        step = FleetStep()
+        here = self._present.pop(node_id, None)
         if here is not None:
-            self._let_go.add(here.key)
+            self._released.add(here.key)
             self._expect_less(here)
             if here.node.instance:
-                step.orders.append(Release(node_id, here.key))
+                step.orders.append(ReleaseNode(node_id, here.key))
         return step
 
-    def began(self, name: str, t_s: float) -> Step:
+    def began(self, name: str, t_s: float) -> FleetStep:
         """A launch is under way: from now on the node costs."""
-        step = Step()
-        coming = self._coming.get(name)
+        step = FleetStep()
+        coming = self._pending.get(name)
         if coming is not None and coming.launched_s is None:
-            self._coming[name] = replace(coming, launched_s=t_s)
+            self._pending[name] = replace(coming, launched_s=t_s)
             step.events.append(NodeLaunched(t_s=t_s, node=coming.node))
         return step
 
-    def failed(self, failures: Mapping[str, Failure], t_s: float) -> Step:
+    def failed(self, failures: Mapping[str, LaunchFailure], t_s: float) -> FleetStep:
         """Launches that came to nothing, and why. Of nodes that came after all this is no news."""
-        step = Step()
-        fresh = {name: failure for name, failure in failures.items() if name in self._coming}
+        step = FleetStep()
+        fresh = {name: failure for name, failure in failures.items() if name in self._pending}
         self._refuse(fresh, step, t_s)
         return step
 
-    def see(self, seen: Sequence[SeenNode], t_s: float) -> Step:
+    def see(self, seen: Sequence[SeenNode], t_s: float) -> FleetStep:
         """What is alive now: what came, what went, what should be here by now and is not."""
-        step = Step()
+        step = FleetStep()
         self._seen = {one.key: one for one in seen}
-        self._let_go &= self._seen.keys()
+        self._released &= self._seen.keys()
         self._recognise()
-        self._miss(step, t_s)
-        known = {here.key for here in self._here.values()} | self._let_go
+        self._find_lost(step, t_s)
+        known = {here.key for here in self._present.values()} | self._released
         for one in seen:
             if one.key not in known and not one.draining:
                 self._meet(one, step, t_s)
         self._adopt(step, t_s)
-        late = Failure(f"not there {format_duration(self._start_s)} after they were asked for")
-        overdue = {name: late for name, one in self._coming.items() if t_s >= one.due_s}
+        late = LaunchFailure(f"not there {format_duration(self._start_s)} after they were asked for")
+        overdue = {name: late for name, one in self._pending.items() if t_s >= one.due_s}
         self._refuse(overdue, step, t_s)
         return step
 
@@ -184,7 +184,7 @@ class Fleet:
         t_s: float,
         *,
         launched: Iterable[str] = (),
-    ) -> Step:
+    ) -> FleetStep:
         """Go on where a record ends. What was on the way then may still come, and the last wish holds.
 
         Of the nodes that were `launched`, by their names, those that the record does not have are let go of.
@@ -192,9 +192,11 @@ class Fleet:
         record = Record.of(history)
         self._settled = True
         due_s = t_s + self._start_s
-        self._here = {node.id: Here(node, "", node.id in record.draining) for node in record.here.values()}
-        self._coming = {
-            node.id: Coming(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
+        self._present = {
+            node.id: PresentNode(node, "", node.id in record.draining) for node in record.here.values()
+        }
+        self._pending = {
+            node.id: PendingNode(node, since_s, due_s, since_s) for node, since_s in record.coming.values()
         }
         self._wish = self._known(record.wish)
         self._refusals = record.refusals.with_one_more_try()
@@ -207,55 +209,55 @@ class Fleet:
             for event in step.events
         ]
         for node_id in record.wish.release:
-            if node_id in self._here:
+            if node_id in self._present:
                 self._give_back(node_id, step, t_s)
         settled = {*self.rented, *(order.name for order in step.orders)}
-        step.orders += [Release(name) for name in launched if name not in settled]
+        step.orders += [ReleaseNode(name) for name in launched if name not in settled]
         self._balance(step, t_s)
         return step
 
-    def let_go(
+    def release_all(
         self,
         history: Iterable[Event],
         seen: Sequence[SeenNode],
         t_s: float,
         *,
         launched: Iterable[str] = (),
-    ) -> Step:
+    ) -> FleetStep:
         """The run of a record does not go on: everything that was ever launched for it ends.
 
         `launched` are the names of what can be ended whether the record has it or not.
         """
         record = Record.of(history)
-        step = Step()
+        step = FleetStep()
         self._seen = {one.key: one for one in seen}
-        self._here = {node.id: Here(node, "") for node in record.here.values() if node.instance}
+        self._present = {node.id: PresentNode(node, "") for node in record.here.values() if node.instance}
         self._recognise()
-        for node_id in list(self._here):
+        for node_id in list(self._present):
             self._give_back(node_id, step, t_s)
         for name in record.coming:
-            step.orders.append(Release(name))
+            step.orders.append(ReleaseNode(name))
             step.events.append(NodeReleased(t_s=t_s, node_id=name))
         keys = {one.name: one.key for one in seen}
         known = set(record.rented)
-        step.orders += [Release(name, keys.get(name, "")) for name in launched if name not in known]
+        step.orders += [ReleaseNode(name, keys.get(name, "")) for name in launched if name not in known]
         return step
 
-    def close(self) -> list[Order]:
+    def close(self) -> list[NodeOrder]:
         """Let go of everything that was launched."""
-        rented = [(node_id, here.key) for node_id, here in self._here.items() if here.node.instance]
-        orders: list[Order] = [Release(name) for name in self._coming]
-        orders += [Release(node_id, key) for node_id, key in rented]
-        self._coming.clear()
+        rented = [(node_id, here.key) for node_id, here in self._present.items() if here.node.instance]
+        orders: list[NodeOrder] = [ReleaseNode(name) for name in self._pending]
+        orders += [ReleaseNode(node_id, key) for node_id, key in rented]
+        self._pending.clear()
         for node_id, _ in rented:
-            del self._here[node_id]
+            del self._present[node_id]
         return orders
 
-    def _balance(self, step: Step, t_s: float) -> None:
-        awaited = {one.node.instance for one in self._coming.values()}
+    def _balance(self, step: FleetStep, t_s: float) -> None:
+        awaited = {one.node.instance for one in self._pending.values()}
         for instance in sorted({*dict(self._wish.nodes), *awaited}):
             on_the_way = self._on_the_way(instance)
-            here = [one for one in self._here.values() if one.node.instance == instance]
+            here = [one for one in self._present.values() if one.node.instance == instance]
             counted = sum(one.is_counted_on for one in here) + len(on_the_way)
             missing = self._wish.count(instance) - counted
             for name in on_the_way[missing:] if missing < 0 else ():
@@ -264,31 +266,31 @@ class Fleet:
                 self._ask(self._kinds[instance], step, t_s)
         self._adopt(step, t_s)
 
-    def _ask(self, kind: NodeKind, step: Step, t_s: float) -> None:
+    def _ask(self, kind: NodeKind, step: FleetStep, t_s: float) -> None:
         self._number += 1
         name = f"{self._prefix}{node_name(kind.instance, self._number)}"
         node = Node(name, Resources(gpu=kind.slots), kind.instance)
-        self._coming[name] = Coming(node, t_s, t_s + self._start_s)
-        step.orders.append(Launch(name, kind.instance))
+        self._pending[name] = PendingNode(node, t_s, t_s + self._start_s)
+        step.orders.append(LaunchNode(name, kind.instance))
 
-    def _take_back(self, name: str, step: Step, t_s: float, *, never_came: bool = False) -> None:
-        coming = self._coming.pop(name)
-        step.orders.append(Release(name))
+    def _take_back(self, name: str, step: FleetStep, t_s: float, *, never_came: bool = False) -> None:
+        coming = self._pending.pop(name)
+        step.orders.append(ReleaseNode(name))
         if coming.launched_s is not None:
             step.events.append(NodeReleased(t_s=t_s, node_id=name, never_came=never_came))
 
-    def _give_back(self, node_id: str, step: Step, t_s: float) -> None:
-        here = self._here.pop(node_id)
+    def _give_back(self, node_id: str, step: FleetStep, t_s: float) -> None:
+        here = self._present.pop(node_id)
         if not self._adopts:  # else it is anybody's from now on, and may be had again
-            self._let_go.add(here.key)
-        step.orders.append(Release(node_id, here.key))
+            self._released.add(here.key)
+        step.orders.append(ReleaseNode(node_id, here.key))
         step.events.append(NodeReleased(t_s=t_s, node_id=node_id))
 
-    def _refuse(self, failures: Mapping[str, Failure], step: Step, t_s: float) -> None:
+    def _refuse(self, failures: Mapping[str, LaunchFailure], step: FleetStep, t_s: float) -> None:
         """Those of one kind and reason are told together, with the log of the first."""
-        alike: dict[tuple[str, str], list[Failure]] = {}
+        alike: dict[tuple[str, str], list[LaunchFailure]] = {}
         for name, failure in failures.items():
-            instance = self._coming[name].node.instance
+            instance = self._pending[name].node.instance
             alike.setdefault((instance, failure.why), []).append(failure)
             self._take_back(name, step, t_s, never_came=True)
             self._wish = self._wish.less(instance, 1)
@@ -296,74 +298,74 @@ class Fleet:
             NodeRefused(t_s=t_s, instance=instance, count=len(those), why=those[0].words)
             for (instance, _), those in alike.items()
         ]
-        self._tell(told, step)
+        self._report(told, step)
 
-    def _tell(self, refused: Sequence[NodeRefused], step: Step) -> None:
+    def _report(self, refused: Sequence[NodeRefused], step: FleetStep) -> None:
         if refused:
-            self._refusals = self._refusals.after(refused[-1], awaits=bool(self._coming))
+            self._refusals = self._refusals.after(refused[-1], awaits=bool(self._pending))
         step.events += refused
 
     def _recognise(self) -> None:
         """Find the nodes of the record among those that are alive: by name, or any of the kind."""
-        taken = {here.key for here in self._here.values()}
-        for node_id, here in self._here.items():
+        taken = {here.key for here in self._present.values()}
+        for node_id, here in self._present.items():
             if here.key:
                 continue
             same = [one for one in self._seen.values() if one.key not in taken and self._may_be(one, here)]
             if same:
-                self._here[node_id] = replace(here, key=same[0].key)
+                self._present[node_id] = replace(here, key=same[0].key)
                 taken.add(same[0].key)
 
-    def _may_be(self, one: SeenNode, here: Here) -> bool:
+    def _may_be(self, one: SeenNode, here: PresentNode) -> bool:
         any_will_do = self._adopts and bool(here.node.instance)
         return one.instance == here.node.instance if any_will_do else one.name == here.node.id
 
-    def _miss(self, step: Step, t_s: float) -> None:
+    def _find_lost(self, step: FleetStep, t_s: float) -> None:
         """Nodes that are gone, or will be soon."""
-        for node_id, here in list(self._here.items()):
+        for node_id, here in list(self._present.items()):
             one = self._seen.get(here.key)
             if one is None:
-                del self._here[node_id]
+                del self._present[node_id]
                 step.events.append(NodeLost(t_s=t_s, node_id=node_id))
                 if here.node.instance:
-                    step.orders.append(Release(node_id, here.key))
+                    step.orders.append(ReleaseNode(node_id, here.key))
             elif one.draining and not here.draining:
-                self._here[node_id] = replace(here, draining=True)
+                self._present[node_id] = replace(here, draining=True)
                 step.events.append(NodeDraining(t_s=t_s, node_id=node_id))
             else:
                 continue
             self._expect_less(here)
 
-    def _meet(self, one: SeenNode, step: Step, t_s: float) -> None:
+    def _meet(self, one: SeenNode, step: FleetStep, t_s: float) -> None:
         if one.instance not in self._kinds:
             self._take_in(one, step, t_s)
-        elif one.name in self._coming:
+        elif one.name in self._pending:
             self._arrive(one.name, one, step, t_s)
-        elif self._settled and not self._adopts and self._is_ours(one) and one.name not in self._here:
+        elif self._settled and not self._adopts and self._is_ours(one) and one.name not in self._present:
             # Asked for by a controller that was killed before it could write that down.
-            self._let_go.add(one.key)
-            step.orders.append(Release(one.name, one.key))
+            self._released.add(one.key)
+            step.orders.append(ReleaseNode(one.name, one.key))
 
-    def _take_in(self, one: SeenNode, step: Step, t_s: float) -> None:
-        name = one.name if one.name not in self._here else f"{one.name}-{one.key[:6]}"
+    def _take_in(self, one: SeenNode, step: FleetStep, t_s: float) -> None:
+        name = one.name if one.name not in self._present else f"{one.name}-{one.key[:6]}"
         node = Node(name, Resources(gpu=one.slots))
-        self._here[name] = Here(node, one.key)
+        self._present[name] = PresentNode(node, one.key)
         step.events.append(NodeAdded(t_s=t_s, node=node))
 
-    def _adopt(self, step: Step, t_s: float) -> None:
+    def _adopt(self, step: FleetStep, t_s: float) -> None:
         """Nodes without names go to those who wait, the longest waiting first."""
         if not self._adopts:
             return
-        taken = {here.key for here in self._here.values()} | self._let_go
+        taken = {here.key for here in self._present.values()} | self._released
         for one in self._seen.values():
             on_the_way = self._on_the_way(one.instance)
             if on_the_way and one.key not in taken and not one.draining:
                 self._arrive(on_the_way[0], one, step, t_s)
 
-    def _arrive(self, name: str, one: SeenNode, step: Step, t_s: float) -> None:
-        coming = self._coming.pop(name)
+    def _arrive(self, name: str, one: SeenNode, step: FleetStep, t_s: float) -> None:
+        coming = self._pending.pop(name)
         node = replace(coming.node, capacity=Resources(gpu=one.slots))
-        self._here[name] = Here(node, one.key)
+        self._present[name] = PresentNode(node, one.key)
         self._refusals = self._refusals.arrived()
         launched_s = coming.launched_s
         if launched_s is None:
@@ -372,7 +374,7 @@ class Fleet:
         queue_s, init_s = launched_s - coming.asked_s, t_s - launched_s
         step.events.append(NodeAdded(t_s=t_s, node=node, queue_s=queue_s, init_s=init_s))
 
-    def _expect_less(self, gone: Here) -> None:
+    def _expect_less(self, gone: PresentNode) -> None:
         """Whoever wants this node still must wish for it again."""
         if gone.is_counted_on:
             self._wish = self._wish.less(gone.node.instance, 1)
@@ -381,7 +383,7 @@ class Fleet:
         return Wish(tuple((instance, count) for instance, count in wish.nodes if instance in self._kinds))
 
     def _on_the_way(self, instance: str) -> list[str]:
-        return [name for name, one in self._coming.items() if one.node.instance == instance]
+        return [name for name, one in self._pending.items() if one.node.instance == instance]
 
     def _is_ours(self, one: SeenNode) -> bool:
         begin, _, number = one.name.rpartition("-")

@@ -36,7 +36,7 @@ class SeenNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PendingNode:
     """A node that was asked for."""
 
     node: Node
@@ -46,7 +46,7 @@ class Coming:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class PresentNode:
     """A node that is there."""
 
     node: Node
@@ -62,7 +62,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchNode:
     """Bring up a node under this name."""
 
     name: str
@@ -70,7 +70,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseNode:
     """Let go of a node, or of one that is on the way; whatever there is of it."""
 
     name: str
@@ -78,11 +78,11 @@ class Release:
     """Of the node, if it is or was here."""
 
 
-Order = Launch | Release
+NodeOrder = LaunchNode | ReleaseNode
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LaunchFailure:
     """Why a launch came to nothing."""
 
     why: str
@@ -95,8 +95,8 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Step:
+class FleetStep:
     """What follows from something: in this order, first what is to be done, then what is to be told."""
 
-    orders: list[Order] = field(default_factory=list)
+    orders: list[NodeOrder] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

@@ -63,5 +63,5 @@ def noting_nodes(history: Iterable[Event], noted: list[Event]) -> Iterator[Event
 class NodeFleet(Provisioner, Protocol):
     """A provisioner that can also clear up after a run that does not go on."""
 
-    def let_go(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
+    def release_all(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
         """End everything that was launched for it; `close` waits for that."""

@@ -1,7 +1,7 @@
-"""What runs on a node of the cluster: an actor with the nurseries that fork the node's workers.
+"""What runs on a node of the cluster: an actor with the fork servers that start the node's workers.
 
-Everything that touches training code is in those processes, not in Ray's: they end as on one machine, with
-their group, when they are told to, when the agent is gone, or when the run is.
+Training code runs only in the worker processes, never in Ray's own. As on one machine, they end with their
+process group: on request, when the agent is gone, or when the run is over.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ from pathlib import Path
 from stretto.core.errors import InputError
 from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
 from stretto.substrate.elastic.identity import RunLock
-from stretto.substrate.ray.log_shipping import Piece, Tail
-from stretto.substrate.ray.placement import Sitter
+from stretto.substrate.ray.log_shipping import LogPiece, LogShipper
+from stretto.substrate.ray.placement import LeaseHolder
 from stretto.system.limits import scarce_number
 from stretto.system.private_files import make_private_folder
 from stretto.wire.store_url import UNCOPIED
 
 _SIOCGIFADDR = 0x8915
 LISTEN_S = 0.5
-"""How long the controller's question whether there is news stays open."""
+"""How long the controller's poll for news stays open."""
 _PATIENCE_S = 5.0
-"""How much longer than the grace what is left of an earlier start of the run may take to end."""
-_AFTER_S = 0.02
-"""What is said shortly after the first thing goes with it."""
+"""Processes of an earlier start of the run may take this much longer than the grace period to end."""
+_BATCH_S = 0.02
+"""Messages that follow within this time are delivered together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """What an agent is put in charge of."""
+class AgentConfig:
+    """What an agent needs to know about the run and its node."""
 
     run: str
     scratch: Path
-    """The node's own, of this run."""
+    """The run's folder on the node's own disk."""
     folder: Path | None
-    """The run's, which the node must see; None: its jobs have their files in the scratch folder."""
+    """The run's shared folder, which the node must see. None: jobs keep their files in `scratch`."""
     proof: str
-    """What stands in the file `id` of the run's folder."""
+    """The content of the file `id` in the run's folder."""
     host: str
-    """Where other nodes find this one."""
+    """The address at which other nodes reach this one."""
     trainer: Trainer
     grace_s: float
     slots: int
     cwd: Path
-    """The controller's: relative paths in training code mean the same here, if it exists."""
+    """The controller's working directory, so that relative paths in training code mean the same here."""
     env: Mapping[str, str]
     runs_commands: bool = False
-    """Then the node must see that folder, too, and all that commands keep is in the run's."""
+    """Commands need `cwd` on the node, and keep all their files in the run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a nursery said of one of its workers; or, without a saying, that it ended."""
+class ForkServerMessage:
+    """What a fork server reports about one of its workers; without a saying: the server has ended."""
 
     entry: str
     saying: Saying | None
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What happened on a node since the last time."""
+class AgentNews:
+    """What happened on a node since the last poll."""
 
-    said: tuple[Said, ...] = ()
-    pieces: tuple[Piece, ...] = ()
+    messages: tuple[ForkServerMessage, ...] = ()
+    pieces: tuple[LogPiece, ...] = ()
 
 
-class Do(Enum):
-    """What a nursery can be told."""
+class ForkServerAction(Enum):
+    """What a fork server can be asked to do."""
 
     WARM = auto()
     SPAWN = auto()
@@ -87,8 +87,8 @@ class Do(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
-    """What a new worker is given."""
+class WorkerStart:
+    """The connection, log file and environment of a new worker."""
 
     address: str
     secret: str
@@ -97,182 +97,179 @@ class Birth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a nursery is to do; the numbers of an agent's orders have no gaps."""
+class AgentOrder:
+    """One order to a fork server. The orders of an agent are numbered without gaps."""
 
     number: int
     entry: str
-    do: Do
+    action: ForkServerAction
     worker: str = ""
-    birth: Birth | None = None
+    start: WorkerStart | None = None
 
 
-class Agent(Sitter):
-    """A Ray actor with two threads: one carries out orders, one waits for news. Others hold seats."""
+class Agent(LeaseHolder):
+    """A Ray actor: one thread carries out orders, one waits for news, and one per lease holds it."""
 
-    def __init__(self, charge: Charge) -> None:
+    def __init__(self, config: AgentConfig) -> None:
         super().__init__()
-        self._charge = charge
-        self._folder = charge.folder or charge.scratch
+        self._config = config
+        self._folder = config.folder or config.scratch
         self._lock: RunLock | None = None
-        self._tail: Tail | None = None
+        self._shipper: LogShipper | None = None
         self._env: dict[str, str] = {}
-        self._nurseries: dict[str, Nursery] = {}
-        self._news: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._fork_servers: dict[str, Nursery] = {}
+        self._news: queue.SimpleQueue[ForkServerMessage] = queue.SimpleQueue()
         self._ordering = threading.Lock()
-        """Guards what follows."""
-        self._waiting: dict[int, Order] = {}
+        """Guards the fields below."""
+        self._waiting: dict[int, AgentOrder] = {}
         self._next = 0
         self._begins = False
-        self._departs = False
+        self._cleans_up = False
         self._begun = threading.Event()
-        """Whatever came of it."""
+        """Set when `begin` has ended, with or without success."""
 
     def begin(self) -> None:
-        """Make sure that this node is fit for the run; then do what was ordered meanwhile."""
+        """Check that the node is fit for the run, then carry out the orders that came meanwhile."""
         with self._ordering:
-            self._begins = not self._departs
+            self._begins = not self._cleans_up
         try:
             if self._begins:
-                self._settle_in()
+                self._set_up()
         finally:
             self._begun.set()
 
-    def _settle_in(self) -> None:
-        charge = self._charge
-        if charge.folder is not None:
-            _check_folder(charge.folder, charge)
-        charge.scratch.mkdir(mode=0o700, exist_ok=True)
-        if charge.scratch.stat().st_uid != os.getuid():
+    def _set_up(self) -> None:
+        config = self._config
+        if config.folder is not None:
+            _check_folder(config.folder, config)
+        config.scratch.mkdir(mode=0o700, exist_ok=True)
+        if config.scratch.stat().st_uid != os.getuid():
             raise InputError(
-                f"{charge.scratch} on node {charge.host} is somebody else's.", remedy="Remove it."
+                f"{config.scratch} on node {config.host} belongs to another user.", remedy="Remove it."
             )
-        _enter(charge)
-        self._tail = None if charge.folder is not None else Tail(charge.scratch)
+        _enter(config)
+        self._shipper = None if config.folder is not None else LogShipper(config.scratch)
         self._env = {
             **os.environ,
-            **training_env(threads=max((os.cpu_count() or 1) // charge.slots, 1), grace_s=charge.grace_s),
-            **_network(charge.host),
-            **charge.env,
+            **training_env(threads=max((os.cpu_count() or 1) // config.slots, 1), grace_s=config.grace_s),
+            **_network(config.host),
+            **config.env,
         }
-        lock = RunLock(charge.scratch / "lock", patience_s=charge.grace_s + _PATIENCE_S)
+        lock = RunLock(config.scratch / "lock", patience_s=config.grace_s + _PATIENCE_S)
         with self._ordering:
             self._lock = lock
-            self._carry_on()
+            self._run_ready_orders()
 
-    def order(self, order: Order) -> None:
+    def order(self, order: AgentOrder) -> None:
         with self._ordering:
             self._waiting[order.number] = order
             if self._lock is not None:
-                self._carry_on()
+                self._run_ready_orders()
 
-    def _carry_on(self) -> None:
-        """Ray may deliver orders in another sequence."""
+    def _run_ready_orders(self) -> None:
+        """Carry out orders by number; Ray may deliver them in another sequence."""
         while self._next in self._waiting:
             order = self._waiting.pop(self._next)
             self._next += 1
             try:
-                self._carry_out(order)
-            except Exception as error:  # noqa: BLE001 - one that cannot be carried out must not stop the others
+                self._run(order)
+            except Exception as error:  # noqa: BLE001 - a failed order must not stop the others
                 why, number = f"a worker cannot be started: {error}", scarce_number(error) or 0
                 gone = Saying("gone", order.worker, error=why, number=number)
-                self._news.put(Said(order.entry, gone))
+                self._news.put(ForkServerMessage(order.entry, gone))
 
-    def listen(self) -> News:
-        """The next things that are said; nothing if it stays quiet for a moment."""
-        said: list[Said] = []
+    def listen(self) -> AgentNews:
+        """Wait a moment for news; empty if nothing happens."""
+        messages: list[ForkServerMessage] = []
         with contextlib.suppress(queue.Empty):
-            said.append(self._news.get(timeout=LISTEN_S))
+            messages.append(self._news.get(timeout=LISTEN_S))
             while True:
-                said.append(self._news.get(timeout=_AFTER_S))
-        return News(tuple(said), () if self._tail is None else self._tail.pieces())
+                messages.append(self._news.get(timeout=_BATCH_S))
+        return AgentNews(tuple(messages), () if self._shipper is None else self._shipper.pieces())
 
-    def rest(self) -> tuple[Piece, ...]:
-        """The next that is left to carry; what was given before counts as carried."""
-        return () if self._tail is None else self._tail.pieces()
+    def remaining_logs(self) -> tuple[LogPiece, ...]:
+        """The next pieces of logs. Asking again confirms that the previous ones have arrived."""
+        return () if self._shipper is None else self._shipper.pieces()
 
-    def depart(self) -> None:
-        """Leave nothing on the node but checkpoints that could not be copied and so are nowhere else."""
+    def clean_up(self) -> None:
+        """Remove the scratch folder, unless it holds checkpoints that could not be copied elsewhere."""
         with self._ordering:
-            self._departs = True
+            self._cleans_up = True
             begins = self._begins
         ours = begins and self._begun.wait(_PATIENCE_S) and self._lock is not None
-        if ours and not any(self._charge.scratch.glob(f"jobs/*/*/{UNCOPIED}")):
-            shutil.rmtree(self._charge.scratch, ignore_errors=True)
+        if ours and not any(self._config.scratch.glob(f"jobs/*/*/{UNCOPIED}")):
+            shutil.rmtree(self._config.scratch, ignore_errors=True)
 
-    def _carry_out(self, order: Order) -> None:
-        nursery = self._nurseries.get(order.entry)
-        if order.do is Do.SPAWN:
+    def _run(self, order: AgentOrder) -> None:
+        server = self._fork_servers.get(order.entry)
+        if order.action is ForkServerAction.SPAWN:
             self._spawn(order)
-        elif order.do is Do.WARM:
-            with contextlib.suppress(OSError):  # it is tried again when it is needed
-                self._nursery(order.entry)
-        elif nursery is None:
-            return  # it ended, and its workers with it
-        elif order.do is Do.END:
-            nursery.end(order.worker)
-        elif order.do is Do.KILL:
-            nursery.kill(order.worker)
+        elif order.action is ForkServerAction.WARM:
+            with contextlib.suppress(OSError):  # SPAWN tries again
+                self._fork_server(order.entry)
+        elif server is None:
+            return  # it has ended, and its workers with it
+        elif order.action is ForkServerAction.END:
+            server.end(order.worker)
+        elif order.action is ForkServerAction.KILL:
+            server.kill(order.worker)
         else:
-            nursery.close()
+            server.close()
 
-    def _spawn(self, order: Order) -> None:
-        birth = order.birth
-        assert birth is not None
-        make_private_folder(birth.log.parent)
-        self._nursery(order.entry).spawn(
-            order.worker, address=birth.address, secret=birth.secret, log=birth.log, env=birth.env
+    def _spawn(self, order: AgentOrder) -> None:
+        start = order.start
+        assert start is not None
+        make_private_folder(start.log.parent)
+        self._fork_server(order.entry).spawn(
+            order.worker, address=start.address, secret=start.secret, log=start.log, env=start.env
         )
 
-    def _nursery(self, entry: str) -> Nursery:
+    def _fork_server(self, entry: str) -> Nursery:
         assert self._lock is not None
-        if entry not in self._nurseries:
-            self._nurseries[entry] = Nursery(
+        if entry not in self._fork_servers:
+            self._fork_servers[entry] = Nursery(
                 entry,
-                self._charge.trainer,
-                grace_s=self._charge.grace_s,
+                self._config.trainer,
+                grace_s=self._config.grace_s,
                 env=self._env,
                 log=self._folder / "nursery.log",
                 lock_fd=self._lock.fd,
-                on_saying=lambda saying: self._news.put(Said(entry, saying)),
+                on_saying=lambda saying: self._news.put(ForkServerMessage(entry, saying)),
                 on_end=lambda: self._lose(entry),
             )
-        return self._nurseries[entry]
+        return self._fork_servers[entry]
 
     def _lose(self, entry: str) -> None:
         with self._ordering:
-            del self._nurseries[entry]
-            self._news.put(Said(entry, None))
+            del self._fork_servers[entry]
+            self._news.put(ForkServerMessage(entry, None))
 
 
-def _check_folder(folder: Path, charge: Charge) -> None:
+def _check_folder(folder: Path, config: AgentConfig) -> None:
     with contextlib.suppress(OSError):
-        if (folder / "id").read_text(encoding="ascii") == charge.proof:
+        if (folder / "id").read_text(encoding="ascii") == config.proof:
             return
-    store = (
-        ", or give --store with a place for checkpoints that all of them can reach, such as s3://bucket/run"
-    )
+    store = ", or give --store with a place that all of them can reach, such as s3://bucket/run"
     raise InputError(
-        f"node {charge.host} does not see the run's folder {folder}.",
-        remedy=f"Run in a folder that all nodes share{'' if charge.runs_commands else store}.",
+        f"node {config.host} does not see the run's folder {folder}.",
+        remedy=f"Run in a folder that all nodes share{'' if config.runs_commands else store}.",
     )
 
 
-def _enter(charge: Charge) -> None:
-    """Training code is found by its path, and may do without the folder."""
+def _enter(config: AgentConfig) -> None:
+    """Change to the controller's folder. Only commands require it: training code is found by its path."""
     try:
-        os.chdir(charge.cwd)
+        os.chdir(config.cwd)
     except OSError as error:
-        if charge.runs_commands:
+        if config.runs_commands:
             raise InputError(
-                f"node {charge.host} does not see {charge.cwd}, where the command is to run "
-                f"({error.strerror}).",
+                f"node {config.host} does not see the command's folder {config.cwd} ({error.strerror}).",
                 remedy="Start it in a folder that all nodes share.",
             ) from error
 
 
 def _network(host: str) -> dict[str, str]:
-    """Where the workers of a node meet those of others, unless somebody has said so."""
+    """The network address and interface for talking to other nodes, unless the user has set them."""
     found = {"STRETTO_HOST": host}
     interface = _interface_of(host)
     if interface:
@@ -281,7 +278,7 @@ def _network(host: str) -> dict[str, str]:
 
 
 def _interface_of(host: str) -> str:
-    """The network interface that has this address; empty if it cannot be told."""
+    """The network interface that has this address; empty if unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The controller's side of the agents: one line to each node, and whether anybody is at its other end."""
+"""The controller's side of the agents: one client per node, which notices when its agent is gone."""
 
 from __future__ import annotations
 
@@ -15,36 +15,43 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stretto.core.errors import InputError
 from stretto.substrate.elastic.fork_servers import Saying
-from stretto.substrate.ray.agent import Agent, Birth, Charge, Do, News, Order
-from stretto.substrate.ray.log_shipping import Piece
+from stretto.substrate.ray.agent import (
+    Agent,
+    AgentConfig,
+    AgentNews,
+    AgentOrder,
+    ForkServerAction,
+    WorkerStart,
+)
+from stretto.substrate.ray.log_shipping import LogPiece
 from stretto.substrate.ray.nodes import RayNode
 from stretto.substrate.ray.placement import HOLDS
 
 _RAY: Any = ray  # parts of it have no types
 START_S = 120.0
-"""An agent that is not there by then does not come: it imports a little, and Ray installs nothing for it."""
+"""An agent that has not started by then is given up: it has few imports, and Ray installs nothing for it."""
 PULSE_S = 15.0
-"""An agent that has not answered for so long is gone, whatever Ray says: a node may stop without a word."""
+"""An agent that has not answered for this long is lost, whatever Ray says: a node may stop silently."""
 
 _UNBEGUN_S = 1.0
-"""How long an agent is asked to depart that nobody has heard of yet."""
+"""How long to wait for the clean-up of an agent that has not begun."""
 
 
-class Listener(Protocol):
-    """Who is told what comes over a line, in threads of Ray's."""
+class AgentListener(Protocol):
+    """Receives what agents report, in Ray's threads."""
 
-    def began(self, line: AgentLine) -> None: ...
-    def told(self, line: AgentLine, news: News) -> None: ...
-    def lost(self, line: AgentLine, error: BaseException) -> None: ...
+    def began(self, agent: AgentClient) -> None: ...
+    def heard(self, agent: AgentClient, news: AgentNews) -> None: ...
+    def lost(self, agent: AgentClient, error: BaseException) -> None: ...
 
 
-class AgentLine:
-    """One agent."""
+class AgentClient:
+    """The controller's handle of one agent."""
 
     def __init__(
-        self, node: RayNode, charge: Charge, listener: Listener, awake_s: Callable[[], float]
+        self, node: RayNode, config: AgentConfig, listener: AgentListener, awake_s: Callable[[], float]
     ) -> None:
-        """`awake_s` is time in which somebody listened: an agent is not to blame for what nobody heard."""
+        """`awake_s` counts time in which the controller ran: its own pauses are no silence of the agent."""
         self.node = node
         self._awake_s = awake_s
         self._listener = listener
@@ -53,7 +60,7 @@ class AgentLine:
         self._over = False
         self._ending = False
         self._quiet = threading.Event()
-        """Nothing is on its way any more."""
+        """Set when no poll is under way any more."""
         self._limit_s = START_S
         self._heard_s = awake_s()
         self._actor: Any = (
@@ -61,46 +68,48 @@ class AgentLine:
             .options(
                 num_cpus=0,
                 max_concurrency=2,
-                name=f"{charge.run} on {node.name} ({node.ray_id[:8]})",
+                name=f"{config.run} on {node.name} ({node.ray_id[:8]})",
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
             )
-            .remote(charge)
+            .remote(config)
         )
         self._ask(self._actor.begin, self._begun)
 
     @property
-    def sitter(self) -> Any:
-        """Who shows whose the seats of the node are."""
+    def holder(self) -> Any:
+        """The handle of the `LeaseHolder` that shows which job has which lease."""
         return self._actor
 
     @property
     def is_silent(self) -> bool:
         return self._awake_s() - self._heard_s > self._limit_s
 
-    def order(self, entry: str, do: Do, worker: str = "", birth: Birth | None = None) -> None:
-        order = Order(number=self._orders, entry=entry, do=do, worker=worker, birth=birth)
+    def order(
+        self, entry: str, action: ForkServerAction, worker: str = "", start: WorkerStart | None = None
+    ) -> None:
+        order = AgentOrder(number=self._orders, entry=entry, action=action, worker=worker, start=start)
         self._orders += 1
         self._actor.order.remote(order)
 
-    def rest(self, patience_s: float) -> Iterator[tuple[Piece, ...]]:
-        """What of the node's files was not carried yet; nothing is listened to any more."""
+    def remaining_logs(self, patience_s: float) -> Iterator[tuple[LogPiece, ...]]:
+        """Stop polling for news and yield the logs that were not shipped yet."""
         self._ending = True
         self._quiet.wait(patience_s)
         with contextlib.suppress(RayError):
-            while pieces := ray.get(self._actor.rest.remote(), timeout=patience_s):
+            while pieces := ray.get(self._actor.remaining_logs.remote(), timeout=patience_s):
                 yield pieces
 
-    def depart(self, patience_s: float) -> None:
-        """Have the node left as it was found; nobody trains there any more.
+    def clean_up(self, patience_s: float) -> None:
+        """Remove the run's files from the node, when nothing trains there any more.
 
-        An agent that has not begun has left little there, and may still be far from answering.
+        An agent that has not begun has written little, and may take long to answer.
         """
         limit_s = patience_s if self._has_begun else _UNBEGUN_S
         with contextlib.suppress(RayError):
-            ray.get(self._actor.depart.remote(), timeout=limit_s)
+            ray.get(self._actor.clean_up.remote(), timeout=limit_s)
 
-    def hang_up(self) -> None:
-        """Nothing more is heard; whatever the agent has started ends."""
+    def disconnect(self) -> None:
+        """Kill the agent, which ends everything it has started; ignore what it still says."""
         self._over = True
         with contextlib.suppress(Exception):  # its node may be gone
             ray.kill(self._actor)
@@ -111,7 +120,7 @@ class AgentLine:
                 return
             error = future.exception()
             if error is not None:
-                self._listener.lost(self, _own(error))
+                self._listener.lost(self, _agents_error(error))
                 return
             self._heard_s = self._awake_s()
             on_answer(future.result())
@@ -131,41 +140,43 @@ class AgentLine:
             return
         self._ask(self._actor.listen, self._hear)
 
-    def _hear(self, news: News) -> None:
-        self._listener.told(self, news)
+    def _hear(self, news: AgentNews) -> None:
+        self._listener.heard(self, news)
         self._listen()
 
 
-def _own(error: BaseException) -> BaseException:
-    """What the agent itself had to say, or else what Ray has."""
+def _agents_error(error: BaseException) -> BaseException:
+    """The agent's own error if there is one, else Ray's."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, InputError) else error
 
 
 @dataclass(slots=True)
-class RemoteNursery:
-    """The nursery of one entry on one node, as if it were here."""
+class RemoteForkServer:
+    """The fork server of one entry point on one node, used like a local one."""
 
-    line: AgentLine
+    agent: AgentClient
     entry: str
     on_saying: Callable[[Saying], None]
     on_end: Callable[[], None]
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def spawn(self, worker: str, *, address: str, secret: str, log: Path, env: Mapping[str, str]) -> None:
-        self.line.order(self.entry, Do.SPAWN, worker, Birth(address, secret, log, dict(env)))
+        self.agent.order(
+            self.entry, ForkServerAction.SPAWN, worker, WorkerStart(address, secret, log, dict(env))
+        )
 
     def end(self, worker: str) -> None:
-        self.line.order(self.entry, Do.END, worker)
+        self.agent.order(self.entry, ForkServerAction.END, worker)
 
     def kill(self, worker: str) -> None:
-        self.line.order(self.entry, Do.KILL, worker)
+        self.agent.order(self.entry, ForkServerAction.KILL, worker)
 
     def close(self) -> None:
-        self.line.order(self.entry, Do.CLOSE)
+        self.agent.order(self.entry, ForkServerAction.CLOSE)
 
     def wait(self, patience_s: float) -> None:
-        """Its agent ends what does not end by itself."""
+        """Wait for its end; the agent ends workers that do not end by themselves."""
         self._ended.wait(patience_s)
 
     def hear(self, saying: Saying | None) -> None:
@@ -176,5 +187,5 @@ class RemoteNursery:
             self.on_end()
 
     def lose(self) -> None:
-        """Nothing more comes from there."""
+        """The server is gone."""
         self._ended.set()

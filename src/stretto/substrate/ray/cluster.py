@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: one that is there, or one of our own on this machine."""
+"""The connection to a Ray cluster: an existing one, or a new one on this machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stretto.core.errors import InputError
 from stretto.substrate.local.slots import Slots, find_slots
 
 _CONNECT_S = 60.0
-"""A driver that lacks the cluster's token asks for ever."""
+"""Limit for connecting: without the cluster's token, Ray would retry forever."""
 T = TypeVar("T")
 
 
 @contextmanager
 def connected(address: str | None, *, slots: int | None = None) -> Iterator[str]:
-    """Be part of the cluster at an address, of the one this machine is in, or of a new one here.
+    """Connect to the cluster at `address`, else to this machine's, else start one with `slots` slots here.
 
-    Gives the cluster's address. Only a new one is stopped in the end; `slots` is how many it has. Where this
-    process is connected already, that is the cluster; InputError if it is not the one at the address.
+    Yields the cluster's address. Only a cluster started here is stopped at the end. An existing connection of
+    this process is used; InputError if it is to another cluster than `address`.
     """
     ray = _ray()
     if ray.is_initialized():
@@ -50,7 +50,7 @@ def connected(address: str | None, *, slots: int | None = None) -> Iterator[str]
 
 
 def _keep_stdout_clean(ray: ModuleType) -> None:
-    """Ray prints what becomes of its own processes where our results go, and has no setting for that."""
+    """Send Ray's messages about its processes to the log; Ray prints them to stdout, without a setting."""
 
     def to_log(data: Mapping[str, Any], **_: object) -> None:
         for line in data.get("lines", ()):
@@ -60,13 +60,13 @@ def _keep_stdout_clean(ray: ModuleType) -> None:
 
 
 def is_our_own() -> bool:
-    """Whether the cluster that this process is connected to was started by it."""
-    node = _ray()._private.worker._global_node  # noqa: SLF001 - Ray has no public word for it
+    """Whether this process started the cluster it is connected to."""
+    node = _ray()._private.worker._global_node  # noqa: SLF001 - Ray has no public function for this
     return node is not None and bool(node.head)
 
 
 def resources_of(slots: int, machine: Slots) -> dict[str, int]:
-    """What Ray is told that this machine has, so that it has so many slots."""
+    """The Ray resources that give this machine this many slots."""
     if not machine.has_gpus:
         return {"num_cpus": slots}
     if slots > len(machine):
@@ -79,7 +79,7 @@ def resources_of(slots: int, machine: Slots) -> dict[str, int]:
 
 
 def _check_connected_to(ray: ModuleType, address: str) -> None:
-    """One cluster may have several addresses; it has one id."""
+    """InputError if `address` belongs to another cluster; a cluster has several addresses, but one id."""
     context = ray.get_runtime_context()
     if context.gcs_address == address:
         return

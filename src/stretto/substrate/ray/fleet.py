@@ -13,8 +13,17 @@ from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeReleased
 from stretto.journal.folds.nodes import Record
 from stretto.substrate.fleet.fleet import Fleet
-from stretto.substrate.fleet.nodes import START_S, Failure, Launch, NodeKind, Order, Resource, SeenNode, Step
-from stretto.substrate.ray.launch import Began, Failed, Launcher, News
+from stretto.substrate.fleet.nodes import (
+    START_S,
+    FleetStep,
+    LaunchFailure,
+    LaunchNode,
+    NodeKind,
+    NodeOrder,
+    Resource,
+    SeenNode,
+)
+from stretto.substrate.ray.launch import LaunchBegan, Launcher, LaunchFailed, LaunchNews
 from stretto.substrate.ray.nodes import RayNode, is_connected, read_nodes, slot_resource
 
 _LOOK_S = 0.5
@@ -121,10 +130,12 @@ class RayFleet:
         called_off = [NodeReleased(t_s=t_s, node_id=name) for name in Record.of(past).called_off]
         return [*called_off, *self._carry_out(step, t_s), *self._hear(t_s)]
 
-    def let_go(self, history: Iterable[Event], t_s: float) -> list[Event]:
+    def release_all(self, history: Iterable[Event], t_s: float) -> list[Event]:
         """End everything that was launched for a run that does not go on; `close` waits for it."""
         launched = self._launcher.launched() if self._launcher else ()
-        return self._carry_out(self._fleet.let_go(history, self._nodes_seen(), t_s, launched=launched), t_s)
+        return self._carry_out(
+            self._fleet.release_all(history, self._nodes_seen(), t_s, launched=launched), t_s
+        )
 
     def close(self) -> None:
         """Let go of every node that was launched, and wait until that is done.
@@ -178,25 +189,25 @@ class RayFleet:
     def _hear(self, t_s: float) -> list[Event]:
         """What launches have come to."""
         events: list[Event] = []
-        failures: dict[str, Failure] = {}
+        failures: dict[str, LaunchFailure] = {}
         for news in self._launcher.news() if self._launcher else ():
-            if isinstance(news, Began):
+            if isinstance(news, LaunchBegan):
                 events += self._carry_out(self._fleet.began(news.name, t_s), t_s)
             else:
                 self._asked_s.pop(news.name, None)
-                failures[news.name] = Failure(news.why, news.log)
+                failures[news.name] = LaunchFailure(news.why, news.log)
         return [*events, *self._carry_out(self._fleet.failed(failures, t_s), t_s)]
 
-    def _carry_out(self, step: Step, t_s: float) -> list[Event]:
+    def _carry_out(self, step: FleetStep, t_s: float) -> list[Event]:
         self._now_s = t_s
         self._order(step.orders)
         return step.events
 
-    def _order(self, orders: Sequence[Order]) -> None:
+    def _order(self, orders: Sequence[NodeOrder]) -> None:
         if self._launcher is None:
             return
         for order in orders:
-            if isinstance(order, Launch):
+            if isinstance(order, LaunchNode):
                 self._asked_s[order.name] = self._now_s
                 self._launcher.launch(order.name, order.instance)
             else:
@@ -227,7 +238,7 @@ class RayFleet:
                 answers = False
 
 
-class Pool:
+class NodePool:
     """All nodes of the connected cluster that have so many slots, under the name of one type.
 
     Nothing is launched: a fleet adopts the nodes it sees, and what it then still waits for does not come.
@@ -263,10 +274,10 @@ class Pool:
     def release(self, name: str, ray_id: str) -> None:
         """It goes on being there."""
 
-    def news(self) -> list[News]:
+    def news(self) -> list[LaunchNews]:
         """Of those asked for before the last time: what could be had of them was adopted since then."""
         refused, self._overdue, self._asked = self._overdue, self._asked, []
-        return [Failed(name, f"no other node has {self._kind.slots} slots") for name in refused]
+        return [LaunchFailed(name, f"no other node has {self._kind.slots} slots") for name in refused]
 
     def settle(self) -> frozenset[str]:
         return frozenset()  # nothing is on the way

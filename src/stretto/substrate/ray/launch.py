@@ -15,14 +15,14 @@ from stretto.substrate.ray.nodes import INSTANCE_LABEL
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class LaunchBegan:
     """A node begins to start up, and to cost."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LaunchFailed:
     """A node will not come."""
 
     name: str
@@ -31,7 +31,7 @@ class Failed:
     """Where all that its launch said is, if that is kept."""
 
 
-News = Began | Failed
+LaunchNews = LaunchBegan | LaunchFailed
 
 _CLOSE_S = 15.0
 """How long a last word to the autoscaler may take."""
@@ -63,7 +63,7 @@ class Launcher(Protocol):
     def release(self, name: str, ray_id: str) -> None:
         """Let go of a node, or of one on the way; `ray_id` is empty unless it is or was here."""
 
-    def news(self) -> list[News]:
+    def news(self) -> list[LaunchNews]:
         """What became of launches since the last time."""
 
     def settle(self) -> frozenset[str]:
@@ -77,13 +77,13 @@ class Mailbox:
     """News from other threads."""
 
     def __init__(self) -> None:
-        self._letters: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._letters: queue.SimpleQueue[LaunchNews] = queue.SimpleQueue()
 
-    def post(self, news: News) -> None:
+    def post(self, news: LaunchNews) -> None:
         self._letters.put(news)
 
-    def collect(self) -> list[News]:
-        found: list[News] = []
+    def collect(self) -> list[LaunchNews]:
+        found: list[LaunchNews] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 found.append(self._letters.get_nowait())
@@ -153,7 +153,7 @@ class AutoscalerLauncher:
             self._unasked.discard(name)
         self._changes.put(True)
 
-    def news(self) -> list[News]:
+    def news(self) -> list[LaunchNews]:
         return self._mailbox.collect()
 
     def settle(self) -> frozenset[str]:
@@ -194,11 +194,11 @@ class AutoscalerLauncher:
         except Exception as error:  # noqa: BLE001 - whatever Ray raises, these nodes do not come
             self._unheard = str(error) or type(error).__name__
             for name in fresh:
-                self._mailbox.post(Failed(name, f"the autoscaler could not be asked: {error}"))
+                self._mailbox.post(LaunchFailed(name, f"the autoscaler could not be asked: {error}"))
         else:
             self._unheard = ""
             for name in fresh:
-                self._mailbox.post(Began(name))
+                self._mailbox.post(LaunchBegan(name))
 
 
 def _request_resources(bundles: list[dict[str, float]], selectors: list[dict[str, str]]) -> None:

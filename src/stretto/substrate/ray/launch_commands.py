@@ -26,7 +26,7 @@ from stretto.core.errors import InputError
 from stretto.journal.folds.nodes import end_of
 from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.fleet.nodes import NodeKind
-from stretto.substrate.ray.launch import Began, Failed, Mailbox, News
+from stretto.substrate.ray.launch import LaunchBegan, LaunchFailed, LaunchNews, Mailbox
 from stretto.system.plain_json import UnreadableError, read_json
 from stretto.system.private_files import make_private_folder, private_opener, write_private
 
@@ -123,12 +123,12 @@ class CommandLauncher:
             process = self._start(argv, name)
         except OSError as error:
             self._log(name).unlink(missing_ok=True)
-            self._mailbox.post(Failed(name, f"{argv[0]} cannot be run: {error.strerror}"))
+            self._mailbox.post(LaunchFailed(name, f"{argv[0]} cannot be run: {error.strerror}"))
             return
         self._processes[name] = process
         self._launched[name] = _Launched(number, instance, process.pid, _begun(process.pid))
         _write(self._file(name, _RECORD), self._launched[name])
-        self._mailbox.post(Began(name))
+        self._mailbox.post(LaunchBegan(name))
         threading.Thread(target=self._watch, args=(name, process), name=f"launch {name}", daemon=True).start()
 
     def release(self, name: str, ray_id: str) -> None:
@@ -150,7 +150,7 @@ class CommandLauncher:
         self._endings[name] = thread, ray_id
         thread.start()
 
-    def news(self) -> list[News]:
+    def news(self) -> list[LaunchNews]:
         self._tidy()
         return self._mailbox.collect()
 
@@ -248,7 +248,7 @@ class CommandLauncher:
         if code and name not in self._unwanted:
             self._failed.add(name)
             why = f"its launch command ended with {_ended(code)}: {self._said(name)}"
-            self._mailbox.post(Failed(name, why, str(self._log(name))))
+            self._mailbox.post(LaunchFailed(name, why, str(self._log(name))))
 
     def _end(self, name: str, launched: _Launched, ray_id: str) -> None:
         if not ray_id:  # first of all, or what it is still bringing up comes after the release

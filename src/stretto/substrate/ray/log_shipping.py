@@ -1,7 +1,7 @@
-"""What jobs write on a node that has no part in the run's folder, carried there piece by piece.
+"""Log shipping: copies logs and metrics, piece by piece, from nodes that do not see the run's folder.
 
-jobs/ID/stdout.log            what is carried
-jobs/ID/stdout.log.carried    how many of its bytes were: another agent of the run goes on there
+jobs/ID/stdout.log            a file that is shipped
+jobs/ID/stdout.log.carried    how many of its bytes have arrived; the next agent continues there
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from stretto.substrate.elastic.guard import LOG_BYTES
 from stretto.system.private_files import make_private_folder, private_opener, write_private
 
 _NAMES = ("stdout.log", "metrics.jsonl")
-_MOST = 1 << 20
-"""Bytes of one file that are carried at once."""
+_MAX_PIECE_BYTES = 1 << 20
+"""The most bytes of one file that are sent at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """The next bytes of a file."""
 
     path: str
@@ -28,55 +28,54 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Tail:
-    """The logs and metrics of all jobs under a folder, as far as they were not carried yet.
+class LogShipper:
+    """Reads what jobs under a folder have logged since the last call. Thread-safe.
 
-    Who asks again has laid down what was given before; until then it is not written down as carried. An
-    agent that ends in between leaves a piece to be carried twice, and none to be lost. Several threads may
-    ask.
+    A call of `pieces` confirms that the previous pieces have arrived; only then are they recorded as shipped.
+    If an agent ends in between, a piece may be shipped twice, but none is lost.
     """
 
     folder: Path
-    _carried: dict[Path, int] = field(default_factory=dict)
-    _given: dict[Path, int] = field(default_factory=dict)
-    """How far files have come with what was given last."""
+    _shipped: dict[Path, int] = field(default_factory=dict)
+    _sent: dict[Path, int] = field(default_factory=dict)
+    """Where the pieces sent last end."""
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
-    def pieces(self) -> tuple[Piece, ...]:
-        """The next piece of each file that has one; nothing once all that is there was carried."""
+    def pieces(self) -> tuple[LogPiece, ...]:
+        """The next piece of each file; empty when everything was shipped."""
         with self._asking:
             self._settle()
             found = (self._next(path) for path in self._files())
             return tuple(piece for piece in found if piece.content)
 
-    def _next(self, path: Path) -> Piece:
+    def _next(self, path: Path) -> LogPiece:
         begin = self._begin(path)
         with path.open("rb") as file:
             file.seek(begin)
-            content = file.read(_MOST)
+            content = file.read(_MAX_PIECE_BYTES)
         if content:
-            self._given[path] = begin + len(content)
-        return Piece(str(path.relative_to(self.folder)), content)
+            self._sent[path] = begin + len(content)
+        return LogPiece(str(path.relative_to(self.folder)), content)
 
     def _settle(self) -> None:
-        """What was given has come."""
-        for path, end in self._given.items():
-            self._carried[path] = end
+        """Record that the pieces sent last have arrived."""
+        for path, end in self._sent.items():
+            self._shipped[path] = end
             write_private(_beside(path, ".carried"), str(end).encode(), on_written=lambda _: None)
-        self._given.clear()
+        self._sent.clear()
 
     def _begin(self, path: Path) -> int:
-        """Where the next piece begins; a file that has become shorter is another one."""
-        if path not in self._carried:
-            self._carried[path] = _written_down(_beside(path, ".carried"))
-        return self._carried[path] if self._carried[path] <= path.stat().st_size else 0
+        """Where the next piece begins; a file that is shorter than before is a new one."""
+        if path not in self._shipped:
+            self._shipped[path] = _written_down(_beside(path, ".carried"))
+        return self._shipped[path] if self._shipped[path] <= path.stat().st_size else 0
 
     def _files(self) -> list[Path]:
         return sorted(path for name in _NAMES for path in self.folder.glob(f"jobs/*/{name}"))
 
 
-def lay_down(pieces: tuple[Piece, ...], folder: Path) -> None:
-    """Add what came to the files of the run."""
+def append_pieces(pieces: tuple[LogPiece, ...], folder: Path) -> None:
+    """Append pieces to the files in the run's folder."""
     for piece in pieces:
         path = folder / piece.path
         make_private_folder(path.parent)

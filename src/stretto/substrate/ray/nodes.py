@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as it tells of them."""
+"""The nodes of a Ray cluster, as Ray lists them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import ray
 from stretto.substrate.fleet.nodes import Resource
 
 NAME_LABEL = "stretto-node"
-"""What Stretto calls the node; given by the command that launches it."""
+"""The node's name in Stretto; set by the command that launches it."""
 INSTANCE_LABEL = "stretto-instance"
-"""The type it was launched as, by the name that the study prices it under."""
+"""The instance type, by the name that the study gives its price under."""
 GROUP_LABEL = "ray.io/node-group"
 """The node type of Ray's autoscaler."""
 
@@ -30,17 +30,17 @@ class RayNode:
     """Its address."""
     slots: int
     instance: str
-    """Empty for one that is simply there."""
+    """Empty for a node without a price."""
     draining: bool
 
 
 def slot_resource() -> Resource:
-    """What a slot is in the connected cluster: a GPU if any node has one, else a CPU."""
+    """What counts as a slot in the connected cluster: GPUs if any node has one, else CPUs."""
     return "GPU" if any(node["Resources"].get("GPU", 0.0) >= 1.0 for node in _alive()) else "CPU"
 
 
 def read_nodes(resource: Resource | None = None) -> tuple[RayNode, ...]:
-    """The nodes of the connected cluster that are alive and have slots, by Ray's id."""
+    """The nodes of the connected cluster that are alive and have slots, sorted by Ray's id."""
     kind = resource or slot_resource()
     draining = _draining()
     found = (_node(told, kind, draining=told["NodeID"] in draining) for told in _alive())
@@ -48,7 +48,7 @@ def read_nodes(resource: Resource | None = None) -> tuple[RayNode, ...]:
 
 
 def is_connected() -> bool:
-    """Whether the node that this process belongs to is alive: without it Ray does nothing for us any more."""
+    """Whether this process's own Ray node is alive; without it Ray does nothing for us."""
     own = ray.get_runtime_context().get_node_id()
     return any(told["NodeID"] == own for told in _alive())
 
@@ -58,7 +58,7 @@ def _alive() -> list[Mapping[str, Any]]:
 
 
 def _draining() -> frozenset[str]:
-    """Ray has no public word for it."""
+    """The ids of draining nodes; Ray has no public function for this."""
     return frozenset(_RAY._private.state.state.get_draining_nodes())  # noqa: SLF001
 
 

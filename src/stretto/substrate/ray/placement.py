@@ -1,7 +1,7 @@
-"""How a seat is kept: with an actor in it, which tells its GPU, or by its placement group alone.
+"""Placement groups: how a slot is reserved in Ray.
 
-An actor is a process of Ray's, and takes a second of processor time to start; a CPU has no number that one
-would have to be asked for.
+A GPU slot needs an actor in its group, because only the actor learns the number of its GPU. A CPU has no
+number, so its group is enough, which saves the second of CPU time that an actor takes to start.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from stretto.substrate.ray.nodes import RayNode
 
 _RAY: Any = ray  # parts of it have no types
 HOLDS = "holds"
-"""The threads of an actor in which `Sitter.hold` waits: as many as it has seats."""
+"""The concurrency group of `LeaseHolder.hold`: an actor has one thread per lease."""
 _CREATED = "CREATED"
 _REMOVED = "REMOVED"
 _SOON_S = 0.002
-"""Ray needs about so long for a group that there is room for."""
+"""Ray needs about this long for a group that fits."""
 _LATEST_S = 0.25
-"""One that there is no room for is looked at so often in the end."""
+"""The longest interval between looks at a group that does not fit."""
 _CHECK_S = 2.0
-"""How often it is looked at whether all that were there still are."""
+"""How often to check that the groups still exist."""
 _SHARE = 0.01
-"""Of one core, for that: Ray's table has every group the cluster ever had."""
+"""Of one core, at most, for these checks: Ray's table has every group that the cluster ever had."""
 _EASY = 4.0
-"""Between looks at those that are to come, so many times as long as the last took."""
+"""Pause between looks at waiting groups, as a multiple of the time the last look took."""
 _END_S = 5.0
-"""For the last look, if Ray does not answer."""
+"""How long `close` waits for a look that Ray does not answer."""
 
 
-class Sitter:
-    """An actor that shows whose a seat is: `hold` runs for as long as a job has it, called as the job is."""
+class LeaseHolder:
+    """An actor that shows in Ray's dashboard which job has a lease, by a call of `hold` in the job's name."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -57,125 +57,127 @@ class Sitter:
             self._freed.remove(worker_id)
 
     def free(self, worker_id: str) -> None:
-        """Ray may deliver this before the other."""
+        """End `hold`, also if Ray delivers this call first."""
         with self._changed:
             self._freed.add(worker_id)
             self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A seat to be taken; who is told of it is so in any thread, perhaps when it was just left."""
+class ReservationRequest:
+    """A lease that is being acquired. Callbacks may run in any thread, even after release."""
 
     name: str
     node: RayNode
     on_ready: Callable[[str], None]
-    """Somebody can sit down; with the seat's GPUs as CUDA wants them listed."""
+    """The slot is ours; the argument is for CUDA_VISIBLE_DEVICES, empty for a CPU."""
     on_lost: Callable[[], None]
     """Ray has taken it away."""
 
 
-def _group(resource: str, wanted: Wanted) -> PlacementGroup:
+def _group(resource: str, request: ReservationRequest) -> PlacementGroup:
     made: PlacementGroup = placement_group(
         [{resource: 1.0}],
-        bundle_label_selector=[{"ray.io/node-id": wanted.node.ray_id}],
-        name=wanted.name,
+        bundle_label_selector=[{"ray.io/node-id": request.node.ray_id}],
+        name=request.name,
     )
     return made
 
 
-class GpuSitter(Sitter):
-    """The actor in a seat."""
+class GpuLeaseHolder(LeaseHolder):
+    """The actor in a GPU's placement group."""
 
     def gpus(self) -> str:
-        """The seat's GPUs, as CUDA wants them listed."""
+        """The GPUs of the group, for CUDA_VISIBLE_DEVICES."""
         return ",".join(str(gpu) for gpu in ray.get_gpu_ids())
 
 
 @dataclass(slots=True)
-class _GpuSeat:
+class _GpuReservation:
     group: PlacementGroup
-    sitter: Any
-    sits: bool = False
+    holder: Any
+    has_actor: bool = False
 
-    def leave(self) -> None:
+    def release(self) -> None:
         remove_placement_group(self.group)
-        if not self.sits:  # with its group goes an actor that is there, but not one that is still to come
-            ray.kill(self.sitter)
+        if (
+            not self.has_actor
+        ):  # with its group goes an actor that is there, but not one that is still to come
+            ray.kill(self.holder)
 
 
-class GpuKeeper:
-    """An actor in every seat: only that is told which GPU it is. If it ends, the seat was taken away."""
+class GpuPlacer:
+    """Reserves GPUs, each with an actor that learns which GPU it is. If the actor ends, the lease is lost."""
 
-    def keep(self, wanted: Wanted) -> _GpuSeat:
-        group = _group("GPU", wanted)
-        sitter: Any = (
-            _RAY.remote(concurrency_groups={HOLDS: 1})(GpuSitter)
+    def reserve(self, request: ReservationRequest) -> _GpuReservation:
+        group = _group("GPU", request)
+        holder: Any = (
+            _RAY.remote(concurrency_groups={HOLDS: 1})(GpuLeaseHolder)
             .options(
                 num_cpus=0,
                 num_gpus=1,
-                name=wanted.name,
+                name=request.name,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             )
             .remote()
         )
-        seat = _GpuSeat(group, sitter)
+        lease = _GpuReservation(group, holder)
 
         def answer(future: Any) -> None:
             if future.exception() is not None:
-                wanted.on_lost()
+                request.on_lost()
                 return
-            seat.sits = True
-            wanted.on_ready(future.result())
+            lease.has_actor = True
+            request.on_ready(future.result())
 
-        sitter.gpus.remote().future().add_done_callback(answer)
-        return seat
+        holder.gpus.remote().future().add_done_callback(answer)
+        return lease
 
     def close(self) -> None:
-        """Its actors went with their seats."""
+        """Nothing to do: the actors end with their groups."""
 
 
 @dataclass(frozen=True, slots=True)
-class _CpuSeat:
+class _CpuReservation:
     group: PlacementGroup
-    sitter: Any
+    holder: Any
     watch: GroupWatch
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.watch.forget(self.group)
         remove_placement_group(self.group)
 
 
-class CpuKeeper:
-    """The group is all there is of a seat; the node's agent shows whose it is."""
+class CpuPlacer:
+    """Reserves CPUs by a placement group alone; the node's agent shows which job has it."""
 
     def __init__(self, agent_of: Callable[[str], Any]) -> None:
         """`agent_of` gives the handle of a node's agent."""
         self._agent_of = agent_of
         self._watch = GroupWatch()
 
-    def keep(self, wanted: Wanted) -> _CpuSeat:
-        group = _group("CPU", wanted)
-        self._watch.add(group, on_ready=lambda: wanted.on_ready(""), on_lost=wanted.on_lost)
-        return _CpuSeat(group, self._agent_of(wanted.node.name), self._watch)
+    def reserve(self, request: ReservationRequest) -> _CpuReservation:
+        group = _group("CPU", request)
+        self._watch.add(group, on_ready=lambda: request.on_ready(""), on_lost=request.on_lost)
+        return _CpuReservation(group, self._agent_of(request.node.name), self._watch)
 
     def close(self) -> None:
         self._watch.close()
 
 
 def state_of(group: PlacementGroup) -> str:
-    """What Ray's table says of a group."""
+    """The state of a group in Ray's table."""
     told: str = _table(group).get("state", _REMOVED)
     return told
 
 
 def created() -> set[str]:
-    """The ids of all groups that are there; of the whole cluster, as Ray has no table of ours."""
+    """The ids of all created groups of the cluster; Ray has no table of ours alone."""
     return {one for one, told in _table().items() if told["state"] == _CREATED}
 
 
 def _table(*group: PlacementGroup) -> Any:
-    if not ray.is_initialized():  # whoever asks for the table then has Ray started
+    if not ray.is_initialized():  # asking for the table would start Ray
         raise ConnectionError
     return placement_group_table(*group)
 
@@ -189,10 +191,10 @@ class _Watched:
 
 
 class GroupWatch:
-    """Sees when groups come and when they are taken away, in one thread, which the first of them starts.
+    """Notices when groups are created and when they are removed, by polling in one thread.
 
-    Ray can wait for one group to come, and in its older versions for the first of several with a process for
-    each; for the end of one it cannot.
+    Ray can wait for the creation of one group but not for its removal. In older versions, waiting for the first
+    of several takes a process for each. The first group starts the thread.
     """
 
     def __init__(
@@ -206,18 +208,18 @@ class GroupWatch:
         self._created = created
         self._check_s = check_s
         self._changed = threading.Condition()
-        """Guards all that follows."""
+        """Guards the fields below."""
         self._watched: dict[PlacementGroup, _Watched] = {}
         self._newest_s = 0.0
-        """When one was last added."""
+        """When a group was last added."""
         self._is_new = False
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="watch of seats", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="watch of leases", daemon=True)
 
     def add(
         self, group: PlacementGroup, *, on_ready: Callable[[], None], on_lost: Callable[[], None]
     ) -> None:
-        """They are called in the thread, perhaps when the group was just forgotten; `on_lost` is the last."""
+        """Both are called in the polling thread, even just after `forget`; after `on_lost` comes nothing."""
         with self._changed:
             self._watched[group] = _Watched(group, on_ready, on_lost)
             self._newest_s, self._is_new = time.monotonic(), True
@@ -250,7 +252,7 @@ class GroupWatch:
                 check_at_s = began_s + max(self._check_s, took_s / _SHARE)
 
     def _wait(self, took_s: float, check_at_s: float) -> bool:
-        """Until it is time to look again; False in the end."""
+        """Wait until the next look; False after `close`."""
         with self._changed:
             now_s = time.monotonic()
             rest_s: float | None = check_at_s - now_s
@@ -263,11 +265,11 @@ class GroupWatch:
             return not self._closed
 
     def _ask(self, question: Callable[[], None]) -> None:
-        """Not of a Ray that we are done with: it may be gone while an earlier question had to wait."""
+        """Ask Ray, unless `close` was called: Ray may be gone by then."""
         with self._changed:
             if self._closed:
                 return
-        with contextlib.suppress(Exception):  # a Ray that does not answer is for others to notice
+        with contextlib.suppress(Exception):  # the agents notice a Ray that does not answer
             question()
 
     def _look_at(self, one: _Watched) -> None:
@@ -279,7 +281,7 @@ class GroupWatch:
             self._lose(one)
 
     def _look_at_all(self) -> None:
-        here = self._all(is_here=True)  # before the table: what comes meanwhile is not missed
+        here = self._all(is_here=True)  # before the table is read: a new group must not look lost
         there = self._created() if here else set()
         for one in here:
             if one.group.id.hex() not in there:
