@@ -193,8 +193,8 @@ class _Watched:
 class GroupWatch:
     """Notices when groups are created and when they are removed, by polling in one thread.
 
-    Ray can wait for the creation of one group but not for its removal. In older versions, waiting for the first
-    of several takes a process for each. The first group starts the thread.
+    Ray can wait for the creation of one group but not for its removal. In older versions, waiting for the
+    first of several takes a process for each. The first group starts the thread.
     """
 
     def __init__(
