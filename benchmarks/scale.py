@@ -34,9 +34,9 @@ from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.registry import make_policy
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import Saying
-from stretto.substrate.elastic.identity import RunLock
 from stretto.substrate.elastic.substrate import ElasticSubstrate, Files
 from stretto.substrate.elastic.workers import Place
+from stretto.system.identity import RunLock
 from stretto.system.threads import one_blas_thread
 
 NODES, GPUS, JOBS = 1000, 4, 5000

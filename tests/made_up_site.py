@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from stretto.core.cluster import Node
 from stretto.driving.target import ThisMachine
-from stretto.inputs.cluster import Offer, slots_offer
+from stretto.inputs.cluster import slots_offer
+from stretto.pricing.instances import Offer
 from stretto.runs.folder import RunFolder
 from stretto.substrate.fleet.provision import NodeFleet
 

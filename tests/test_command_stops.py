@@ -32,7 +32,6 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.leaving import FAILED, KILLED
 from stretto.core.observations import Result
-from stretto.driving.stop import unsaved_jobs
 from stretto.driving.substrate import CommandsFor, CommandSubstrate
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.inputs.work import check_command
@@ -42,6 +41,7 @@ from stretto.profiling.probe import probe
 from stretto.report.run_text import tune_text
 from stretto.runs.deadline import Deadline, when_to_resume
 from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.manage import unsaved_jobs
 from stretto.runs.results import command_files
 from stretto.substrate.local.commands import Command, ProcessSubstrate
 from stretto.substrate.local.slots import find_slots

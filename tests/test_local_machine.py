@@ -29,10 +29,10 @@ from stretto.core.job import Role
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
 from stretto.driving.substrate import CommandSubstrate
-from stretto.substrate.elastic.identity import RunLock
 from stretto.substrate.elastic.reports import Account, Held, untold
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, find_slots, whole_machine
+from stretto.system.identity import RunLock
 from stretto.wire.messages import EpochEnd, Report
 
 

@@ -30,9 +30,9 @@ from stretto.core.events import (
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.resources import Resources
+from stretto.journal.folds.cost import BudgetCap, CostMeter
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
-from stretto.pricing.meter import CostMeter, Purse
 
 FOUR = Instance(name="four", gpus=4, usd_per_hour=36.0)
 """A cent a second, a quarter of it for each GPU."""
@@ -124,11 +124,11 @@ class TestPerInstance:
         assert meter.cost_usd(1100.0) == pytest.approx(1.0)
 
     def test_a_budget_holds_though_the_run_was_killed(self) -> None:
-        purse = Purse([FOUR], Billing(), 5.0)
-        purse.observe(start(node("a")))
-        assert 0.0 < purse.ends_s() < 500.0
-        purse.observe(RunResumed(t_s=1100.0, down_s=1000.0))
-        assert purse.ends_s() == 1100.0
+        cap = BudgetCap(CostMeter([FOUR], Billing()), 5.0)
+        cap.observe(start(node("a")))
+        assert 0.0 < cap.ends_s() < 500.0
+        cap.observe(RunResumed(t_s=1100.0, down_s=1000.0))
+        assert cap.ends_s() == 1100.0
 
     def test_nodes_that_nobody_rents_cost_nothing(self) -> None:
         assert cost([start(Node("mine", Resources(gpu=8)))], 1e6) == 0.0

@@ -22,12 +22,11 @@ from stretto.driving.ray_target import RayCluster
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import OpenTarget
-from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import ProbedNode, read_profile
 from stretto.launch.expect import expect
 from stretto.launch.tune import prepare
 from stretto.pricing.billing import Billing
-from stretto.pricing.instances import Instance
+from stretto.pricing.instances import Instance, Offer
 from stretto.profiling.launched_node import LOOK_S, instance_to_probe, lent_node
 from stretto.profiling.origin import node_to_launch
 from stretto.profiling.probe_data import ProbeProgress

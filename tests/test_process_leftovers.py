@@ -21,10 +21,10 @@ from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
 from stretto.substrate.elastic import command as process_command
 from stretto.substrate.elastic import guard as process_guard
 from stretto.substrate.elastic.guard import TOKEN, end_leftovers, found_before, processes_of
-from stretto.substrate.elastic.identity import folder_identity, identity
 from stretto.substrate.local import commands as process
 from stretto.substrate.local.command_child import GuardedCommand
 from stretto.system import limits as scarcity
+from stretto.system.identity import folder_identity, identity
 from stretto.system.limits import PATIENCE_S, Retry, limit_text, scarce_number
 
 TRAINS_IN_A_GRANDCHILD = """

@@ -41,7 +41,7 @@ from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.stop import Stop
 from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import OpenTarget, TargetRequest, node_of
-from stretto.inputs.cluster import Machine, Offer, RayNodes
+from stretto.inputs.cluster import Machine, RayNodes
 from stretto.inputs.jobs import JobSpec
 from stretto.inputs.study import Rented
 from stretto.inputs.work import Entry
@@ -49,7 +49,7 @@ from stretto.launch.describe import Tell
 from stretto.launch.jobs import RunRequest, check_run, finished_run, start_run
 from stretto.launch.tune import prepare, start
 from stretto.planning.profile import Spread
-from stretto.pricing.instances import Instance
+from stretto.pricing.instances import Instance, Offer
 from stretto.runs.folder import RunFolder
 from stretto.substrate.ray.nodes import read_nodes
 from stretto.substrate.ray.substrate import RaySubstrate

@@ -15,10 +15,9 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.core.units import HOUR_S, format_duration
-from stretto.driving.request import tuning_on
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.inputs.profile import MachineProfile
-from stretto.inputs.study import parse_study, read_outline
+from stretto.inputs.study import parse_study, read_outline, tuning_on
 from stretto.launch.expect import (
     UNKNOWN,
     Expectation,

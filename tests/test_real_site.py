@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
-from stretto.driving.cost import RunMeter, own_meter
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.target import TargetRequest, ThisMachine, find_target, node_of
-from stretto.inputs.cluster import Machine, Offer, nodes_offer, slots_offer
+from stretto.inputs.cluster import Machine, nodes_offer, slots_offer
 from stretto.inputs.study import outline_of, read_outline
 from stretto.inputs.work import CommandLine
+from stretto.journal.folds.cost import CostMeter
 from stretto.launch.tune import prepare
 from stretto.planning.profile import Spread
-from stretto.pricing.instances import Instance
+from stretto.pricing.instances import OWN_MACHINE, Instance, Offer
 from stretto.profiling.probe_data import SlotMap
 from stretto.runs.folder import RunFolder, RunSpec, begin
 from stretto.runs.store import check_unclaimed, empty_store, store_of
@@ -362,7 +362,7 @@ def test_gangs_grow_on_their_own_node() -> None:
 
 class TestCost:
     def test_nodes_of_ones_own_cost_by_their_slots_while_they_are_there(self) -> None:
-        meter = own_meter(3.6)
+        meter = CostMeter((), OWN_MACHINE, 3.6)
         meter.observe(RunStarted(t_s=0.0, identity={"policy": "x"}, nodes=(node_of("a", 2),)))
         meter.observe(NodeAdded(t_s=100.0, node=node_of("b", 1)))
         meter.observe(NodeLost(t_s=200.0, node_id="a"))
@@ -372,7 +372,7 @@ class TestCost:
         offer = nodes_offer(2, 4, Machine(usd_per_slot_hour=0.9))
         node = replace(node_of("x", 4), instance=offer.instances[0].name)
         rented = NodeAdded(t_s=10.0, node=node)
-        meter = RunMeter(offer, 0.9)
+        meter = CostMeter(offer.instances, offer.billing, 0.9)
         for event in (rented, NodeReleased(t_s=110.0, node_id="x")):
             meter.observe(event)
         assert meter.cost_usd(1000.0) == pytest.approx(0.001 * 100)
@@ -385,7 +385,8 @@ class TestCost:
         own, box = node_of("mine", 2), replace(node_of("box-1", 2), instance="box")
         slot = replace(node_of("slot-1", 1), instance=slots_offer(1, Machine()).instances[0].name)
         for node, usd, held_s in ((own, 0.002, 100), (box, 0.001, rented_s), (slot, 0.001, 100)):
-            meter = RunMeter(slots_offer(1, Machine(usd_per_slot_hour=3.6)) if node is slot else offer, 3.6)
+            there = slots_offer(1, Machine(usd_per_slot_hour=3.6)) if node is slot else offer
+            meter = CostMeter(there.instances, there.billing, 3.6)
             meter.observe(RunStarted(t_s=0.0, identity={"policy": "x"}, nodes=()))
             meter.observe(NodeAdded(t_s=0.0, node=node))
             if paused:

@@ -44,7 +44,6 @@ from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.folds.history import Gap, History, history_of
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.expect import Expectation
-from stretto.launch.jobs import run_result
 from stretto.launch.tune import prepare, start
 from stretto.planning.forecast import Estimate
 from stretto.report.figures.gantt import IDLE, STARTING, UNDRIVEN, Groups, gpus_over_time, rows_of, stays_of
@@ -54,6 +53,7 @@ from stretto.report.run_text import job_table, jobs_text, ranked, tune_text
 from stretto.runs.deadline import Deadline, EndedBy, deadline_of
 from stretto.runs.explain import explain
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, begin, find_run
+from stretto.runs.job_results import run_result
 from stretto.runs.live_state import NOT_STARTED, Board
 from stretto.runs.results import TrialResult, TuneResult, plan_tables, tune_result
 from stretto.search.study import Study

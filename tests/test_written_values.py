@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from stretto.core.errors import InputError
+from stretto.inputs.fields import is_folder_name
 from stretto.inputs.jobs import read_jobs
 from stretto.inputs.study import read_outline
-from stretto.runs.folder import is_folder_name, run_folder
+from stretto.runs.folder import run_folder
 from study_command import StudyCommand, write
 from tune_world import STUDY
 

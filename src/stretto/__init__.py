@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from stretto.core.errors import InputError
     from stretto.inputs.snapshot import read_snapshot
     from stretto.inputs.study import StudyFile, read_study
-    from stretto.launch.jobs import JobResult, RunResult, run
+    from stretto.launch.jobs import run
     from stretto.launch.tune import tune
+    from stretto.runs.job_results import JobResult, RunResult
     from stretto.runs.results import TrialResult, TuneResult
     from stretto.simulation.decide import Answer, decide
     from stretto.simulation.jobs import Run, Setup, simulate

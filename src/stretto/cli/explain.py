@@ -16,8 +16,7 @@ from stretto.runs.explain import Line, Story
 from stretto.runs.explain import explain as explain_run
 from stretto.runs.folder import RunFolder, find_run
 from stretto.runs.live_state import Phase
-from stretto.runs.results import ending_of
-from stretto.runs.status import Standing, standing_of, state_of
+from stretto.runs.status import Standing, ending_of, standing_of, state_of
 
 ENDS = {
     EndedBy.JOBS: "all there was to do is done",

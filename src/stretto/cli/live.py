@@ -27,9 +27,9 @@ from rich.text import Text
 
 from stretto.core.events import Event
 from stretto.core.units import format_duration, format_usd
-from stretto.driving.cost import RunMeter
 from stretto.driving.drive import Observer
 from stretto.driving.stop import Stop, signals_interrupt
+from stretto.journal.folds.cost import CostMeter
 from stretto.launch.expect import corrected
 from stretto.launch.progress import (
     STOPPING,
@@ -130,9 +130,11 @@ class Display:
         self._study = study
         self._outlook = outlook
         self._board = Board(study)
-        self._meter: RunMeter | None = None
+        self._meter: CostMeter | None = None
         if outlook is not None and is_priced(outlook.tuning):
-            self._meter = RunMeter(outlook.tuning, outlook.usd_per_slot_hour)
+            self._meter = CostMeter(
+                outlook.tuning.instances, outlook.tuning.billing, outlook.usd_per_slot_hour
+            )
         self._now_s = 0.0
         self._drawn = 0.0
         self._begun = False

@@ -11,13 +11,14 @@ from typing import Any
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration, format_usd
 from stretto.inputs.snapshot import json_data
-from stretto.launch.jobs import RunResult, run_result
 from stretto.policies.registry import Options
 from stretto.report.tables import HEADING, hours_text, metrics_text, policy_row
 from stretto.report.text import markdown_table
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder
-from stretto.runs.results import TuneResult, ending_of
+from stretto.runs.job_results import RunResult, run_result
+from stretto.runs.results import TuneResult
+from stretto.runs.status import ending_of
 from stretto.search.study import Study
 from stretto.simulation.replay import Replayed, StudyReplay, is_study, replay
 from stretto.simulation.replay_jobs import recorded_workload, replay_jobs

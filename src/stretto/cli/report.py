@@ -11,11 +11,12 @@ import typer
 from stretto.cli.flags import AsJson, ReportFile, check_report
 from stretto.cli.runs import show_runs
 from stretto.core.errors import InputError
-from stretto.launch.jobs import run_result
 from stretto.report.run_page import write_run_page
 from stretto.report.run_text import jobs_text, tune_text
 from stretto.runs.folder import RUNS, RunFolder, find_run
-from stretto.runs.results import begun_outline, ending_of, tune_result
+from stretto.runs.job_results import run_result
+from stretto.runs.results import tune_result
+from stretto.runs.status import ending_of
 
 
 def report(
@@ -52,8 +53,8 @@ def report(
 def _summary(folder: RunFolder) -> tuple[str, dict[str, Any]]:
     """In words, and for machines."""
     spec, ended_by = folder.begun_spec(), ending_of(folder)
-    if spec.is_study:
+    if (study := spec.study) is not None:
         result = tune_result(folder, ended_by)
-        return tune_text(result, begun_outline(spec).study), result.as_dict()
+        return tune_text(result, study), result.as_dict()
     jobs = run_result(folder, ended_by)
     return jobs_text(jobs), jobs.as_dict()

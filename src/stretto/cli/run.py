@@ -17,25 +17,19 @@ from stretto.cli.live import stoppable, watching
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.units import counted, parse_duration_s
-from stretto.driving.stop import Stop, unsaved_jobs
+from stretto.driving.stop import Stop
 from stretto.driving.target import LOCAL, local_devices
 from stretto.inputs.cluster import slots_offer
 from stretto.inputs.work import Entry, folder_note
-from stretto.launch.jobs import (
-    INTERVAL_S,
-    CheckedRun,
-    RunRequest,
-    RunResult,
-    check_run,
-    finished_run,
-    start_run,
-)
+from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
 from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_text import jobs_text
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder
+from stretto.runs.job_results import RunResult
 from stretto.runs.live_state import Phase
+from stretto.runs.manage import unsaved_jobs
 from stretto.runs.mend import mend
 from stretto.runs.metrics_files import metrics_after
 from stretto.runs.status import holding

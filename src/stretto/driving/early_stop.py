@@ -1,12 +1,10 @@
-"""What ends a study early: money that must be kept back, a metric that never comes."""
+"""Ends a study early whose trials cannot be compared."""
 
 from __future__ import annotations
 
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported
-from stretto.driving.cost import as_billed
 from stretto.driving.drive import Observer
-from stretto.pricing.meter import Purse
 from stretto.runs.folder import RunFolder
 from stretto.runs.results import check_reported
 from stretto.search.study import Study
@@ -17,22 +15,6 @@ UNCOMPARED_EPOCHS = 10
 
 SAME_FAILURES = 3
 """Trials that fail alike, before any has shown something: the fault is not theirs."""
-
-
-class BudgetLimit:
-    """A budget that ends as much earlier as stopping takes: the last checkpoints are paid for, too."""
-
-    def __init__(self, purse: Purse, reserve_s: float) -> None:
-        self._purse = purse
-        self._reserve_s = reserve_s
-
-    def observe(self, event: Event) -> None:
-        """Take note of what happened."""
-        self._purse.observe(as_billed(event))
-
-    def ends_s(self) -> float:
-        """When the run must be over, as things stand."""
-        return max(self._purse.ends_s() - self._reserve_s, 0.0)
 
 
 class EarlyStop:

@@ -15,8 +15,9 @@ from stretto.core.units import counted
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.substrate import TrainingSpec, check_commands, command_job, training_job
 from stretto.driving.target import TargetRequest, node_of, scratch
-from stretto.inputs.cluster import Offer, nodes_offer, slots_offer
+from stretto.inputs.cluster import nodes_offer, slots_offer
 from stretto.inputs.study import Rented
+from stretto.pricing.instances import Offer
 from stretto.runs.folder import RunFolder
 from stretto.runs.store import empty_store, store_of
 from stretto.substrate.elastic.effects import Rules

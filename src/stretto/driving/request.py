@@ -11,10 +11,9 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration, format_usd
-from stretto.driving.cost import left_usd, measuring_usd
 from stretto.driving.target import LOCAL, OpenTarget, Target, TargetRequest, find_target
-from stretto.inputs.cluster import Offer, slots_offer
-from stretto.inputs.study import StudyOutline, read_outline
+from stretto.inputs.cluster import slots_offer
+from stretto.inputs.study import UNKNOWN_PROFILE, StudyOutline, read_outline, tuning_on
 from stretto.inputs.work import (
     CommandLine,
     Entry,
@@ -24,15 +23,14 @@ from stretto.inputs.work import (
     folder_note,
     in_own_folder,
 )
-from stretto.planning.profile import Latency, Profile, Scaling
+from stretto.planning.profile import Profile
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.registry import make_policy, rents_nodes
+from stretto.pricing.instances import Offer
 from stretto.runs.deadline import AtDeadline
 from stretto.runs.folder import RUNS, RunFolder, Tables, run_folder
+from stretto.runs.results import left_usd, measuring_usd
 from stretto.search.samplers import make_sampler
-
-UNKNOWN = Profile(latency=Latency(epoch_s=1.0), scaling=Scaling(((1, 1.0),)))
-"""Stands for a profile that is still to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +185,7 @@ def check_request(request: TuneRequest) -> Checked:
     work = in_own_folder(work, asked=request.in_folder or of_file)
     limits = _limits(request, outline.limits)
     folder = run_folder(outline.study.name if request.name is None else request.name, request.runs)
-    some = tuning_on(slots_offer(1, outline.machine), outline, UNKNOWN, limits, elastic=True)
+    some = tuning_on(slots_offer(1, outline.machine), outline, UNKNOWN_PROFILE, limits, elastic=True)
     rents = rents_nodes(make_policy(request.policy, options=request.options, tuning=some))
     target = find_target(
         TargetRequest(
@@ -206,23 +204,6 @@ def check_request(request: TuneRequest) -> Checked:
     )
     make_sampler(outline.sampler, outline.space, outline.study, request.seed)
     return checked
-
-
-def tuning_on(
-    offer: Offer, outline: StudyOutline, profile: Profile, limits: Limits, *, elastic: bool
-) -> Tuning:
-    """A study on what there is.
-
-    To trials that are not `elastic` more slots are of no use, as they would begin anew with them.
-    """
-    return Tuning(
-        study=outline.study,
-        profile=profile if elastic else dataclasses.replace(profile, scaling=UNKNOWN.scaling),
-        instances=offer.instances,
-        max_nodes=offer.max_nodes,
-        billing=offer.billing,
-        limits=limits,
-    )
 
 
 def chosen_work(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, RunResumed
-from stretto.core.leaving import has_not_saved
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -86,22 +83,3 @@ def interrupting() -> Iterator[Stop]:
     yield stop
     if stop():
         raise KeyboardInterrupt
-
-
-def unsaved_jobs(events: Iterable[Event]) -> list[str]:
-    """Jobs of a run that stands still which had to leave, last of all, and did not save."""
-    unsaved: dict[str, None] = {}
-    for event in events:
-        match event:
-            case JobNoted() if has_not_saved(event.text):
-                unsaved[event.job_id] = None
-            case JobFinished() | JobFailed():
-                unsaved.pop(event.job_id, None)
-            case Decided():
-                for instruction in event.instructions:
-                    unsaved.pop(instruction.job_id, None)
-            case RunResumed():
-                unsaved.clear()
-            case _:
-                pass
-    return list(unsaved)

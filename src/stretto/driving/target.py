@@ -22,9 +22,10 @@ from stretto.core.resources import Resources
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.stop import Stop, listening
 from stretto.driving.substrate import TrainingSpec, count_slots, make_substrate
-from stretto.inputs.cluster import MOST_SLOTS, Machine, Offer, slots_offer
+from stretto.inputs.cluster import MOST_SLOTS, Machine, slots_offer
 from stretto.inputs.study import Rented
 from stretto.inputs.work import Entry, RealWork
+from stretto.pricing.instances import Offer
 from stretto.runs.folder import RunFolder, Tables, check_room
 from stretto.runs.status import live_runs, neighbour_notes
 from stretto.runs.store import store_of

@@ -9,11 +9,10 @@ from stretto.core.errors import InputError
 from stretto.inputs.fields import Fields
 from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Billing, Per
-from stretto.pricing.instances import Instance, find_instance
+from stretto.pricing.instances import SLOT, Instance, Offer, find_instance, node_type
 from stretto.pricing.price_list import make_instance, read_price_list
 from stretto.substrate.fleet.commands import check_labels, check_launch, check_release
 from stretto.substrate.fleet.nodes import START_S, Resource
-from stretto.substrate.local.slots import SLOT
 
 MACHINE_KEYS = ("slots", "usd_per_slot_hour")
 RENT_KEYS = ("instances", "instance", "prices", "max_nodes", "nodes", "queue_s", "init_s")
@@ -25,8 +24,6 @@ MOST_SLOTS = 1024
 
 MACHINE = "machine"
 """The instance type of a whole machine, for policies that hold all its slots from the start."""
-OWN_MACHINE = Billing(minimum_s=0.0)
-"""Slots of one's own machine are paid for by the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +35,6 @@ class Machine:
     usd_per_slot_hour: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What there is to train on: types of nodes, how many may be held at a time, and how that is billed."""
-
-    instances: tuple[Instance, ...]
-    max_nodes: int
-    billing: Billing = OWN_MACHINE
-
-    @property
-    def slots(self) -> int:
-        """The most there may be at a time."""
-        return self.max_nodes * max(instance.gpus for instance in self.instances)
-
-
 def slots_offer(slots: int, machine: Machine) -> Offer:
     """Slots of one's own, each of them a node to whoever rents."""
     one = Instance(name=SLOT, gpus=1, usd_per_hour=machine.usd_per_slot_hour, own=True)
@@ -61,16 +44,6 @@ def slots_offer(slots: int, machine: Machine) -> Offer:
 def nodes_offer(count: int, slots_each: int, machine: Machine) -> Offer:
     """Equal nodes of one's own."""
     return Offer(instances=(node_type(slots_each, machine.usd_per_slot_hour),), max_nodes=count)
-
-
-def node_type(slots: int, usd_per_slot_hour: float) -> Instance:
-    """A node of one's own with so many slots, as a type that has a price."""
-    return Instance(name=type_name(slots), gpus=slots, usd_per_hour=slots * usd_per_slot_hour, own=True)
-
-
-def type_name(slots: int) -> str:
-    """Of the nodes of one's own that have so many slots."""
-    return f"{SLOT}s-{slots}"
 
 
 def machine_instance(tuning: Tuning) -> Instance:

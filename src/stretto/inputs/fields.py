@@ -136,3 +136,23 @@ def _finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= LARGEST else None
+
+
+MOST_NAME_CHARACTERS = 100
+
+
+MOST_NAME_BYTES = 200
+"""In UTF-8. File systems allow 255, and names of files are made of it."""
+
+
+NAME_RULE = (
+    f"it names a folder, so it has no slashes and at most {MOST_NAME_CHARACTERS} characters, "
+    f"of {MOST_NAME_BYTES} bytes together"
+)
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether every file system takes it for a folder of ours."""
+    if name in {"", ".", ".."} or "/" in name or not name.isprintable():
+        return False
+    return len(name) <= MOST_NAME_CHARACTERS and len(name.encode()) <= MOST_NAME_BYTES

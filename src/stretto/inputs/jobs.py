@@ -12,10 +12,10 @@ from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
 from stretto.core.units import counted, parse_duration_s
 from stretto.inputs.cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
-from stretto.inputs.fields import Fields
-from stretto.inputs.study import MOST_EPOCHS, parse_toml, read_text
+from stretto.inputs.fields import NAME_RULE, Fields, is_folder_name
+from stretto.inputs.study import parse_toml, read_text
+from stretto.inputs.study_section import MOST_EPOCHS
 from stretto.inputs.work import Entry, RealWork, check_command, find_entry, in_own_folder
-from stretto.runs.folder import NAME_RULE, is_folder_name
 from stretto.search.source import ANY_BATCH
 from stretto.wire.messages import Described
 

@@ -18,7 +18,6 @@ from stretto.inputs.cluster import (
     RAY_KEYS,
     RENT_KEYS,
     Machine,
-    Offer,
     RayNodes,
     cluster_of,
     machine_of,
@@ -27,12 +26,13 @@ from stretto.inputs.cluster import (
 )
 from stretto.inputs.fields import Fields
 from stretto.inputs.profile import MeasuredProfile, believe, read_profile
+from stretto.inputs.study_section import SECTIONS, STUDY_KEYS, study_in
 from stretto.planning.profile import Latency, Profile, Scaling, Spread, SpreadBelief
 from stretto.planning.tuning import Limits, Tuning
-from stretto.search.halving import check_rungs, make_rungs
+from stretto.pricing.instances import Offer
 from stretto.search.samplers import SAMPLERS
 from stretto.search.space import SPACE_FORMS, Space, parse_space
-from stretto.search.study import Direction, Study
+from stretto.search.study import Study
 
 MOST_VARIATION = 10.0
 """A standard deviation of more means than this is a slip."""
@@ -105,24 +105,11 @@ def read_speedup(fields: Fields) -> tuple[tuple[int, float], ...]:
 
 BUILT_IN_CURVES = "builtin:resnet"
 
-SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "ray", "profile", "world")
 MOST_DEPTH = 30
 LONGEST_KEY = 100
 """Bytes of a name."""
 ANY_NUMBER = "Give a number such as 0.1."
 FLAT = f"Write it flat: lists and tables may be {MOST_DEPTH} deep."
-STUDY_KEYS = (
-    "name",
-    "metric",
-    "direction",
-    "trials",
-    "sampler",
-    "entry",
-    "command",
-    "checkpoints",
-    "in_folder",
-)
-HALVING_KEYS = ("rungs", "min_epochs", "eta", "max_epochs")
 LIMITS_KEYS = ("deadline", "budget_usd", "q")
 SPEED_KEYS = ("epoch_s", "speedup", "spanning", "start_s")
 PROFILE_KEYS = (*SPEED_KEYS, "file")
@@ -130,8 +117,9 @@ WORLD_KEYS = ("curves", *SPEED_KEYS, "queue_s", "init_s")
 
 LONGEST_LINE = 20_000
 """Characters: a key of as many parts would take minutes to read."""
-MOST_TRIALS = 10**6
-MOST_EPOCHS = 10**6
+
+UNKNOWN_PROFILE = Profile(latency=Latency(epoch_s=1.0), scaling=Scaling(((1, 1.0),)))
+"""Stands for a profile that is still to be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +285,7 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
             "entry and command are both there.", where=fields.where("entry"), remedy="Keep one of them."
         )
     return StudyOutline(
-        study=_study(fields, sections.table("halving", HALVING_KEYS)),
+        study=study_in(sections),
         space=_space(sections, world.text("curves", BUILT_IN_CURVES), file),
         sampler=fields.choice("sampler", SAMPLERS, "random"),
         limits=_limits(sections.table("limits", LIMITS_KEYS, {})),
@@ -313,6 +301,31 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
         rented=_really_rented(sections, rented, path),
         tables=tables,
         path=path,
+    )
+
+
+def belief_of(measured: MeasuredProfile, outline: StudyOutline, offer: Offer) -> Profile:
+    """Trials run where the probe did, unless the nodes of [cluster] are brought up for them."""
+    rented = outline.rented
+    if rented is None or offer != rented.offer:
+        return believe(measured)
+    return believe(measured, same_machine=False, queue_s=rented.queue_s, init_s=rented.init_s)
+
+
+def tuning_on(
+    offer: Offer, outline: StudyOutline, profile: Profile, limits: Limits, *, elastic: bool
+) -> Tuning:
+    """A study on what there is.
+
+    To trials that are not `elastic` more slots are of no use, as they would begin anew with them.
+    """
+    return Tuning(
+        study=outline.study,
+        profile=profile if elastic else replace(profile, scaling=UNKNOWN_PROFILE.scaling),
+        instances=offer.instances,
+        max_nodes=offer.max_nodes,
+        billing=offer.billing,
+        limits=limits,
     )
 
 
@@ -415,48 +428,6 @@ def _unusable(value: object) -> tuple[str, str] | None:
             return f"{value} is a date or time.", f'Write it as a text: "{value}".'
         case _:
             return None
-
-
-def _study(fields: Fields, halving: Fields) -> Study:
-    max_epochs = halving.whole("max_epochs", at_most=MOST_EPOCHS)
-    eta = halving.whole("eta", at_least=2, at_most=MOST_TRIALS)
-    return Study(
-        name=fields.text("name"),
-        metric=fields.text("metric"),
-        direction=Direction(fields.choice("direction", tuple(Direction))),
-        trials=fields.whole("trials", at_most=MOST_TRIALS),
-        rungs=_rungs(halving, eta, max_epochs),
-        eta=eta,
-        max_epochs=max_epochs,
-    )
-
-
-def _rungs(halving: Fields, eta: int, max_epochs: int) -> tuple[int, ...]:
-    written = halving.raw("rungs", rule='"additive", "geometric" or a list of epochs')
-    if isinstance(written, list):
-        rungs = halving.list("rungs", of=int, rule='"additive", "geometric" or a list of whole numbers')
-        if "min_epochs" in halving:
-            raise InputError(
-                "min_epochs says nothing where rungs are written out.",
-                where=halving.where("min_epochs"),
-                remedy="Leave it out.",
-            )
-        return check_rungs(rungs, max_epochs, where=halving.where("rungs"))
-    spacing = halving.choice("rungs", ("additive", "geometric"))
-    min_epochs = halving.whole("min_epochs", at_most=MOST_EPOCHS)
-    if min_epochs >= max_epochs:
-        another = "Raise max_epochs" if max_epochs == 1 else "Lower it"
-        raise halving.wrong(
-            "min_epochs",
-            f"below max_epochs {max_epochs}",
-            f"{another}, or write rungs = [] and no min_epochs: then trials are never compared.",
-        )
-    return make_rungs(
-        "additive" if spacing == "additive" else "geometric",
-        min_epochs=min_epochs,
-        eta=eta,
-        max_epochs=max_epochs,
-    )
 
 
 def _limits(fields: Fields) -> Limits:
@@ -594,11 +565,3 @@ start_s = 60                 # every start and resize of a trial takes this long
 curves = "builtin:resnet"    # where learning curves come from
 # epoch_s = { mean = 40, sd = 6 }  # also speedup, spanning, start_s, queue_s, init_s: as believed if left out
 """
-
-
-def belief_of(measured: MeasuredProfile, outline: StudyOutline, offer: Offer) -> Profile:
-    """Trials run where the probe did, unless the nodes of [cluster] are brought up for them."""
-    rented = outline.rented
-    if rented is None or offer != rented.offer:
-        return believe(measured)
-    return believe(measured, same_machine=False, queue_s=rented.queue_s, init_s=rented.init_s)

@@ -15,8 +15,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
-from stretto.driving.cost import stopping_s
-from stretto.inputs.cluster import OWN_MACHINE, Machine, machine_instance, node_type
+from stretto.inputs.cluster import Machine, machine_instance
 from stretto.inputs.profile import MachineProfile
 from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
 from stretto.planning.draws import draw_study
@@ -29,6 +28,8 @@ from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
 from stretto.policies.rubberband.drift import beginning
 from stretto.policies.rubberband.policy import RubberBand
+from stretto.pricing.instances import OWN_MACHINE, node_type
+from stretto.runs.results import Prediction
 from stretto.search.study import Direction
 from stretto.simulation.plan import Planned, plan_to_begin
 from stretto.simulation.studies import OutOfTimeError, simulate_study
@@ -56,13 +57,9 @@ P90 = 1.2816
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """A forecast with the bounds of its middle 80 %; None: not known."""
+class Expectation(Prediction):
+    """A prediction with what it was made from."""
 
-    finish_s: Estimate | None
-    cost_usd: Estimate | None
-    epochs: Estimate | None
-    """Epochs of all trials together."""
     planned: Planned | None = None
     """The plan behind it, of the policy that makes one."""
     first_usd_per_s: float = 0.0
@@ -373,3 +370,16 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
     # Positions k / (n + 1): of few values, the quantiles of those at hand lie too close together.
     low, high = np.percentile(finite, [10.0, 90.0], method="weibull")
     return Estimate(float(np.mean(finite)), float(low), float(high))
+
+
+STOPPING_S = (2.0, 15.0)
+"""What it is expected to take to save all trials and end: at least, and at most."""
+
+
+def stopping_s(profile: Profile) -> float:
+    """How long stopping a run is expected to take, which a budget must pay for, too.
+
+    A trial is started again once it was saved, so that a start takes no less than saving does.
+    """
+    least_s, most_s = STOPPING_S
+    return min(max(profile.start_s, least_s), most_s)

@@ -23,8 +23,8 @@ from stretto.runs.deadline import EndedBy, deadline_of, enough_after, given_dura
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables
 from stretto.runs.live_state import Board
 from stretto.runs.mend import mend_after_restart
-from stretto.runs.results import forget_plan, read_ending
-from stretto.runs.status import holding
+from stretto.runs.results import forget_plan
+from stretto.runs.status import holding, read_ending
 from stretto.substrate.fleet.provision import NodeFleet, noting_nodes
 
 SAME_S = 1.0

@@ -9,15 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import msgspec
 
 from stretto.core.errors import InputError
 from stretto.core.source import Arrivals
-from stretto.core.units import HOUR_S
-from stretto.driving.cost import own_meter
 from stretto.driving.drive import NoObserver, Observer, RealRun, drive, wall_clock
 from stretto.driving.stop import Stop, interrupting
 from stretto.driving.substrate import MakeSubstrate, TrainingSpec
@@ -33,12 +29,10 @@ from stretto.inputs.arguments import (
 )
 from stretto.inputs.jobs import JobsFile, complete, read_jobs
 from stretto.inputs.work import Entry, in_own_folder
-from stretto.journal.folds.history import History, history_of, seen_by
 from stretto.launch.describe import Ask, Describe, Tell, describe_entries
 from stretto.launch.progress import telling
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
-from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import (
     RUNS,
     RunFolder,
@@ -51,11 +45,10 @@ from stretto.runs.folder import (
     run_folder,
     unreadable,
 )
-from stretto.runs.live_state import Board, JobLine, Phase
+from stretto.runs.job_results import RunResult, run_result
 from stretto.runs.mend import mend
-from stretto.runs.metrics_files import Metrics, metrics_after, metrics_by_epoch
-from stretto.runs.results import command_files, damaged_checkpoints, kept_checkpoint, read_ending
-from stretto.runs.status import holding, standing_of, state_of
+from stretto.runs.metrics_files import metrics_after
+from stretto.runs.status import holding, read_ending
 from stretto.system.locks import myself
 from stretto.wire.messages import Described
 
@@ -115,62 +108,6 @@ class CheckedRun:
     def policy(self) -> Policy:
         request = self.request
         return make_policy(request.policy, options=request.options, interval_s=request.interval_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
-    """One job."""
-
-    id: str
-    state: str
-    epochs: int
-    jct_s: float | None
-    """From submission to completion; None if it did not finish."""
-    batch: int | None
-    """Of a job whose batch may be adapted: the last one, of all workers together."""
-    restarts: int
-    """Starts and resizes after the first start, also those of a run that goes on."""
-    retries: int
-    """After failures, where it was."""
-    metrics: Metrics
-    """What it reported after its last epoch."""
-    gpu_hours: float
-    error: str
-    """Of a job that failed: its own traceback, and where its log is."""
-    log: Path
-    checkpoint: Path | str | None
-    """A URL if that is where it is kept."""
-    files: Path | None = None
-    """The folder of its command, if it keeps something there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """What a run of jobs came to."""
-
-    run: Path
-    policy: str
-    ended_by: str
-    """jobs, stalled or request. Of a run that is not over: "unfinished" while it goes on, "stopped" if it
-    was asked to, "interrupted" if it was killed."""
-    finished_s: float
-    mean_jct_s: float | None
-    gpu_hours: float
-    cost_usd: float
-    jobs: tuple[JobResult, ...]
-    damaged: tuple[str, ...] = ()
-    """Checkpoints that are not as they were written, in words."""
-    known_until_s: float | None = None
-    """Of a run whose journal is damaged: when the last event before the damage was."""
-
-    @property
-    def succeeded(self) -> bool:
-        """Every job finished."""
-        return self.ended_by == EndedBy.JOBS and all(job.state == Phase.FINISHED for job in self.jobs)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For machines."""
-        return json.loads(json.dumps(dataclasses.asdict(self), default=str, allow_nan=False))  # type: ignore[no-any-return]
 
 
 def check_run(request: RunRequest) -> CheckedRun:
@@ -350,52 +287,6 @@ def run(
 
 def _to_nobody(text: str) -> None:
     """Who calls does not want to know."""
-
-
-def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
-    """The summary of a run of jobs, over or not."""
-    spec = folder.begun_spec()
-    board, meter = Board(), own_meter(spec.usd_per_slot_hour)
-    history = history_of(seen_by(folder.events(), board, meter))
-    standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
-    jobs = tuple(_job_result(folder, history, line, standing) for line in board.jobs.values())
-    jcts = [job.jct_s for job in jobs if job.jct_s is not None]
-    return RunResult(
-        run=folder.path,
-        policy=spec.policy,
-        ended_by=str(standing),
-        finished_s=board.now_s,
-        mean_jct_s=fmean(jcts) if jcts else None,
-        gpu_hours=sum(job.gpu_hours for job in jobs),
-        cost_usd=meter.cost_usd(board.now_s),
-        jobs=jobs,
-        damaged=tuple(
-            text
-            for line in board.jobs.values()
-            if line.started_s is not None
-            for text in damaged_checkpoints(folder, line)
-        ),
-        known_until_s=folder.known_until_s(),
-    )
-
-
-def _job_result(folder: RunFolder, history: History, line: JobLine, standing: str) -> JobResult:
-    past, has_files = history.jobs[line.job.id], line.started_s is not None
-    return JobResult(
-        id=line.job.id,
-        state=state_of(line.phase, standing),
-        epochs=line.epoch,
-        jct_s=past.jct_s,
-        batch=past.last_batch,
-        restarts=past.restarts,
-        retries=line.retries,
-        metrics=metrics_by_epoch(folder, line.job.id).get(line.epoch, {}) if has_files else {},
-        gpu_hours=past.gpu_s / HOUR_S,
-        error=line.error if line.phase is Phase.FAILED else "",
-        log=folder.log(line.job.id),
-        checkpoint=kept_checkpoint(folder, line) if has_files else None,
-        files=command_files(folder, line.job.id) if has_files else None,
-    )
 
 
 def _described(checked: CheckedRun, target: OpenTarget, describe: Ask) -> dict[str, Described]:

@@ -23,11 +23,11 @@ from stretto.core.units import counted, format_duration
 from stretto.driving.drive import NoObserver, Observer
 from stretto.driving.stop import Stop
 from stretto.journal.folds.changes import Change, Changes
+from stretto.pricing.instances import SLOT
 from stretto.profiling.probe import ProbeProgress
 from stretto.runs.live_state import Board, Phase
 from stretto.runs.metrics_files import Metrics, metrics_text
 from stretto.search.study import Study
-from stretto.substrate.local.slots import SLOT
 
 STOPPING = "stopping: what runs is asked to save and leave; Ctrl-C once more stops at once"
 BEST_EVERY_S = 5.0

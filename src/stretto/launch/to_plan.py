@@ -9,11 +9,19 @@ from typing import Any
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.units import counted
-from stretto.driving.request import Checked, TuneRequest, check_request, tuning_on
+from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.substrate import MakeSubstrate
 from stretto.driving.target import LOCAL, OpenTarget, TargetRequest, check_slots, find_target
 from stretto.inputs.profile import read_profile
-from stretto.inputs.study import BUILT_IN_CURVES, StudyFile, StudyOutline, WorldSpec, read_outline, study_of
+from stretto.inputs.study import (
+    BUILT_IN_CURVES,
+    StudyFile,
+    StudyOutline,
+    WorldSpec,
+    read_outline,
+    study_of,
+    tuning_on,
+)
 from stretto.launch.expect import with_own
 from stretto.planning.planner import LimitRule, Planner
 from stretto.planning.tuning import Tuning

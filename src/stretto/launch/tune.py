@@ -10,9 +10,8 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration
-from stretto.driving.cost import priced_types, stopping_s
 from stretto.driving.drive import NoObserver, Observer, RealRun, drive, wall_clock
-from stretto.driving.early_stop import BudgetLimit, EarlyStop
+from stretto.driving.early_stop import EarlyStop
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop, interrupting
 from stretto.driving.substrate import MakeSubstrate, TrainingSpec
@@ -29,8 +28,8 @@ from stretto.inputs.arguments import (
     given_whole,
     given_work,
 )
-from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import read_profile
+from stretto.journal.folds.cost import BudgetCap, CostMeter
 from stretto.launch.expect import (
     PLANNING_S,
     PLANNING_SHARE,
@@ -40,6 +39,7 @@ from stretto.launch.expect import (
     as_agreed,
     check_pays_an_epoch,
     expect,
+    stopping_s,
     until,
     with_own,
 )
@@ -47,21 +47,14 @@ from stretto.launch.extend import extend, let_go_of_nodes
 from stretto.launch.progress import measuring_line, telling
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy
-from stretto.pricing.meter import Purse
+from stretto.pricing.instances import Offer
 from stretto.profiling.probe import OnProgress
 from stretto.profiling.speeds import speeds_of
 from stretto.runs.deadline import AtDeadline, EndedBy, what_lets_go_on
 from stretto.runs.folder import RUNS, RunSpec, begin, check_room, check_same, first_nodes
 from stretto.runs.mend import mend
-from stretto.runs.results import (
-    TuneResult,
-    best_tables,
-    kept_expectation,
-    plan_tables,
-    read_ending,
-    tune_result,
-)
-from stretto.runs.status import check_free, holding
+from stretto.runs.results import TuneResult, best_tables, plan_tables, read_prediction, tune_result
+from stretto.runs.status import check_free, holding, read_ending
 from stretto.runs.store import check_unclaimed
 from stretto.search.samplers import make_sampler
 from stretto.search.source import TrialSource, trials_ahead
@@ -156,8 +149,10 @@ def prepare(
 
     tuning = tuning_now()
     request, deadline_s = checked.request, tuning.limits.deadline_s
-    expectation = kept_expectation(checked.folder)
-    if expectation is None:
+    kept = read_prediction(checked.folder)
+    if kept is not None:
+        expectation = Expectation(finish_s=kept.finish_s, cost_usd=kept.cost_usd, epochs=kept.epochs)
+    else:
         policy, options, loading_s = request.policy, request.options, _loading_s(checked)
         check_pays_an_epoch(tuning, loading_s, rents=checked.rents)
         found = expect(
@@ -357,7 +352,7 @@ def _score(prepared: Prepared, target: OpenTarget, make: MakeSubstrate, started_
     tuning, request, outline = prepared.tuning, prepared.checked.request, prepared.checked.outline
     sampler = make_sampler(outline.sampler, outline.space, tuning.study, request.seed)
     slots, budget_usd = prepared.offer.slots, tuning.limits.budget_usd
-    types = priced_types(tuning, outline.machine.usd_per_slot_hour)
+    meter = CostMeter(tuning.instances, tuning.billing, outline.machine.usd_per_slot_hour)
     training = _training(prepared, target)
     return RealRun(
         folder=prepared.checked.folder,
@@ -378,5 +373,5 @@ def _score(prepared: Prepared, target: OpenTarget, make: MakeSubstrate, started_
         at_deadline=request.at_deadline,
         limit=None
         if budget_usd is None
-        else BudgetLimit(Purse(types, tuning.billing, budget_usd), stopping_s(tuning.profile)),
+        else BudgetCap(meter, budget_usd, reserve_s=stopping_s(tuning.profile)),
     )

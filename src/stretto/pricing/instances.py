@@ -1,4 +1,4 @@
-"""What can be rented: instance types, their prices, and the types known by name.
+"""Instance types with their prices: the catalogue, your own slots, and the offer that a run trains on.
 
 Prices are of August 2026, in USD an hour: AWS in us-east-1, Google Cloud in us-central1 (host and GPUs
 together), Lambda. AWS no longer lists p3 there; its price is the last one, of December 2024. Prices change:
@@ -11,11 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stretto.core.errors import InputError, did_you_mean
+from stretto.pricing.billing import Billing
+
+SLOT = "slot"
+"""The instance type of a slot of this machine."""
+
+OWN_MACHINE = Billing(minimum_s=0.0)
+"""Slots of your own machine are charged by the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A type of node that can be rented by the hour."""
+    """A type of node, and its price."""
 
     name: str
     gpus: int
@@ -24,7 +31,21 @@ class Instance:
     speed: float = 1.0
     """Speed of one of its GPUs relative to the one the profile was measured on."""
     own: bool = False
-    """Part of one's own machines: it costs while a run has it, and a run that was killed has nothing."""
+    """It is part of your own machines: it costs while a run holds it, and a killed run holds nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a run can train on: types of nodes, how many at a time, and how they are billed."""
+
+    instances: tuple[Instance, ...]
+    max_nodes: int
+    billing: Billing = OWN_MACHINE
+
+    @property
+    def slots(self) -> int:
+        """The largest number of slots at a time."""
+        return self.max_nodes * max(instance.gpus for instance in self.instances)
 
 
 _FIGURES = (
@@ -67,7 +88,7 @@ CATALOGUE = tuple(
 
 
 def find_instance(name: str, *, own: Iterable[Instance] = (), where: str = "") -> Instance:
-    """The instance type of this name: from a price list of one's own, or else from the catalogue."""
+    """The instance type of this name: from your price list, or else from the catalogue."""
     known = {instance.name: instance for instance in (*CATALOGUE, *own)}
     if name in known:
         return known[name]
@@ -77,3 +98,13 @@ def find_instance(name: str, *, own: Iterable[Instance] = (), where: str = "") -
         where=where,
         remedy=f"{meant}Types that are not in the catalogue go into [[cluster.instance]] or a price list.",
     )
+
+
+def node_type(slots: int, usd_per_slot_hour: float) -> Instance:
+    """The type of your own nodes with this many slots."""
+    return Instance(name=type_name(slots), gpus=slots, usd_per_hour=slots * usd_per_slot_hour, own=True)
+
+
+def type_name(slots: int) -> str:
+    """The name of that type."""
+    return f"{SLOT}s-{slots}"

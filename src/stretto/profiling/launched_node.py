@@ -15,13 +15,12 @@ from stretto.core.units import format_duration
 from stretto.driving.request import Checked
 from stretto.driving.stop import Stop, listening
 from stretto.driving.target import OpenTarget
-from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import MeasuredProfile, ProbedNode
-from stretto.pricing.instances import Instance
-from stretto.pricing.meter import CostMeter
+from stretto.journal.folds.cost import CostMeter
+from stretto.pricing.instances import Instance, Offer
 from stretto.profiling.probe_data import OnProgress, ProbeProgress
-from stretto.substrate.elastic.identity import RunLock
 from stretto.substrate.fleet.provision import NodeFleet
+from stretto.system.identity import RunLock
 
 PURPOSE = "probe"
 LOOK_S = 0.2

@@ -11,11 +11,11 @@ from stretto.core.seeds import child_rng
 from stretto.driving.request import Checked
 from stretto.driving.substrate import MakeSubstrate
 from stretto.driving.target import OpenTarget
-from stretto.inputs.cluster import Offer
 from stretto.inputs.profile import MeasuredProfile, read_profile, write_profile
 from stretto.inputs.study import belief_of
 from stretto.inputs.work import Entry
 from stretto.planning.profile import Profile
+from stretto.pricing.instances import Offer
 from stretto.profiling.launched_node import on_launched_node
 from stretto.profiling.origin import known_profile, origin_of
 from stretto.profiling.probe import OnProgress, no_epoch, probe, slots_of

@@ -13,6 +13,7 @@ from stretto.planning.forecast import Forecast, Outcome
 from stretto.planning.plan import Plan, StagePlan
 from stretto.planning.planner import kept_how
 from stretto.planning.tuning import Limits, Tuning
+from stretto.pricing.instances import SLOT
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.plan_text import (
     answer_lines,
@@ -31,7 +32,6 @@ from stretto.report.plan_text import (
 )
 from stretto.report.plotting import graph_objects, line_style, safe, styled
 from stretto.simulation.plan import Planned
-from stretto.substrate.local.slots import SLOT
 
 NODES = "nodes"
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>"

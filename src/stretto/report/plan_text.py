@@ -9,8 +9,8 @@ from stretto.inputs.profile import MachineProfile
 from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome
 from stretto.planning.plan import Plan
 from stretto.planning.tuning import Limits, Tuning
+from stretto.pricing.instances import SLOT
 from stretto.report.text import Mark, markdown_table, tiny_plot
-from stretto.substrate.local.slots import SLOT
 
 SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
 """How plans are drawn in a plot of characters."""

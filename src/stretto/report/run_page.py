@@ -10,7 +10,6 @@ import stretto
 from stretto.core.units import format_duration, format_usd
 from stretto.inputs.study import StudyFile
 from stretto.journal.folds.history import History, history_of
-from stretto.launch.jobs import RunResult, run_result
 from stretto.report.figures.gantt import by_application, gpus_over_time, with_expected, with_gaps
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.plotting import Palette, graph_objects, time_unit
@@ -28,7 +27,9 @@ from stretto.report.run_text import (
 from stretto.report.study_page import best_over_time, by_rung, curves_figure
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder, RunSpec
-from stretto.runs.results import TuneResult, ending_of, tune_result
+from stretto.runs.job_results import RunResult, run_result
+from stretto.runs.results import TuneResult, tune_result
+from stretto.runs.status import ending_of
 from stretto.simulation.replay import study_of_run
 from stretto.simulation.studies import StudyResult, StudyRun
 

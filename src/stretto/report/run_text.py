@@ -12,7 +12,6 @@ from stretto.core.job import Value
 from stretto.core.units import format_duration, format_usd
 from stretto.journal.folds.history import Gap
 from stretto.launch.expect import Expectation
-from stretto.launch.jobs import JobResult, RunResult
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.plan_text import answer_lines, is_priced, plan_text, stage_table
@@ -20,6 +19,7 @@ from stretto.report.text import markdown_table, one_line
 from stretto.runs.deadline import EndedBy
 from stretto.runs.explain import JobSummary, Line, Story, time_text
 from stretto.runs.folder import RUNS, PastLimits
+from stretto.runs.job_results import JobResult, RunResult
 from stretto.runs.live_state import NOT_STARTED, Phase
 from stretto.runs.metrics_files import metrics_text
 from stretto.runs.results import TrialResult, TuneResult

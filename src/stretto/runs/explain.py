@@ -39,7 +39,6 @@ from stretto.runs.deadline import is_at_deadline
 from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.live_state import NOT_STARTED, Board
 from stretto.runs.metrics_files import Metrics, metrics_by_epoch, metrics_text
-from stretto.runs.results import begun_outline
 from stretto.search.study import Study
 
 _TRIAL = re.compile(r"trial-(\d{3}|[1-9]\d{3,})")
@@ -99,7 +98,7 @@ class Story:
 def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     """The story of a run, or of one job of it."""
     spec = folder.begun_spec()
-    study = _study(spec)
+    study = spec.study
     if job_id is None:
         return Story(
             run=folder.name,
@@ -335,10 +334,6 @@ def _summaries(folder: RunFolder, study: Study | None) -> Iterator[JobSummary]:
             metrics={} if study is not None else metrics_by_epoch(folder, job_id).get(line.epoch, {}),
             last_reason="" if line.reason is None else line.reason.text,
         )
-
-
-def _study(spec: RunSpec) -> Study | None:
-    return begun_outline(spec).study if spec.is_study else None
 
 
 def _is_of(study: Study, job_id: str) -> bool:

@@ -31,9 +31,12 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError, did_you_mean
 from stretto.core.events import Event, RunStarted
 from stretto.core.units import format_duration, several
-from stretto.inputs.cluster import Offer
+from stretto.inputs.fields import NAME_RULE, Fields, is_folder_name
+from stretto.inputs.study_section import SECTIONS, study_in
 from stretto.journal.rows import Damage, find_damage, read_events
+from stretto.pricing.instances import Offer
 from stretto.runs.store import claim
+from stretto.search.study import Study
 from stretto.system.plain_json import UnreadableError, checksum, read_json
 from stretto.system.private_files import make_private_folder, write_private
 
@@ -50,22 +53,6 @@ Tables = dict[str, Any]
 
 Kind = Literal["tune", "run"]
 """The command that a run was begun by."""
-
-
-MOST_NAME_CHARACTERS = 100
-MOST_NAME_BYTES = 200
-"""In UTF-8. File systems allow 255, and names of files are made of it."""
-NAME_RULE = (
-    f"it names a folder, so it has no slashes and at most {MOST_NAME_CHARACTERS} characters, "
-    f"of {MOST_NAME_BYTES} bytes together"
-)
-
-
-def is_folder_name(name: str) -> bool:
-    """Whether every file system takes it for a folder of ours."""
-    if name in {"", ".", ".."} or "/" in name or not name.isprintable():
-        return False
-    return len(name) <= MOST_NAME_CHARACTERS and len(name.encode()) <= MOST_NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +102,13 @@ class RunSpec:
     @property
     def is_study(self) -> bool:
         return self.kind == "tune"
+
+    @property
+    def study(self) -> Study | None:
+        """The study, without its space and limits; None for jobs."""
+        if not self.is_study:
+            return None
+        return study_in(Fields(self.asked["study"], SECTIONS, file=self.file, name=""))
 
     @property
     def policy(self) -> str:
@@ -259,8 +253,8 @@ def damage_text(folder: RunFolder, damage: Damage) -> str:
     return f"{folder.journal} is damaged: {damage.problem}{why}; {left}."
 
 
-def unreadable(path: Path, problem: str) -> InputError:
-    """A file of the folder that is not as it was written."""
+def unreadable(path: Path, problem: str = "is not as it was written.") -> InputError:
+    """The error for a damaged file of a run's folder."""
     remedies = {
         "plan.json": "Remove it: the run goes on, and what was expected of it is not compared.",
         "result.json": "Remove it: the command of the run finds again what it came to.",

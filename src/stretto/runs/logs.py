@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 from stretto.core.errors import InputError, did_you_mean
 from stretto.core.units import several
-from stretto.runs.folder import RunFolder, is_folder_name
+from stretto.inputs.fields import is_folder_name
+from stretto.runs.folder import RunFolder
 from stretto.runs.manage import jobs_of
 from stretto.runs.status import is_going_on
 

@@ -7,21 +7,22 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.core.errors import InputError, JournalError, StrettoError
-from stretto.core.events import JobSubmitted
+from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobSubmitted, RunResumed
+from stretto.core.leaving import has_not_saved
 from stretto.core.units import several
-from stretto.driving.stop import unsaved_jobs
+from stretto.inputs.fields import is_folder_name
 from stretto.runs.deadline import EndedBy
-from stretto.runs.folder import RUNS, RunFolder, RunSpec, is_folder_name, no_such_run
+from stretto.runs.folder import RUNS, RunFolder, RunSpec, no_such_run
 from stretto.runs.live_state import Board, Phase
-from stretto.runs.results import begun_outline, ending_of, kept_checkpoint
-from stretto.runs.status import Standing, check_free, holding, is_going_on, standing_of
-from stretto.substrate.elastic.identity import ID_FILE
+from stretto.runs.results import kept_checkpoint
+from stretto.runs.status import Standing, check_free, ending_of, holding, is_going_on, standing_of
+from stretto.system.identity import ID_FILE
 from stretto.system.locks import Holder, holder_of, is_held
 from stretto.system.plain_json import UnreadableError, read_json
 from stretto.system.private_files import write_private
@@ -128,7 +129,7 @@ def run_line(folder: RunFolder, now_s: float) -> RunLine:
 
 def _standing(folder: RunFolder, spec: RunSpec) -> tuple[str, str, float | None]:
     """State, best in words, and the best value."""
-    study = begun_outline(spec).study if spec.is_study else None
+    study = spec.study
     board, last = Board(study), None
     for event in folder.events():
         board.observe(event)
@@ -264,6 +265,25 @@ def saved_by(folder: RunFolder) -> Saved:
         else:
             saved.append(f"{line.job.id} (epoch {line.epoch})")
     return Saved(saved=tuple(saved), unsaved=tuple(unsaved), own=tuple(own))
+
+
+def unsaved_jobs(events: Iterable[Event]) -> list[str]:
+    """Jobs of a run that stands still which had to leave, last of all, and did not save."""
+    unsaved: dict[str, None] = {}
+    for event in events:
+        match event:
+            case JobNoted() if has_not_saved(event.text):
+                unsaved[event.job_id] = None
+            case JobFinished() | JobFailed():
+                unsaved.pop(event.job_id, None)
+            case Decided():
+                for instruction in event.instructions:
+                    unsaved.pop(instruction.job_id, None)
+            case RunResumed():
+                unsaved.clear()
+            case _:
+                pass
+    return list(unsaved)
 
 
 def _controller(folder: RunFolder) -> Holder | None:

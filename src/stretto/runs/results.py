@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,19 +19,17 @@ from stretto.core.events import Event, JobNoted, NodeRefused, RunResumed
 from stretto.core.job import Value
 from stretto.core.leaving import had_not_begun
 from stretto.core.units import HOUR_S
-from stretto.driving.cost import RunMeter, left_usd, measuring_usd
-from stretto.driving.request import UNKNOWN, tuning_on
-from stretto.inputs.profile import read_profile
-from stretto.inputs.study import StudyOutline, belief_of, outline_of
+from stretto.inputs.profile import read_profile, spent_usd
+from stretto.inputs.study import UNKNOWN_PROFILE, StudyOutline, belief_of, outline_of, tuning_on
+from stretto.journal.folds.cost import CostMeter
 from stretto.journal.folds.history import Gap, history_of, seen_by
-from stretto.launch.expect import Expectation
 from stretto.planning.forecast import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.runs.deadline import Deadline, EndedBy, deadline_of, is_at_deadline
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables, unreadable
 from stretto.runs.live_state import ENDED, NOT_STARTED, Board, JobLine, Phase
 from stretto.runs.metrics_files import never_a_number, shown_in
-from stretto.runs.status import is_going_on, standing_of, state_of
+from stretto.runs.status import read_ending, standing_of, state_of
 from stretto.substrate.elastic.command import own_folder
 from stretto.wire.checkpoint_meta import usable_checkpoints
 
@@ -153,14 +150,9 @@ class TuneResult:
         return json.loads(json.dumps(plain, default=str, allow_nan=False))  # type: ignore[no-any-return]
 
 
-def begun_outline(spec: RunSpec) -> StudyOutline:
-    """The study of a run, as it was begun, without what was measured of it."""
-    return outline_of(spec.asked["study"], Path(spec.file))
-
-
 def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
-    """The study of a run, as it was begun, with what was measured of it."""
-    outline = begun_outline(spec)
+    """The study file of a run as it was when the run began, with the measured profile."""
+    outline = outline_of(spec.asked["study"], Path(spec.file))
     if outline.profile is None and folder.profile.is_file():
         assert spec.offer is not None
         profile = belief_of(read_profile(folder.profile), outline, spec.offer)
@@ -173,73 +165,65 @@ def run_tuning(outline: StudyOutline, spec: RunSpec, measured_usd: float) -> Tun
     budget_usd = left_usd(spec.budget_usd, measured_usd)
     limits = Limits(deadline_s=spec.deadline_s, budget_usd=budget_usd, q=outline.limits.q)
     assert spec.offer is not None
-    return tuning_on(spec.offer, outline, outline.profile or UNKNOWN, limits, elastic=spec.elastic)
+    return tuning_on(spec.offer, outline, outline.profile or UNKNOWN_PROFILE, limits, elastic=spec.elastic)
 
 
-def read_ending(folder: RunFolder) -> EndedBy | None:
-    """What ended the run; None if it is not over."""
-    result = folder.read("result")
-    try:
-        return None if result is None else EndedBy(result["ended_by"])
-    except (KeyError, ValueError) as error:
-        raise _damaged(folder, "result") from error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a run is expected to take; None: not known."""
+
+    finish_s: Estimate | None
+    """Seconds from the start."""
+    cost_usd: Estimate | None
+    epochs: Estimate | None
+    """Epochs of all trials together."""
 
 
-def ending_of(folder: RunFolder) -> EndedBy | None:
-    """What ended the run, be it a deadline that passed while nobody drove it; None if it is not over."""
-    ended_by, spec = read_ending(folder), folder.begun_spec()
-    if ended_by is not None or spec.deadline_s is None or is_going_on(folder):
-        return ended_by
-    return EndedBy.DEADLINE if time.time() - spec.started_at_s >= spec.deadline_s else None
-
-
-def plan_tables(expectation: Expectation) -> Tables:
-    """What is kept of a forecast, to be compared with what comes."""
-    kept = (expectation.finish_s, expectation.cost_usd, expectation.epochs)
+def plan_tables(prediction: Prediction) -> Tables:
+    """The content of plan.json, which the summary compares with what happened."""
+    kept = (prediction.finish_s, prediction.cost_usd, prediction.epochs)
     finish_s, cost_usd, epochs = (None if one is None else dataclasses.asdict(one) for one in kept)
     return {"finish_s": finish_s, "cost_usd": cost_usd, "epochs": epochs}
 
 
 def forget_plan(folder: RunFolder) -> None:
-    """The forecast was made for other limits; it is kept, and nothing is compared with it any more."""
+    """Set the prediction aside, as it was made for other limits: the summary does not compare it."""
     plan = folder.read("plan")
     if plan is not None:
-        nothing = plan_tables(Expectation(finish_s=None, cost_usd=None, epochs=None))
+        nothing = plan_tables(Prediction(finish_s=None, cost_usd=None, epochs=None))
         folder.write("plan", {**nothing, "for_past_limits": plan})
 
 
-def kept_expectation(folder: RunFolder) -> Expectation | None:
-    """The forecast that was made before a run began; None if it has not begun."""
+def read_prediction(folder: RunFolder) -> Prediction | None:
+    """What was predicted before the run began; None if it has not begun."""
     plan = folder.read("plan")
     if plan is None:
         return None
     try:
-        return Expectation(
+        return Prediction(
             finish_s=_estimate(plan["finish_s"]),
             cost_usd=_estimate(plan["cost_usd"]),
             epochs=_estimate(plan["epochs"]),
         )
     except (KeyError, msgspec.ValidationError) as error:
-        raise _damaged(folder, "plan") from error
-
-
-def _damaged(folder: RunFolder, name: str) -> InputError:
-    path = folder.path / f"{name}.json"
-    return unreadable(path, "is not as it was written.")
+        raise unreadable(folder.path / "plan.json") from error
 
 
 def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     """The summary of a run, over or not."""
     spec = folder.begun_spec()
-    outline = begun_outline(spec)
+    outline = outline_of(spec.asked["study"], Path(spec.file))
     measured_usd, plan = 0.0, None
     damaged: list[str] = []
     with _noted(damaged):
         measured_usd = measuring_usd(folder, spec.asked["study"])
     with _noted(damaged):
-        plan = kept_expectation(folder)
+        plan = read_prediction(folder)
     tuning = run_tuning(outline, spec, measured_usd)
-    board, meter = Board(tuning.study), RunMeter(tuning, outline.machine.usd_per_slot_hour)
+    board, meter = (
+        Board(tuning.study),
+        CostMeter(tuning.instances, tuning.billing, outline.machine.usd_per_slot_hour),
+    )
     history = history_of(seen_by(folder.events(), board, meter))
     best = board.best()
     standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
@@ -448,3 +432,13 @@ def _name_it(folder: RunFolder, metric: str) -> str:
     else:
         how = function if spec.asked.get("command") is None else command
     return f"{how} once per epoch, or name another metric in [study]."
+
+
+def measuring_usd(folder: RunFolder, study: Tables) -> float:
+    """What it cost to measure a study's speed, by the tables of its file: those with a [profile] did not."""
+    return 0.0 if "profile" in study else spent_usd(folder.profile)
+
+
+def left_usd(budget_usd: float | None, spent_usd: float) -> float | None:
+    """What is left of a budget; None is no limit."""
+    return None if budget_usd is None else budget_usd - spent_usd

@@ -16,7 +16,8 @@ from pathlib import Path
 from stretto.core.errors import InputError
 from stretto.core.events import Event, RunPaused
 from stretto.core.units import counted, format_duration
-from stretto.runs.folder import RunFolder
+from stretto.runs.deadline import EndedBy
+from stretto.runs.folder import RunFolder, unreadable
 from stretto.runs.live_state import Phase
 from stretto.system.locks import FileLock, Holder, LockedError, holder_of, is_held
 from stretto.system.private_files import close_to_others, make_private_folder
@@ -47,6 +48,23 @@ def state_of(phase: Phase, standing: str) -> str:
     if phase not in {Phase.RUNNING, Phase.STARTING} or standing == Standing.GOING_ON:
         return str(phase)
     return str(standing) if standing == Standing.INTERRUPTED else "cut off"
+
+
+def read_ending(folder: RunFolder) -> EndedBy | None:
+    """What ended the run; None if it is not over."""
+    result = folder.read("result")
+    try:
+        return None if result is None else EndedBy(result["ended_by"])
+    except (KeyError, ValueError) as error:
+        raise unreadable(folder.path / "result.json") from error
+
+
+def ending_of(folder: RunFolder) -> EndedBy | None:
+    """What ended the run, be it a deadline that passed while nobody drove it; None if it is not over."""
+    ended_by, spec = read_ending(folder), folder.begun_spec()
+    if ended_by is not None or spec.deadline_s is None or is_going_on(folder):
+        return ended_by
+    return EndedBy.DEADLINE if time.time() - spec.started_at_s >= spec.deadline_s else None
 
 
 def is_going_on(folder: RunFolder) -> bool:

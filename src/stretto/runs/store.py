@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.core.errors import InputError
-from stretto.substrate.elastic.identity import ID_FILE, identity, known_identity
+from stretto.system.identity import ID_FILE, identity, known_identity
 
 
 def store_of(store: str, run: str) -> str:

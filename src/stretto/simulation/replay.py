@@ -22,19 +22,19 @@ import numpy as np
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobReported, NodeAdded
 from stretto.core.units import HOUR_S, counted, format_duration
-from stretto.driving.cost import measuring_usd
 from stretto.inputs.cluster import machine_instance
 from stretto.inputs.study import StudyFile, WorldSpec
 from stretto.journal.folds.history import JobHistory, history_of
 from stretto.planning.profile import Latency, Profile, Scaling, Spread
 from stretto.policies.registry import Options, make_policy, rents_nodes
+from stretto.pricing.instances import SLOT
 from stretto.runs.folder import RunFolder
-from stretto.runs.results import TuneResult, ending_of, run_outline, run_tuning, tune_result
+from stretto.runs.results import TuneResult, measuring_usd, run_outline, run_tuning, tune_result
+from stretto.runs.status import ending_of
 from stretto.search.samplers import ListedSampler, RandomSampler
 from stretto.search.space import Config
 from stretto.search.study import Study
 from stretto.simulation.studies import StudyResult, never, simulate_study
-from stretto.substrate.local.slots import SLOT
 from stretto.worlds.curves import ROW
 from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch
 

@@ -22,10 +22,10 @@ from stretto.inputs.arguments import (
 )
 from stretto.inputs.study import StudyFile
 from stretto.journal.base import Journal, MemoryJournal
+from stretto.journal.folds.cost import BudgetCap, CostMeter
 from stretto.journal.folds.history import History, JobHistory, history_of
 from stretto.planning.tuning import Tuning
 from stretto.policies.registry import make_policy, rents_nodes
-from stretto.pricing.meter import CostMeter, Purse
 from stretto.search.samplers import ListedSampler, Sampler, make_sampler
 from stretto.search.source import TrialSource, trials_ahead
 from stretto.search.study import Study
@@ -110,7 +110,9 @@ def simulate_study(
     gpus = _most_gpus(tuning) if rents else sum(node.gpus for node in nodes)
     sampler = _sampler(file, curves, seed)
     budget_usd = tuning.limits.budget_usd
-    purse = None if budget_usd is None else Purse(tuning.instances, tuning.billing, budget_usd)
+    cap = None
+    if budget_usd is not None:
+        cap = BudgetCap(CostMeter(tuning.instances, tuning.billing), budget_usd)
     with one_blas_thread():
         Controller(
             policy=chosen,
@@ -126,12 +128,12 @@ def simulate_study(
                 tuning.study, sampler, most_gpus=gpus, ahead=trials_ahead(tuning.study, sampler, gpus)
             ),
             settings=Settings(seed=seed, until_s=math.inf if deadline_s is None else deadline_s),
-            limit=purse,
+            limit=cap,
             stop=stop,
         ).run()
     if stop():
         raise OutOfTimeError(f"the simulation of {tuning.study.name} was stopped before it was over.")
-    spent_s = math.inf if purse is None else purse.ends_s()
+    spent_s = math.inf if cap is None else cap.ends_s()
     return _summarise(file, policy, seed, journal, spent_s)
 
 

@@ -24,7 +24,6 @@ from stretto.substrate.elastic.command import Command, token_of
 from stretto.substrate.elastic.command_gang import CommandGang, PrintedAccount, lines_of
 from stretto.substrate.elastic.effects import Effect, Moment, Rules, Spawn, TrainingJob
 from stretto.substrate.elastic.gang import Gang
-from stretto.substrate.elastic.identity import RunLock, folder_identity
 from stretto.substrate.elastic.loop import Engine
 from stretto.substrate.elastic.losses import Losses
 from stretto.substrate.elastic.recovery import PastJob, fold
@@ -32,6 +31,7 @@ from stretto.substrate.elastic.reports import Account, untold
 from stretto.substrate.elastic.training import TrainingGang
 from stretto.substrate.elastic.workers import Ground, Workers
 from stretto.substrate.fleet.provision import Provisioner, noting_nodes
+from stretto.system.identity import RunLock, folder_identity
 from stretto.system.private_files import make_private_folder
 from stretto.wire.messages import Described, Task
 

@@ -62,11 +62,11 @@ from stretto.substrate.elastic.command_output import (
     read_report,
 )
 from stretto.substrate.elastic.guard import START, TOKEN
-from stretto.substrate.elastic.identity import folder_identity
 from stretto.substrate.elastic.loop import EventQueue
 from stretto.substrate.elastic.recovery import Failures, PastJob, fold
 from stretto.substrate.elastic.shared_files import SharedFolder, overwritten
 from stretto.substrate.local.command_child import Exit, Files, GuardedCommand, cannot_start, end_of
+from stretto.system.identity import folder_identity
 from stretto.system.limits import Retry
 from stretto.system.private_files import make_private_folder
 

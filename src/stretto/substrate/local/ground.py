@@ -13,10 +13,10 @@ from stretto.core.cluster import Node
 from stretto.core.job import Job
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
-from stretto.substrate.elastic.identity import RunLock
 from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
 from stretto.substrate.elastic.workers import Place
 from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, whole_machine
+from stretto.system.identity import RunLock
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """Workers of one machine need no other network, and its name may lead nowhere."""

@@ -14,6 +14,7 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched, NodeReleased
 from stretto.core.resources import Resources
+from stretto.pricing.instances import SLOT
 from stretto.worlds.cloud import node_name
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -125,10 +126,6 @@ class SlotPool:
     @property
     def held(self) -> int:
         return len(self._held)
-
-
-SLOT = "slot"
-"""The one instance type of this machine."""
 
 
 def whole_machine(slots: int) -> Node:

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
-from stretto.substrate.elastic.identity import RunLock
 from stretto.substrate.ray.log_shipping import LogPiece, LogShipper
 from stretto.substrate.ray.placement import LeaseHolder
+from stretto.system.identity import RunLock
 from stretto.system.limits import scarce_number
 from stretto.system.private_files import make_private_folder
 from stretto.wire.store_url import UNCOPIED

@@ -13,13 +13,13 @@ import ray
 from stretto.core.job import Job
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import COMMANDS, Trainer
-from stretto.substrate.elastic.identity import RunLock, identity
 from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
 from stretto.substrate.ray.agent import AgentConfig
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.ground import RayGround
 from stretto.substrate.ray.leases import IDLE_S
 from stretto.substrate.ray.nodes import RayNode
+from stretto.system.identity import RunLock, identity
 
 _CARRIED = ("STRETTO_", "NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "PYTHONPATH")
 """Environment variables with these prefixes are passed from the controller to workers on all nodes."""
