@@ -34,8 +34,8 @@ ROUNDS, STARTERS = 12, 5
 CHILD = """
 import sys
 from pathlib import Path
-from stretto.app.real_standing import holding
-from stretto.app.run_folder import RunFolder
+from stretto.runs.status import holding
+from stretto.runs.folder import RunFolder
 with holding(RunFolder(Path(sys.argv[1])), devices=("", "")):
     print("held", flush=True)
     sys.stdin.read()
