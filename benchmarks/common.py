@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TEST_HELPERS = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "faults")]
+"""Folders that a benchmark adds to `sys.path` to use the helpers of the tests."""
 
 
 def data_folder(name: str) -> Path | None:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import equivalence_loops
-from common import verdict
+from common import TEST_HELPERS, verdict
 from equivalence_loops import EXAMPLES, LOOPS, REFUSED
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 from stretto.wire.messages import Failed, Finished, Ready
 from torch_gang import Cradle, Gang, wait_until
 

@@ -30,9 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from common import verdict
+from common import TEST_HELPERS, verdict
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 import fault_commands
 from fault_commands import Commands, Way
 from fault_inject import Disturbed, Kind, Supply

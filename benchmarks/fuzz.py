@@ -22,10 +22,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import verdict
+from common import TEST_HELPERS, verdict
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 from fuzz_inputs import Kind, fuzz
 
 NUMBERS = {

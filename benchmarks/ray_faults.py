@@ -22,9 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import verdict
+from common import TEST_HELPERS, verdict
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 from fault_seen import steps_of
 from ray_bench import small_cluster
 from ray_fault_inject import NODE_KILLS, Kind, Storm

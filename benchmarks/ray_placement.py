@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import verdict
+from common import TEST_HELPERS, verdict
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 from ray_bench import RayBench, SmallCluster, small_cluster
 from ray_seen import SeenWorker, seen_workers
 from stretto.core.allocation import Allocation, on_nodes

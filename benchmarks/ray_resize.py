@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from common import verdict
+from common import TEST_HELPERS, verdict
 from resize import ENTRY, SIZES_MB, Steps
 
 from torch_gang import wait_until
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 from local_bench import BATCH, job_of
 from ray_bench import small_cluster
 from stretto.core.allocation import Allocation, on_nodes

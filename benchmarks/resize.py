@@ -20,9 +20,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import verdict
+from common import TEST_HELPERS, verdict
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 from stretto.wire.messages import Left, Park
 from torch_gang import Cradle, Gang, wait_until
 

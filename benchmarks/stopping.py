@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from common import verdict
+from common import TEST_HELPERS, verdict
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path += TEST_HELPERS
 import fault_commands
 from fault_commands import Commands
 from fault_inject import Disturbed, Kind, step_clock

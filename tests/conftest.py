@@ -24,8 +24,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     Whoever asks for "the Ray cluster of this machine" must find the one it has started.
     """
     for item in items:
-        file = item.path.stem
-        item.add_marker(pytest.mark.xdist_group("ray" if file.startswith("test_ray_") else file))
+        room, file = item.path.parent.name, item.path.stem
+        item.add_marker(pytest.mark.xdist_group("ray" if room == "ray" else file))
 
 
 @pytest.fixture(autouse=True)
