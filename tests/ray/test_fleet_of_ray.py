@@ -196,7 +196,7 @@ def test_a_study_whose_launches_all_fail_ends_with_what_they_said(
         with pytest.raises(InputError, match=f"no quota for two {OURS}vain-two-") as error:
             tune(study, "train.py:train", policy="rubberband", on="ray", deadline=3600.0)
         assert "6 times in a row" in error.value.problem
-        assert "give the same command" in error.value.remedy
+        assert "re-run the same command" in error.value.remedy
         events = list(RunFolder(tmp_path / "runs" / f"{OURS}vain").events())
         wished = [e.wish for e in events if isinstance(e, Decided) and e.wish and e.wish.count("two")]
         assert len(wished) == tries

@@ -82,8 +82,8 @@ class TestStopping:
         assert kept(tmp_path) == []
         (message,) = caplog.messages
         assert message == (
-            "Called off on the way: two-1. For up to 3600 s they are let go of as they come; "
-            "Ctrl-C cuts that short."
+            "Cancelled on the way: two-1. Waiting up to 3600 s to release those that still come; "
+            "Ctrl-C skips it."
         )
 
     def test_one_that_does_not_come_in_time_is_told_of_with_the_command_that_ends_it(
@@ -91,8 +91,8 @@ class TestStopping:
     ) -> None:
         under_way(launcher(tmp_path, FOREVER, release_to(said)), [], late_s=0.0).close()
         assert kept(tmp_path) == ["two-1.json"], "what a later start ends"
-        before, _, command = caplog.messages[-1].partition("; to do it now: ")
-        assert before.startswith("Node two-1 was on the way, and may still come and cost")
+        before, _, command = caplog.messages[-1].partition("; to do so now: ")
+        assert before.startswith("Node two-1 was released before it came; it may still come, and cost money")
         assert shlex.split(command) == ["sh", "-c", f"echo release two-1 1 . >> {said}"]
 
     def test_ctrl_c_cuts_the_wait_short_and_the_node_is_still_on_record(
@@ -110,7 +110,7 @@ class TestStopping:
         with pytest.raises(KeyboardInterrupt):
             fleet.close()
         assert kept(tmp_path) == ["two-1.json"]
-        assert caplog.messages[-1].endswith("to do it now: true")
+        assert caplog.messages[-1].endswith("to do so now: true")
 
     def test_where_ending_the_launch_ends_the_node_nobody_waits(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -187,7 +187,7 @@ class TestAutoscaler:
         assert eventually(lambda: bool(fleet.look(1.0)))
         fleet.close()
         (message,) = caplog.messages
-        assert "could not be told that none is wanted (down)" in message
+        assert "the request for none failed (down)" in message
         argv = shlex.split(message.partition("on a machine of the cluster: ")[2])
         assert argv[:2] == ["python", "-c"]
         compile(argv[2], "command", "exec")

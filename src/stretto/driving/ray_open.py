@@ -106,7 +106,7 @@ class OpenRay:
                 clock=clock,
                 rules=rules,
                 files=Files(tensorboard=training.tensorboard, store=store),
-                tried=training.temporary,
+                temporary=training.temporary,
             )
         except BaseException:
             fleet.close()

@@ -1,4 +1,4 @@
-"""Commands that bring up nodes and let go of them, as people write them: checked before anything is run."""
+"""The user's commands that launch and release nodes, checked before anything is run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from stretto.core.errors import InputError
 _LAUNCH = ("address", "instance", "name", "number", "slots")
 _RELEASE = (*_LAUNCH, "ray_id")
 _SAMPLE = {"address": "a:1", "instance": "i", "name": "i-1", "number": 1, "slots": 1, "ray_id": "0"}
-"""Values as those that commands are filled in with."""
+"""Sample values for the fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """How nodes are brought up and let go of. Run without a shell; quote as for one.
+    """The commands that launch and release nodes. Run without a shell; quote as for one.
 
-    In both, {address} is the cluster's, {name} the node's, {instance} its type, {slots} how many of them it
-    has, {number} the lowest that no other node has; `release` also knows {ray_id}. A launch command may end
-    once the node is up, or go on as long as the node does.
+    Fields: {address} of the cluster; {name}, {instance} (its type) and {slots} of the node; {number}, the
+    lowest that no other node has; in `release` also {ray_id}. A launch command may end once the node is up,
+    or run as long as the node does.
     """
 
     launch: str
     release: str = ""
-    """None is needed where ending the process of the launch command ends the node."""
+    """Empty if the node ends with the process of the launch command."""
 
     def __post_init__(self) -> None:
         check_launch(self.launch, where="launch command")
@@ -35,36 +35,36 @@ class Commands:
 
 
 def check_launch(template: str, *, where: str) -> None:
-    """InputError if nodes cannot be launched with this."""
+    """InputError if a launch command cannot be filled in."""
     _check(template, _LAUNCH, where)
     if not template.strip():
-        raise InputError("it is empty.", where=where, remedy="Write how a node is started.")
+        raise InputError("it is empty.", where=where, remedy="Write the command that starts a node.")
 
 
 def check_labels(template: str, *, where: str) -> None:
-    """InputError if a node could not be told that it is the one that was asked for."""
+    """InputError if the node would not carry the labels that identify it."""
     missing = [name for name in ("name", "instance") if f"{{{name}}}" not in template]
     if missing:
         raise InputError(
-            f"{template!r} has no {{{missing[0]}}}, so that the node would be taken for somebody else's.",
+            f"{template!r} has no {{{missing[0]}}}, so the node could not be recognised.",
             where=where,
             remedy="Start Ray there with --labels=stretto-node={name},stretto-instance={instance}.",
         )
 
 
 def check_program(template: str, *, where: str) -> None:
-    """InputError if the program of a command is not on this machine."""
+    """InputError if this machine does not have the program of a command."""
     program = shlex.split(template)[0]
     if "{" not in program and shutil.which(program) is None:
         raise InputError(
             f"{program!r} is not a program that can be run.",
             where=where,
-            remedy="Write one that is on this machine, with its path if need be.",
+            remedy="Name a program of this machine, with its path if necessary.",
         )
 
 
 def check_release(template: str, *, where: str) -> None:
-    """InputError if nodes cannot be let go of with this."""
+    """InputError if a release command cannot be filled in."""
     _check(template, _RELEASE, where)
 
 
@@ -81,7 +81,9 @@ def _check(template: str, known: Iterable[str], where: str) -> None:
         ) from error
     strange = [name for name in fields if name is not None and name not in known]
     if strange:
-        raise InputError(f"{template!r} has {{{strange[0]}}}.", where=where, remedy=f"It may have {names}.")
+        raise InputError(
+            f"{template!r} has the unknown field {{{strange[0]}}}.", where=where, remedy=f"Fields: {names}."
+        )
     try:
         for part in parts:
             part.format_map(_SAMPLE)
@@ -89,5 +91,5 @@ def _check(template: str, known: Iterable[str], where: str) -> None:
         raise InputError(
             f"{template!r} cannot be filled in: {error}.",
             where=where,
-            remedy="{number} and {slots} are whole numbers, the others words; write {name} plainly.",
+            remedy="{number} and {slots} are whole numbers, the others text; write {name} without a format.",
         ) from error

@@ -1,7 +1,7 @@
-"""The nodes of a cluster that come and go: who is wished for, who is on the way, who is here.
+"""The fleet: which nodes a run wishes for, which are on the way, and which are present.
 
-A state machine without I/O. It is told wishes, what is seen of the cluster, and what became of launches;
-it answers with orders for a launcher and with events.
+A state machine without I/O. Its inputs are wishes, the nodes seen in the cluster, and the outcomes of
+launches; its outputs are orders for a launcher, and events.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from stretto.worlds.cloud import node_name
 
 
 class Fleet:
-    """Nodes of the kinds that can be launched are here because they were wished for; others simply are.
+    """Launchable nodes exist on request; the others are permanent.
 
-    A node that is lost, drains or does not come is not replaced until somebody wishes again.
+    A node that is lost, drains or does not come is replaced only after another wish.
     """
 
     def __init__(
@@ -51,31 +51,31 @@ class Fleet:
         adopts: bool = False,
         prefix: str = "",
     ) -> None:
-        """`adopts`: nodes come without the names they were asked for under, in whatever order.
+        """`adopts`: nodes come in any order, without the names they were requested under.
 
-        `prefix` begins the names of this fleet's nodes, where others may be in the same cluster.
+        `prefix` begins the names of this fleet's nodes, as other fleets may share the cluster.
         """
         self._kinds = {kind.instance: kind for kind in kinds}
         self._start_s = start_s
         self._adopts = adopts
         self._prefix = prefix
         self._wish = Wish(())
-        """The last one, of kinds that there are, less what was refused or lost since."""
+        """The last wish for known kinds, minus nodes refused or lost since then."""
         self._pending: dict[str, PendingNode] = {}
-        """In the order they were asked for."""
+        """In the order of the requests."""
         self._present: dict[str, PresentNode] = {}
         self._released: set[str] = set()
-        """Keys of nodes that were given back, or up, and still show."""
+        """Keys of nodes that were given back or given up and are still visible."""
         self._seen: dict[str, SeenNode] = {}
         self._number = 0
         self._refusals = Refusals()
         self._settled = False
-        """Whether it is known which nodes this run has: before that, nothing is thought to be left over."""
+        """Whether we know which nodes the run has; before that, no node counts as left over."""
 
     def begin(self, seen: Sequence[SeenNode], nodes: Iterable[Node] | None = None) -> list[Node]:
-        """The nodes that a run begins with, which are not told; None: those that are simply there.
+        """The nodes that a run begins with, without events; `nodes` None: the permanent ones that are seen.
 
-        They may have been found a while ago: what has come and gone since then is told at the next look.
+        `nodes` may have been found earlier; the next `see` reports the changes since then.
         """
         self._seen = {one.key: one for one in seen}
         if nodes is None:
@@ -88,29 +88,28 @@ class Fleet:
         return [here.node for here in self._present.values()]
 
     def key_of(self, node_id: str) -> str | None:
-        """Which of the seen nodes it is."""
+        """The key of a present node among those seen."""
         here = self._present.get(node_id)
         return None if here is None else here.key
 
     @property
     def rented(self) -> dict[str, str]:
-        """The instance of every node that was asked for and is here or on the way, by name."""
+        """The instance of every requested node, present or on the way, by name."""
         nodes = [here.node for here in self._present.values()] + [one.node for one in self._pending.values()]
         return {node.id: node.instance for node in nodes if node.instance}
 
     @property
     def hopeless(self) -> Refusals | None:
-        """What was refused, again and again, where there never was a node and none is on the way."""
+        """The refusals, if requests failed again and again, no node is usable and none is on the way."""
         sizes = {kind.slots for kind in self._kinds.values()}
         of_use = any(here.node.gpus in sizes for here in self._present.values())
         vain = self._refusals.hopeless and bool(self._kinds) and not of_use and not self._pending
         return self._refusals if vain else None
 
     def wish(self, wish: Wish, t_s: float) -> FleetStep:
-        """Take back what is on the way and not wanted any more; ask for what is missing.
+        """Request missing nodes, and cancel those on the way that are not wanted any more.
 
-        Nodes that are to be given back stay until `release`, and nothing is asked for in their place till
-        then.
+        Nodes to be given back stay until `release`, and are replaced only then.
         """
         step = FleetStep()
         self._settled = True
@@ -125,7 +124,7 @@ class Fleet:
         return step
 
     def release(self, nodes: Iterable[str], t_s: float) -> FleetStep:
-        """Give back nodes that were launched; what else is wished for stays as it is."""
+        """Give back launched nodes; the wish for others stays as it is."""
         step = FleetStep()
         for node_id in nodes:
             if node_id in self._present and self._present[node_id].node.instance:
@@ -134,7 +133,7 @@ class Fleet:
         return step
 
     def give_up(self, node_id: str) -> FleetStep:
-        """A node is of no use though it shows, and was told to be lost: it is not met again in this life."""
+        """Give up a node that is visible but unusable; it is never offered again."""
         step = FleetStep()
         here = self._present.pop(node_id, None)
         if here is not None:
@@ -145,7 +144,7 @@ class Fleet:
         return step
 
     def began(self, name: str, t_s: float) -> FleetStep:
-        """A launch is under way: from now on the node costs."""
+        """A launch has begun: the node costs from now on."""
         step = FleetStep()
         coming = self._pending.get(name)
         if coming is not None and coming.launched_s is None:
@@ -154,14 +153,14 @@ class Fleet:
         return step
 
     def failed(self, failures: Mapping[str, LaunchFailure], t_s: float) -> FleetStep:
-        """Launches that came to nothing, and why. Of nodes that came after all this is no news."""
+        """Take note of failed launches, except of nodes that came anyway."""
         step = FleetStep()
         fresh = {name: failure for name, failure in failures.items() if name in self._pending}
         self._refuse(fresh, step, t_s)
         return step
 
     def see(self, seen: Sequence[SeenNode], t_s: float) -> FleetStep:
-        """What is alive now: what came, what went, what should be here by now and is not."""
+        """Compare with the nodes alive now: which came, which went, which are overdue."""
         step = FleetStep()
         self._seen = {one.key: one for one in seen}
         self._released &= self._seen.keys()
@@ -172,7 +171,7 @@ class Fleet:
             if one.key not in known and not one.draining:
                 self._meet(one, step, t_s)
         self._adopt(step, t_s)
-        late = LaunchFailure(f"not there {format_duration(self._start_s)} after they were asked for")
+        late = LaunchFailure(f"not there {format_duration(self._start_s)} after the request")
         overdue = {name: late for name, one in self._pending.items() if t_s >= one.due_s}
         self._refuse(overdue, step, t_s)
         return step
@@ -185,9 +184,9 @@ class Fleet:
         *,
         launched: Iterable[str] = (),
     ) -> FleetStep:
-        """Go on where a record ends. What was on the way then may still come, and the last wish holds.
+        """Resume from a run's events: nodes on the way may still come, and the last wish holds.
 
-        Of the nodes that were `launched`, by their names, those that the record does not have are let go of.
+        Nodes in `launched` (names) that the events do not have are released.
         """
         record = Record.of(history)
         self._settled = True
@@ -200,10 +199,10 @@ class Fleet:
         }
         self._wish = self._known(record.wish)
         self._refusals = record.refusals.with_one_more_try()
-        # As many may have been asked for without a word of it in the record.
+        # Requests for this many nodes may be missing in the record.
         self._number = record.names + sum(count for _, count in self._wish.nodes)
         step = self.see(seen, t_s)
-        # When those that are found here came, nobody saw.
+        # Nobody measured how long these nodes took to come.
         step.events = [
             replace(event, queue_s=0.0, init_s=0.0) if isinstance(event, NodeAdded) else event
             for event in step.events
@@ -224,9 +223,9 @@ class Fleet:
         *,
         launched: Iterable[str] = (),
     ) -> FleetStep:
-        """The run of a record does not go on: everything that was ever launched for it ends.
+        """Release every node of a run that is not resumed.
 
-        `launched` are the names of what can be ended whether the record has it or not.
+        `launched` names nodes that can be ended, whether or not the run's events have them.
         """
         record = Record.of(history)
         step = FleetStep()
@@ -244,7 +243,7 @@ class Fleet:
         return step
 
     def close(self) -> list[NodeOrder]:
-        """Let go of everything that was launched."""
+        """Release every launched node."""
         rented = [(node_id, here.key) for node_id, here in self._present.items() if here.node.instance]
         orders: list[NodeOrder] = [ReleaseNode(name) for name in self._pending]
         orders += [ReleaseNode(node_id, key) for node_id, key in rented]
@@ -281,13 +280,13 @@ class Fleet:
 
     def _give_back(self, node_id: str, step: FleetStep, t_s: float) -> None:
         here = self._present.pop(node_id)
-        if not self._adopts:  # else it is anybody's from now on, and may be had again
+        if not self._adopts:  # an adopted node is free now, and may be adopted again
             self._released.add(here.key)
         step.orders.append(ReleaseNode(node_id, here.key))
         step.events.append(NodeReleased(t_s=t_s, node_id=node_id))
 
     def _refuse(self, failures: Mapping[str, LaunchFailure], step: FleetStep, t_s: float) -> None:
-        """Those of one kind and reason are told together, with the log of the first."""
+        """Report failures, one event per kind and reason, with the log of the first."""
         alike: dict[tuple[str, str], list[LaunchFailure]] = {}
         for name, failure in failures.items():
             instance = self._pending[name].node.instance
@@ -306,7 +305,7 @@ class Fleet:
         step.events += refused
 
     def _recognise(self) -> None:
-        """Find the nodes of the record among those that are alive: by name, or any of the kind."""
+        """Match nodes of the record with nodes that are alive: by name, or any of the same kind."""
         taken = {here.key for here in self._present.values()}
         for node_id, here in self._present.items():
             if here.key:
@@ -321,7 +320,7 @@ class Fleet:
         return one.instance == here.node.instance if any_will_do else one.name == here.node.id
 
     def _find_lost(self, step: FleetStep, t_s: float) -> None:
-        """Nodes that are gone, or will be soon."""
+        """Report nodes that are gone or draining."""
         for node_id, here in list(self._present.items()):
             one = self._seen.get(here.key)
             if one is None:
@@ -342,7 +341,7 @@ class Fleet:
         elif one.name in self._pending:
             self._arrive(one.name, one, step, t_s)
         elif self._settled and not self._adopts and self._is_ours(one) and one.name not in self._present:
-            # Asked for by a controller that was killed before it could write that down.
+            # A controller requested it and was killed before it could record that.
             self._released.add(one.key)
             step.orders.append(ReleaseNode(one.name, one.key))
 
@@ -353,7 +352,7 @@ class Fleet:
         step.events.append(NodeAdded(t_s=t_s, node=node))
 
     def _adopt(self, step: FleetStep, t_s: float) -> None:
-        """Nodes without names go to those who wait, the longest waiting first."""
+        """Match nodes without names with the oldest requests."""
         if not self._adopts:
             return
         taken = {here.key for here in self._present.values()} | self._released
@@ -375,7 +374,7 @@ class Fleet:
         step.events.append(NodeAdded(t_s=t_s, node=node, queue_s=queue_s, init_s=init_s))
 
     def _expect_less(self, gone: PresentNode) -> None:
-        """Whoever wants this node still must wish for it again."""
+        """Reduce the wish by a node that is gone: it is replaced only after another wish."""
         if gone.is_counted_on:
             self._wish = self._wish.less(gone.node.instance, 1)
 

@@ -1,4 +1,4 @@
-"""What is seen of the nodes of a cluster, and what is to be done about them."""
+"""The nodes of a fleet as data: kinds, nodes seen, pending or present, and orders for a launcher."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stretto.core.cluster import Node
 from stretto.core.events import Event
 
 START_S = 600.0
-"""A node that is not here so long after it was asked for is not waited for any more."""
+"""A node that has not come this long after its request counts as refused."""
 
 Resource = Literal["GPU", "CPU"]
-"""What of a node is a slot."""
+"""What counts as a slot of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SeenNode:
     """A node that is alive."""
 
     key: str
-    """Of this life of it: another after a restart."""
+    """Identifies one life of the node: it has another key after a restart."""
     name: str
     slots: int
     instance: str = ""
@@ -37,7 +37,7 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class PendingNode:
-    """A node that was asked for."""
+    """A node that was requested and has not come."""
 
     node: Node
     asked_s: float
@@ -47,14 +47,14 @@ class PendingNode:
 
 @dataclass(frozen=True, slots=True)
 class PresentNode:
-    """A node that is there."""
+    """A node that the run has."""
 
     node: Node
     key: str
-    """Empty: it was not seen yet."""
+    """Empty until it is seen."""
     draining: bool = False
     leaving: bool = False
-    """It is not wanted any more, and somebody is still there."""
+    """Whether it is to be given back as soon as its workers have left."""
 
     @property
     def is_counted_on(self) -> bool:
@@ -71,11 +71,11 @@ class LaunchNode:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseNode:
-    """Let go of a node, or of one that is on the way; whatever there is of it."""
+    """End a node, present or on the way."""
 
     name: str
     key: str = ""
-    """Of the node, if it is or was here."""
+    """The node's key, if it has been present."""
 
 
 NodeOrder = LaunchNode | ReleaseNode
@@ -83,11 +83,11 @@ NodeOrder = LaunchNode | ReleaseNode
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailure:
-    """Why a launch came to nothing."""
+    """Why a launch failed."""
 
     why: str
     log: str = ""
-    """Where all that it said is, if that is kept."""
+    """The file with its output, if it is kept."""
 
     @property
     def words(self) -> str:
@@ -96,7 +96,7 @@ class LaunchFailure:
 
 @dataclass(slots=True)
 class FleetStep:
-    """What follows from something: in this order, first what is to be done, then what is to be told."""
+    """The result of one input: orders to carry out, then events to report, in this order."""
 
     orders: list[NodeOrder] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How a substrate's nodes come and go: one protocol for slots of this machine, fixed clusters and clouds."""
+"""The provisioner protocol: how nodes come and go, for this machine, fixed clusters and clouds."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _ABOUT_NODES: Final = frozenset(
 
 
 class Provisioner(Protocol):
-    """Turns wishes into nodes. Nothing here may block: whatever takes time goes on elsewhere."""
+    """Turns wishes into nodes. Its methods may not block; slow work belongs into other threads."""
 
     def provision(self, wish: Wish, t_s: float) -> Sequence[Event]:
-        """Set about it; what can be told at once."""
+        """Begin to carry out a wish; the events that follow at once."""
 
     def look(self, t_s: float) -> Sequence[Event]:
-        """What has come of wishes, and to nodes, since the last look."""
+        """What happened to wishes and nodes since the last look."""
 
     def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
-        """Go on where a run's record ends; what happened to its nodes meanwhile."""
+        """Resume from a run's events; what happened to its nodes meanwhile."""
 
     def close(self) -> None:
-        """The run is over or paused: nothing may be left that costs and nobody uses."""
+        """The run is over or paused: release everything that costs money."""
 
 
 def noting_nodes(history: Iterable[Event], noted: list[Event]) -> Iterator[Event]:
-    """The history; what a provisioner must know of it is noted on the way."""
+    """Yield the history, and append to `noted` the events that a provisioner needs."""
     for event in history:
         if event.kind in _ABOUT_NODES or (isinstance(event, Decided) and event.wish is not None):
             noted.append(event)
@@ -61,7 +61,7 @@ def noting_nodes(history: Iterable[Event], noted: list[Event]) -> Iterator[Event
 
 
 class NodeFleet(Provisioner, Protocol):
-    """A provisioner that can also clear up after a run that does not go on."""
+    """A provisioner that can also clean up after a run that is not resumed."""
 
     def release_all(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
-        """End everything that was launched for it; `close` waits for that."""
+        """Release everything that was launched for it; `close` waits for that."""

@@ -1,4 +1,4 @@
-"""The provisioner of a Ray cluster: watches nodes, launches them, or takes them from a pool."""
+"""The nodes of a Ray cluster: watched, launched and released, or taken from a pool that is there."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from stretto.substrate.ray.nodes import RayNode, is_connected, read_nodes, slot_
 
 _LOOK_S = 0.5
 _LATE_S = 15.0
-"""So long a run that stops looks out for nodes whose launch it has called off."""
+"""How long a stopping run waits for nodes whose launch it has cancelled."""
 
 
 class RayFleet:
     """The nodes of the connected cluster, and how they come and go.
 
-    Without a launcher they are fixed: they may still join and leave by themselves. Called in one thread
-    only; another one asks Ray.
+    Without a launcher none is launched, but nodes may still join and leave by themselves. Called in one
+    thread only; another one polls Ray.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class RayFleet:
         read: Callable[[Resource | None], Sequence[RayNode]] = read_nodes,
         connected: Callable[[], bool] = is_connected,
     ) -> None:
-        """`nodes` are those that the run's start tells of; None: those that are simply there now.
+        """`nodes` are those that the run begins with; None: the nodes that are there now.
 
-        `resource` is what a slot is: to be given where the first node with a GPU is still to come.
-        `start_s` is how long a node may take to come; `prefix` begins the names of nodes of this run.
-        `late_s` is how long `close` looks out for those that were on the way.
+        `resource` is what counts as a slot; needed if no node with a GPU has come yet. `start_s` is how long
+        a node may take to come, `late_s` how long `close` waits for nodes on the way; `prefix` begins the
+        names of the run's nodes.
         """
         self.resource: Resource = resource or slot_resource()
         self._launcher = launcher
@@ -66,7 +66,7 @@ class RayFleet:
         self._start_s = start_s
         self._now_s = 0.0
         self._asked_s: dict[str, float] = {}
-        """When nodes were asked for, but for those whose launch failed."""
+        """When nodes were requested, except those whose launch failed."""
         self._seen: Sequence[RayNode] = read(self.resource)
         self._fleet = Fleet(
             launcher.kinds if launcher else (),
@@ -77,47 +77,47 @@ class RayFleet:
         self._first = tuple(self._fleet.begin(self._nodes_seen(), nodes))
         self._cut_off = False
         self._settled = False
-        """Whether what an earlier process left behind was dealt with."""
+        """Whether nodes that an earlier process left behind were dealt with."""
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch the nodes", daemon=True)
         self._watcher.start()
 
     def nodes(self) -> tuple[Node, ...]:
-        """Those that the run begins with: its start tells of them, no event of ours does."""
+        """The nodes that the run begins with; they cause no events here."""
         return self._first
 
     def where(self, name: str) -> RayNode | None:
-        """Where a node is, as last seen; None if it is not here."""
+        """The node of this name, as last seen; None if it is gone."""
         key = self._fleet.key_of(name)
         found = next((node for node in self._seen if node.ray_id == key), None)
         return None if found is None else replace(found, name=name)
 
     def provision(self, wish: Wish, t_s: float) -> list[Event]:
         self._end_leftovers()
-        return [*self._carry_out(self._fleet.wish(wish, t_s), t_s), *self._hear(t_s)]
+        return [*self._carry_out(self._fleet.wish(wish, t_s), t_s), *self._launch_news(t_s)]
 
     def release(self, nodes: Sequence[str], t_s: float) -> list[Event]:
-        """Give back nodes that were wished away; what else is wished for stays as it is."""
-        return [*self._carry_out(self._fleet.release(nodes, t_s), t_s), *self._hear(t_s)]
+        """Give back nodes; the wish for others stays as it is."""
+        return [*self._carry_out(self._fleet.release(nodes, t_s), t_s), *self._launch_news(t_s)]
 
     def give_up(self, node_id: str, t_s: float) -> list[Event]:
-        """A node is of no use though Ray lists it; whoever calls this has told that it is lost."""
-        return [*self._carry_out(self._fleet.give_up(node_id), t_s), *self._hear(t_s)]
+        """Give up a node that Ray lists but that is unusable; the caller reports it lost."""
+        return [*self._carry_out(self._fleet.give_up(node_id), t_s), *self._launch_news(t_s)]
 
     def look(self, t_s: float) -> list[Event]:
         if self._cut_off:
             raise InputError(
                 "the Ray node that this process belongs to is gone.",
-                remedy="Give the same command on another node of the cluster: the run goes on from there.",
+                remedy="Re-run the same command on another node of the cluster to resume.",
             )
-        vain = self._fleet.hopeless  # since the last look, so that what was refused has been told
+        vain = self._fleet.hopeless  # as of the last look, so that all refusals were reported
         if vain is not None:
             raise InputError(
-                f"no {vain.instance} came; each was refused, {vain.times} times in a row: {vain.why}.",
-                remedy="Mend what brings nodes up, and give the same command: the run goes on. "
-                "[ray] in the study may be changed for that.",
+                f"no {vain.instance} came: refused {vain.times} times in a row: {vain.why}.",
+                remedy="Repair what launches nodes ([ray] in the study may be changed), then re-run the same "
+                "command to resume.",
             )
-        return [*self._hear(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s), t_s)]
+        return [*self._launch_news(t_s), *self._carry_out(self._fleet.see(self._nodes_seen(), t_s), t_s)]
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
         launched = self._launcher.launched() if self._launcher else ()
@@ -128,26 +128,26 @@ class RayFleet:
             self._launcher.recall(self._fleet.rented)
         self._asked_s |= dict.fromkeys(self._fleet.rented, t_s)
         called_off = [NodeReleased(t_s=t_s, node_id=name) for name in Record.of(past).called_off]
-        return [*called_off, *self._carry_out(step, t_s), *self._hear(t_s)]
+        return [*called_off, *self._carry_out(step, t_s), *self._launch_news(t_s)]
 
     def release_all(self, history: Iterable[Event], t_s: float) -> list[Event]:
-        """End everything that was launched for a run that does not go on; `close` waits for it."""
+        """Release every node of a run that is not resumed; `close` waits for it."""
         launched = self._launcher.launched() if self._launcher else ()
         return self._carry_out(
             self._fleet.release_all(history, self._nodes_seen(), t_s, launched=launched), t_s
         )
 
     def close(self) -> None:
-        """Let go of every node that was launched, and wait until that is done.
+        """Release every launched node and wait until that is done.
 
-        A launch that is under way is called off; should its node come all the same, it is let go of as soon
-        as it shows, for a while, and afterwards by whoever goes on with the run.
+        Launches under way are cancelled. If such a node comes anyway, it is released at once during the next
+        `late_s`, and later by the process that resumes the run.
         """
         self._order(self._fleet.close())
         under_way = self._under_way()
         try:
             if self._launcher is not None:
-                self._look_out_for(self._launcher.settle() & under_way, self._launcher)
+                self._release_late(self._launcher.settle() & under_way, self._launcher)
         finally:
             self._over.set()
             if self._launcher is not None:
@@ -155,17 +155,16 @@ class RayFleet:
             self._watcher.join(self._look_s)
 
     def _under_way(self) -> frozenset[str]:
-        """Nodes that may take so long to come, if they did not yet."""
+        """Nodes requested so recently that they may still come."""
         since_s = self._now_s - self._start_s
         return frozenset(name for name, asked_s in self._asked_s.items() if asked_s > since_s)
 
-    def _look_out_for(self, late: frozenset[str], launcher: Launcher) -> None:
-        """Nodes whose launch was called off, and that may come all the same."""
+    def _release_late(self, late: frozenset[str], launcher: Launcher) -> None:
+        """Release nodes that come although their launch was cancelled."""
         if not late or self._cut_off:
             return
         logging.getLogger(__name__).warning(
-            "Called off on the way: %s. For up to %g s they are let go of as they come; "
-            "Ctrl-C cuts that short.",
+            "Cancelled on the way: %s. Waiting up to %g s to release those that still come; Ctrl-C skips it.",
             ", ".join(sorted(late)),
             self._late_s,
         )
@@ -176,18 +175,18 @@ class RayFleet:
                     ended.add(node.ray_id)
                     launcher.release(node.name, node.ray_id)
             time.sleep(min(self._look_s, self._late_s))
-            launcher.news()  # with that it takes note of what has ended
+            launcher.news()  # updates `launched`
 
     def _end_leftovers(self) -> None:
-        """Of a probe that was killed before the run began: no record has them."""
+        """Release nodes of a probe that was killed before the run began: no journal has them."""
         if self._launcher is not None and not self._settled:
             ids = {node.name: node.ray_id for node in self._seen}
             for name in self._launcher.launched():
                 self._launcher.release(name, ids.get(name, ""))
         self._settled = True
 
-    def _hear(self, t_s: float) -> list[Event]:
-        """What launches have come to."""
+    def _launch_news(self, t_s: float) -> list[Event]:
+        """Take note of what became of launches."""
         events: list[Event] = []
         failures: dict[str, LaunchFailure] = {}
         for news in self._launcher.news() if self._launcher else ():
@@ -232,16 +231,16 @@ class RayFleet:
                 self._seen = self._read(self.resource)
                 self._cut_off = not self._connected()
                 answers = True
-            except Exception as error:  # noqa: BLE001 - silence is no sign that nodes are gone
+            except Exception as error:  # noqa: BLE001 - a failed poll does not mean that nodes are gone
                 if answers:
-                    logging.getLogger(__name__).warning("Ray does not tell of its nodes: %s", error)
+                    logging.getLogger(__name__).warning("Ray does not list its nodes: %s", error)
                 answers = False
 
 
 class NodePool:
-    """All nodes of the connected cluster that have so many slots, under the name of one type.
+    """A launcher that launches nothing: all nodes of the cluster with the size of one node type.
 
-    Nothing is launched: a fleet adopts the nodes it sees, and what it then still waits for does not come.
+    The fleet adopts the nodes it sees; requests beyond those are refused.
     """
 
     adopts = True
@@ -261,10 +260,10 @@ class NodePool:
         )
 
     def launched(self) -> Collection[str]:
-        return ()  # there is none to end
+        return ()  # there are none to end
 
     def recall(self, rented: Mapping[str, str]) -> None:
-        """Those that were not there yet are found now or refused, as if they had just been asked for."""
+        """Treat nodes that had not come yet as requested now: they are found or refused."""
         self._asked += rented
 
     def launch(self, name: str, instance: str) -> None:
@@ -272,10 +271,10 @@ class NodePool:
         self._asked.append(name)
 
     def release(self, name: str, ray_id: str) -> None:
-        """It goes on being there."""
+        """Nothing to do: the node stays in the cluster."""
 
     def news(self) -> list[LaunchNews]:
-        """Of those asked for before the last time: what could be had of them was adopted since then."""
+        """Refuse requests from before the last call; the fleet had time to adopt nodes for them."""
         refused, self._overdue, self._asked = self._overdue, self._asked, []
         return [LaunchFailed(name, f"no other node has {self._kind.slots} slots") for name in refused]
 

@@ -1,4 +1,4 @@
-"""Who brings up the nodes of a Ray cluster: its autoscaler, or commands of the user's (`launch_commands`)."""
+"""Launchers bring up the nodes of a Ray cluster: its autoscaler here, own commands in `launch_commands`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stretto.substrate.ray.nodes import INSTANCE_LABEL
 
 @dataclass(frozen=True, slots=True)
 class LaunchBegan:
-    """A node begins to start up, and to cost."""
+    """A node starts up, and costs from now on."""
 
     name: str
 
@@ -28,13 +28,13 @@ class LaunchFailed:
     name: str
     why: str
     log: str = ""
-    """Where all that its launch said is, if that is kept."""
+    """The file with the launch's output, if it is kept."""
 
 
 LaunchNews = LaunchBegan | LaunchFailed
 
 _CLOSE_S = 15.0
-"""How long a last word to the autoscaler may take."""
+"""How long the last request to the autoscaler may take."""
 _ASK_FOR_NOTHING = (
     'python -c \'import ray; ray.init("auto"); '
     "from ray.autoscaler.sdk import request_resources; request_resources(bundles=[])'"
@@ -42,39 +42,39 @@ _ASK_FOR_NOTHING = (
 
 
 class Launcher(Protocol):
-    """Brings up nodes and lets go of them. Called in one thread only; `settle` and `close` alone block."""
+    """Brings up nodes and releases them. Called in one thread only; only `settle` and `close` block."""
 
     @property
     def kinds(self) -> Sequence[NodeKind]:
-        """What it can launch."""
+        """The node types that it can launch."""
 
     @property
     def adopts(self) -> bool:
-        """Whether nodes come without the names they were asked for under."""
+        """Whether nodes come without the names that they were requested under."""
 
     def launched(self) -> Collection[str]:
-        """The names of nodes that it can still end, also those that an earlier controller had launched."""
+        """The names of nodes that it can still end, including those of an earlier controller."""
 
     def recall(self, rented: Mapping[str, str]) -> None:
-        """Go on where an earlier controller ended: these are here or on the way, instance by name."""
+        """Take over the nodes of an earlier controller, present or on the way: instance by name."""
 
     def launch(self, name: str, instance: str) -> None: ...
 
     def release(self, name: str, ray_id: str) -> None:
-        """Let go of a node, or of one on the way; `ray_id` is empty unless it is or was here."""
+        """Release a node, present or on the way; `ray_id` is empty if it has never come."""
 
     def news(self) -> list[LaunchNews]:
-        """What became of launches since the last time."""
+        """What became of launches since the last call."""
 
     def settle(self) -> frozenset[str]:
-        """Wait until what was released is gone, or cannot be ended; the names of what may come even so."""
+        """Wait until released nodes have ended or cannot be ended; names those that may still come."""
 
     def close(self, awaited: Collection[str] = ()) -> None:
-        """It is over; those `awaited` were released while they were on the way, and may still come."""
+        """The run ends; nodes in `awaited` were released on the way and may still come."""
 
 
 class Mailbox:
-    """News from other threads."""
+    """Passes news from other threads to the fleet's."""
 
     def __init__(self) -> None:
         self._letters: queue.SimpleQueue[LaunchNews] = queue.SimpleQueue()
@@ -91,16 +91,15 @@ class Mailbox:
 
 
 Request = Callable[[list[dict[str, float]], list[dict[str, str]]], None]
-"""Tells the autoscaler which bundles, with which label selectors, there must be room for."""
+"""Asks the autoscaler for room for bundles, each with a label selector."""
 
 
 class AutoscalerLauncher:
-    """Asks Ray's autoscaler for room: one bundle of the size of a node for every node.
+    """Asks Ray's autoscaler for room: one bundle of a node's size per node.
 
-    A request replaces the one before, so one run at a time can use a cluster in this way. Node types must
-    carry the label, with the instance's name as its value, for the autoscaler to know which to launch. A
-    node that is let go of is stopped by the autoscaler when it has been idle for its `idle_timeout_minutes`,
-    also one that comes only then; what it costs till then is not counted.
+    A request replaces the one before, so only one run at a time can use a cluster in this way. Node types
+    need the label, with the instance's name as value, so that the autoscaler knows which to launch. It stops
+    a released node after `idle_timeout_minutes`; the cost of that idle time is not counted.
     """
 
     adopts = True
@@ -120,22 +119,22 @@ class AutoscalerLauncher:
         self._request = request or _request_resources
         self._mailbox = Mailbox()
         self._wanted: dict[str, str] = {}
-        """Instance by name."""
+        """The instance of each wanted node, by name."""
         self._unasked: set[str] = set()
-        """Those that the autoscaler was not told of yet."""
+        """Nodes that are not part of a request yet."""
         self._unheard = ""
-        """Why the last request did not reach it; empty if it did."""
+        """Why the last request failed; empty if it did not."""
         self._lock = threading.Lock()
         self._changes: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """True: something changed; False: it is over."""
+        """True: something changed; False: the run is over."""
         self._thread = threading.Thread(target=self._work, name="ask the autoscaler", daemon=True)
         self._thread.start()
 
     def launched(self) -> Collection[str]:
-        return ()  # by name it can end none
+        return ()  # it cannot end nodes by name
 
     def recall(self, rented: Mapping[str, str]) -> None:
-        """What is asked from now on replaces what was, and so must be for these, too."""
+        """Include the earlier nodes, because a new request replaces the old one."""
         with self._lock:
             self._wanted.update(rented)
         self._changes.put(True)
@@ -157,7 +156,7 @@ class AutoscalerLauncher:
         return self._mailbox.collect()
 
     def settle(self) -> frozenset[str]:
-        """What is on the way comes to nobody: it is idle, and the autoscaler stops it."""
+        """Nothing to wait for: the autoscaler stops a node that comes late, as it is idle."""
         return frozenset()
 
     def close(self, awaited: Collection[str] = ()) -> None:
@@ -167,8 +166,8 @@ class AutoscalerLauncher:
         why = f"no answer in {_CLOSE_S:g} s" if self._thread.is_alive() else self._unheard
         if why:
             logging.getLogger(__name__).warning(
-                "Ray's autoscaler may still bring up nodes, and keep them, which cost: it could not be told "
-                "that none is wanted (%s). To tell it now, on a machine of the cluster: %s",
+                "Ray's autoscaler may keep launching nodes, which cost money: the request for none failed "
+                "(%s). To repeat it, run on a machine of the cluster: %s",
                 why,
                 _ASK_FOR_NOTHING,
             )
@@ -178,7 +177,7 @@ class AutoscalerLauncher:
         while goes_on:
             goes_on = self._changes.get()
             with contextlib.suppress(queue.Empty):
-                while goes_on:  # only the last word counts
+                while goes_on:  # only the latest state counts
                     goes_on = self._changes.get_nowait()
             self._ask()
 
@@ -191,7 +190,7 @@ class AutoscalerLauncher:
         ]
         try:
             self._request(bundles, [{self._label: instance} for instance in wanted])
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises, these nodes do not come
+        except Exception as error:  # noqa: BLE001 - after any error of Ray's, these nodes do not come
             self._unheard = str(error) or type(error).__name__
             for name in fresh:
                 self._mailbox.post(LaunchFailed(name, f"the autoscaler could not be asked: {error}"))

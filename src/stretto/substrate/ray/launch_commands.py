@@ -1,10 +1,13 @@
-"""Nodes that the user's own commands bring up: `ray start` over ssh, a cloud's command line, local processes.
+"""Nodes that the user's commands bring up: `ray start` over ssh, a cloud's command line, local processes.
 
-Files, one pair for each node that is not let go of: `<name>.json` says which process it is, so that a
-controller that was killed can still end it later; `<name>.log` has what its commands printed, and stays where
-the launch command failed. Of a node that was let go of before it came, which it may still do, the first is
-kept as `<name>.late` until it came or the run stops; then it is `<name>.json` again if the node is still to
-be reckoned with, and whoever goes on with the run ends it once more.
+Every launched node has files in the run's folder:
+
+NAME.json   its process, so that a later controller can end the node if this one is killed
+NAME.late   the same, for a node that was released before it came and may still come
+NAME.log    the output of its commands; kept if the launch command failed
+
+If a late node may still come when the run stops, its file becomes NAME.json again, and a resumed run releases
+the node once more.
 """
 
 from __future__ import annotations
@@ -33,39 +36,39 @@ from stretto.system.private_files import make_private_folder, private_opener, wr
 _RELEASE_TRIES = 3
 _RELEASE_PAUSE_S = 2.0
 _RELEASE_S = 120.0
-"""A release command that takes longer is ended."""
+"""A release command that takes longer is killed."""
 _POLL_S = 0.05
-_SHOWN = 400
-"""Letters of a failed command's output that are told."""
+_SHOWN_CHARS = 400
+"""How much of a failed command's output is reported."""
 _RECORD = ".json"
 _LATE = ".late"
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """What is kept about a node."""
+    """What is stored about a node."""
 
     number: int
     instance: str
     pid: int
     begun: str
-    """When that process began, by the kernel's clock: numbers of processes are used again.
+    """When the process began, by the kernel's clock, because process ids are used again.
 
-    Empty of one that had ended before anybody could look.
+    Empty if it had ended before we looked.
     """
 
     def is_running(self) -> bool:
         return bool(self.begun) and _begun(self.pid) == self.begun
 
     def kill_group(self) -> None:
-        """As long as a group has members, no new process gets its number."""
+        """Kill the process group. While it has members, no new process gets its id."""
         if _begun(self.pid) in {"", self.begun}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
 
 class CommandLauncher:
-    """Runs a command for every node that is wanted, and one for every node that is not wanted any more."""
+    """Runs a launch command for every new node, and a release command for every node given back."""
 
     adopts = False
 
@@ -78,7 +81,7 @@ class CommandLauncher:
         folder: Path,
         grace_s: float = 10.0,
     ) -> None:
-        """`folder` is the run's, for these nodes; `grace_s` is how long their processes have to end."""
+        """`folder` is the one for nodes in the run's; `grace_s` is how long processes may take to end."""
         self.kinds = tuple(kinds)
         self._commands = commands
         self._slots = {kind.instance: kind.slots for kind in self.kinds}
@@ -90,26 +93,26 @@ class CommandLauncher:
         self._launched = _read_all(self._folder, _RECORD)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endings: dict[str, tuple[threading.Thread, str]] = {}
-        """Of nodes that are being released, with their ids in Ray."""
+        """The threads that release nodes, with the nodes' ids in Ray."""
         self._unended: dict[str, str] = {}
-        """Nodes whose release has failed, and their ids in Ray."""
+        """Nodes whose release failed, and their ids in Ray."""
         self._released: set[str] = set()
-        """Nodes whose release went well."""
+        """Nodes whose release succeeded."""
         self._given_up = _read_all(self._folder, _LATE)
-        """Nodes that were released before they came. They may still come."""
+        """Nodes that were released before they came, and may still come."""
         self._in_charge = False
-        """Whether the run is ours: another process may have it, and need its files."""
+        """Whether this process drives the run; otherwise another one may need the files."""
         self._late: dict[str, str] = {}
         """Nodes that came while they were being released, and their ids in Ray."""
         self._unwanted = set(self._given_up)
-        """All that were to be let go of: how their launch commands end is no failure."""
+        """Nodes that were released: the end of their launch commands is no failure."""
         self._failed: set[str] = set()
 
     def launched(self) -> Collection[str]:
         return (*self._launched, *self._given_up)
 
     def recall(self, rented: Mapping[str, str]) -> None:
-        """There are files of them."""
+        """Nothing to take over: the files have it all."""
         del rented
         self._in_charge = True
 
@@ -132,7 +135,7 @@ class CommandLauncher:
         threading.Thread(target=self._watch, args=(name, process), name=f"launch {name}", daemon=True).start()
 
     def release(self, name: str, ray_id: str) -> None:
-        """A node that was let go of before it came, and comes all the same, is let go of once more."""
+        """Release a node, again if it was released before it came and has come since."""
         self._in_charge = True
         if name in self._endings:
             if ray_id and not self._endings[name][1]:
@@ -142,7 +145,7 @@ class CommandLauncher:
             self._take_up(name)
         if name not in self._launched:
             if ray_id and name not in self._unwanted:
-                _warn_of(name, "nothing is written down of how it was launched")
+                _warn_of(name, "there is no record of its launch")
             return
         self._unwanted.add(name)
         launched = self._launched[name]
@@ -163,7 +166,7 @@ class CommandLauncher:
         return frozenset(self._given_up.keys() - self._failed)
 
     def close(self, awaited: Collection[str] = ()) -> None:
-        """Nodes whose release has failed are tried once more; of those that may still come a record stays."""
+        """Retry failed releases, and keep the records of nodes that may still come."""
         self._tidy()
         for name, ray_id in self._unended.items():
             self.release(name, ray_id)
@@ -175,11 +178,11 @@ class CommandLauncher:
                 self._forget(name)
 
     def _take_up(self, name: str) -> None:
-        """Unless its number is another's by now, which a release command would hit in its stead."""
+        """Prepare another release, unless the command would end another node, which has its number now."""
         launched = self._given_up[name]
         taken = launched.number in {one.number for one in self._launched.values()}
         if taken and "{number" in self._commands.release:
-            _warn_of(name, f"its number, {launched.number}, is another node's by now")
+            _warn_of(name, f"another node has its number {launched.number} now")
             return
         self._launched[name] = self._given_up.pop(name)
         self._file(name, _LATE).replace(self._file(name, _RECORD))
@@ -188,14 +191,14 @@ class CommandLauncher:
         self._launched[name] = launched = self._given_up.pop(name)
         self._file(name, _LATE).replace(self._file(name, _RECORD))
         logging.getLogger(__name__).warning(
-            "Node %s was on the way, and may still come and cost, though it was released. "
-            "If the run goes on, that is done again first; to do it now: %s",
+            "Node %s was released before it came; it may still come, and cost money. "
+            "A resumed run releases it again; to do so now: %s",
             name,
             shlex.join(self._argv(self._commands.release, name, launched.instance, launched.number)),
         )
 
     def _forget(self, name: str) -> None:
-        """Whether a node that was given up still comes is of no interest any more."""
+        """Stop watching for a node that was released before it came."""
         if self._given_up.pop(name, None) is not None:
             self._file(name, _LATE).unlink(missing_ok=True)
 
@@ -217,7 +220,7 @@ class CommandLauncher:
             self.release(name, ray_id)
 
     def _may_come(self, ray_id: str) -> bool:
-        """Whether a node that was let go of may be there later. Without a command it ends with a process."""
+        """Whether a released node may still come. Without a release command it ends with its process."""
         return not ray_id and bool(self._commands.release)
 
     def _file(self, name: str, suffix: str) -> Path:
@@ -251,7 +254,7 @@ class CommandLauncher:
             self._mailbox.post(LaunchFailed(name, why, str(self._log(name))))
 
     def _end(self, name: str, launched: _Launched, ray_id: str) -> None:
-        if not ray_id:  # first of all, or what it is still bringing up comes after the release
+        if not ray_id:  # first end the launch, or the node comes after its release
             self._end_process(name, launched)
         released = not self._commands.release or self._run_release(name, launched, ray_id)
         self._end_process(name, launched)
@@ -284,7 +287,7 @@ class CommandLauncher:
                 return True
             why = f"It ended with {_ended(code)}: {self._said(name)}"
         logging.getLogger(__name__).warning(
-            "Node %s may still be up, and cost: its release command failed. %s. The command: %s",
+            "Node %s may still be up, and cost money: its release command failed. %s. The command: %s",
             name,
             why.removesuffix("."),
             shlex.join(argv),
@@ -292,7 +295,7 @@ class CommandLauncher:
         return False
 
     def _end_process(self, name: str, launched: _Launched) -> None:
-        """First its leader alone: `ray start` then ends the others in good order, which is much quicker."""
+        """End the process group, its leader first: `ray start` then ends the others much faster."""
         if launched.is_running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(launched.pid, signal.SIGTERM)
@@ -306,14 +309,14 @@ class CommandLauncher:
     def _said(self, name: str) -> str:
         """The end of what a node's commands printed."""
         text = ""
-        with contextlib.suppress(OSError):  # it goes with the node
+        with contextlib.suppress(OSError):  # the log is removed with the node
             text = self._log(name).read_text(encoding="utf-8", errors="replace")
-        return end_of(text, _SHOWN) or "it printed nothing"
+        return end_of(text, _SHOWN_CHARS) or "it printed nothing"
 
 
 def _warn_of(name: str, why: str) -> None:
     logging.getLogger(__name__).warning(
-        "Node %s came though nobody waits for it, and may cost. End it yourself: %s.", name, why
+        "Node %s came after its release, and may cost money. End it yourself: %s.", name, why
     )
 
 
@@ -343,14 +346,14 @@ def _read(path: Path) -> _Launched:
         )
     except (UnreadableError, TypeError, KeyError, ValueError) as error:
         raise InputError(
-            f"is not as it was written ({error}); it says which node is up.",
+            f"is damaged ({error}); it is the record of a node that may be up.",
             where=str(path),
-            remedy=f"See that the node {path.name.partition('.')[0]} is gone, then remove the file.",
+            remedy=f"Make sure that the node {path.name.partition('.')[0]} is gone, then remove the file.",
         ) from error
 
 
 def _write(path: Path, launched: _Launched) -> None:
-    """Whole or not at all."""
+    """Write a record atomically."""
     half = path.with_suffix(".part")
     write_private(half, json.dumps(asdict(launched)).encode())
     half.replace(path)

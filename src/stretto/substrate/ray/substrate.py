@@ -46,11 +46,11 @@ class RaySubstrate(ElasticSubstrate):
         files: Files | None = None,
         trainer: Trainer | None = None,
         idle_s: float = IDLE_S,
-        tried: bool = False,
+        temporary: bool = False,
     ) -> None:
         """`slots` is the most there may be; `clock` gives the seconds since the run's first start.
 
-        `tried`: a trial run for measurements, whose files need not be kept.
+        `temporary`: a trial run for measurements, whose files need not be kept.
         """
         rules, files, run_dir = rules or Rules(), files or Files(), run_dir.absolute()
         lock = RunLock(run_dir / "lock", patience_s=rules.grace_s + PATIENCE_S)
@@ -91,13 +91,13 @@ class RaySubstrate(ElasticSubstrate):
         super().__init__(
             ground, spec_of=spec_of, run_dir=run_dir, lock=lock, clock=clock, rules=rules, files=files
         )
-        self._ray_ground, self._tried = ground, tried
+        self._ray_ground, self._temporary = ground, temporary
         engine = self._engine
         engine.post(lambda: ground.settle(engine.post, engine.confused, lambda: engine.awake_s))
 
     def stop_now(self) -> None:
         """Like `close`, without waiting for checkpoints; unfinished ones stay on the nodes."""
-        self._ray_ground.keeps_files = not self._tried
+        self._ray_ground.keeps_files = not self._temporary
         super().stop_now()
 
 
