@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
-from stretto.core.cluster import Node, Wish, gpu_nodes
+from stretto.core.cluster import Node, Wish, gpu_nodes, node_name
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import JobReported, NodeAdded, NodeLaunched
 from stretto.core.instructions import Action, Instruction
@@ -20,7 +20,7 @@ from stretto.pricing.instances import Instance
 from stretto.search.space import Config
 from stretto.search.study import Direction
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
-from stretto.worlds.cloud import RentalCloud, instance_of, lognormal, node_name
+from stretto.worlds.cloud import RentalCloud, instance_of, lognormal
 from stretto.worlds.curves import RESNET, CurveTable, make_table
 from stretto.worlds.trials import StudyWorld
 from stretto.worlds.truth import TrialTruth

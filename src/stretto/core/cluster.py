@@ -49,3 +49,8 @@ class Wish:
 def gpu_nodes(count: int, gpus_per_node: int) -> tuple[Node, ...]:
     """`count` equal nodes named "0", "1", ..: enough for jobs that need nothing but GPUs."""
     return tuple(Node(str(i), Resources(gpu=gpus_per_node)) for i in range(count))
+
+
+def node_name(instance: str, number: int) -> str:
+    """The id of the `number`-th node that was rented, whatever its type."""
+    return f"{instance}-{number}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stretto.control.controller import Controller, Settings
-from stretto.core.cluster import Node
+from stretto.core.cluster import Node, node_name
 from stretto.core.errors import InputError, StrettoError
 from stretto.core.resources import Resources
 from stretto.inputs.arguments import (
@@ -31,7 +31,6 @@ from stretto.search.source import TrialSource, trials_ahead
 from stretto.search.study import Study
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.system.threads import one_blas_thread
-from stretto.worlds.cloud import node_name
 from stretto.worlds.curves import Curves
 from stretto.worlds.trials import StudyWorld
 

@@ -44,11 +44,6 @@ class Cloud(Protocol):
         """The nodes that the request of this number gets, `count` or fewer; asked again, it says the same."""
 
 
-def node_name(instance: str, number: int) -> str:
-    """The id of the `number`-th node that was rented, whatever its type."""
-    return f"{instance}-{number}"
-
-
 def instance_of(node_id: str) -> str:
     """The type of a rented node, from its id."""
     return node_id.rpartition("-")[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from stretto.core.cluster import Node, Wish
+from stretto.core.cluster import Node, Wish, node_name
 from stretto.core.events import (
     Event,
     NodeAdded,
@@ -34,7 +34,6 @@ from stretto.substrate.fleet.nodes import (
     ReleaseNode,
     SeenNode,
 )
-from stretto.worlds.cloud import node_name
 
 
 class Fleet:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.core.cluster import Node, Wish
+from stretto.core.cluster import Node, Wish, node_name
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched, NodeReleased
 from stretto.core.resources import Resources
 from stretto.pricing.instances import SLOT
-from stretto.worlds.cloud import node_name
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from stretto.core.cluster import Node, Wish
+from stretto.core.cluster import Node, Wish, node_name
 from stretto.core.errors import JournalError
 from stretto.core.events import (
     Decided,
@@ -30,7 +30,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.substrate.sim.job import Instruments, SimJob, SimTrial
-from stretto.worlds.cloud import Cloud, node_name
+from stretto.worlds.cloud import Cloud
 from stretto.worlds.truth import TrialTruth, Truth
 
 
