@@ -81,7 +81,7 @@ class EveryOtherBlock(Stepper):
     """Measures in the odd blocks of steps only, as often there as it would everywhere."""
 
     def wants(self) -> bool:
-        return self._turn.step // BLOCK_STEPS % 2 == 1 and super().wants()
+        return self._current.step // BLOCK_STEPS % 2 == 1 and super().wants()
 
     def splits(self, step: int) -> bool:
         block, place = divmod(step, BLOCK_STEPS)
@@ -111,7 +111,7 @@ def blocks_of(case: Case, run: Run, pairs: int, clock: Callable[[], float]) -> I
         per_worker_batch=(1, case.batch // case.passes),
     )
     inputs, labels = torch.randn(case.batch, *case.input_shape), torch.randint(10, (case.batch,))
-    turn = run._engine.turn  # noqa: SLF001
+    turn = run._engine.current  # noqa: SLF001
     began_s, split = clock(), False
     for _ in run.epochs(ceil(2 * pairs / BLOCKS_OF_A_PASS)):
         for (part,) in loader:

@@ -65,7 +65,7 @@ class Training:
                 optimizer.zero_grad()
                 torch.autograd.backward(cross_entropy(model(images), labels))
                 optimizer.step()
-                if self._run._engine.turn.share.last:  # noqa: SLF001 - a step may have two passes
+                if self._run._engine.current.share.last:  # noqa: SLF001 - a step may have two passes
                     yield
 
     def block(self) -> Block:
@@ -73,7 +73,7 @@ class Training:
         began_s, split = now_s(), False
         for _ in range(BLOCK_STEPS):
             next(self._steps)
-            split |= self._run._engine.turn.layout.passes > 1  # noqa: SLF001
+            split |= self._run._engine.current.layout.passes > 1  # noqa: SLF001
         return Block((now_s() - began_s) / BLOCK_STEPS, split)
 
 

@@ -17,7 +17,7 @@ from fault_study import lay_out
 from local_theatre import Theatre
 from stretto.core.events import CheckpointSaved, JobRetried
 from stretto.core.instructions import Action
-from stretto.torch.persistence import Keeper, Keeping
+from stretto.torch.persistence import Persistence, SavingSettings
 from stretto.wire.messages import EpochEnd, Report, Saved
 
 TRIALS = 5
@@ -64,9 +64,9 @@ def test_what_a_stopped_job_was_saving_is_told() -> None:
 def test_the_best_checkpoint_is_told_again_by_whoever_goes_on_from_it(tmp_path: Path) -> None:
     told: list[Saved] = []
     notes: list[str] = []
-    keeping = Keeping(folder=tmp_path, every_s=60.0, checkpoints=2)
+    keeping = SavingSettings(folder=tmp_path, every_s=60.0, checkpoints=2)
     for _ in range(2):
-        keeper = Keeper(keeping, note=notes.append, on_saved=told.append)
+        keeper = Persistence(keeping, note=notes.append, on_saved=told.append)
         if keeper.load() is None:
             keeper.save(lambda: {"weights": torch.zeros(3)}, 1.0, best=True, wait=True)
             keeper.save(lambda: {"weights": torch.ones(3)}, 2.5, wait=True)

@@ -73,10 +73,10 @@ class TestSite:
     def test_a_store_nobody_knows_is_refused_in_the_words_of_workers(self) -> None:
         pytest.importorskip("torch")
         pytest.importorskip("fsspec")
-        from stretto.torch.remote_checkpoints import Store  # noqa: PLC0415
+        from stretto.torch.remote_checkpoints import RemoteStore  # noqa: PLC0415
 
         told = []
-        for use in (lambda url: find_target(asked("local", store=url)), Store):
+        for use in (lambda url: find_target(asked("local", store=url)), RemoteStore):
             with pytest.raises(InputError, match="store nowhere://x: fsspec knows no protocol") as refused:
                 use("nowhere://x")
             told.append(str(refused.value))

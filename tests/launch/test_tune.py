@@ -31,7 +31,7 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.live_state import Board
 from stretto.runs.results import TuneResult, checkpoint_at
 from stretto.search.study import Direction, Study
-from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text
+from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, CheckpointMeta, meta_text
 from tune_world import STUDY, SimulatedWorkers, simulated, write_study
 
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")
@@ -347,7 +347,9 @@ def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(
     for number, is_best in ((4, True), (7, True), (8, False)):
         folder = checked.folder.checkpoints(best) / f"{number:08d}"
         folder.mkdir(parents=True)
-        meta = Meta(format=FORMAT, progress=float(number), best=is_best, size_bytes=0, sha256=64 * "0")
+        meta = CheckpointMeta(
+            format=FORMAT, progress=float(number), best=is_best, size_bytes=0, sha256=64 * "0"
+        )
         (folder / META_FILE).write_text(meta_text(meta))
         (folder / STATE_FILE).touch()
     result = finished(checked)

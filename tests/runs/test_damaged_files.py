@@ -18,7 +18,14 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.metrics_files import metrics_after, shown_in
 from stretto.runs.results import tune_result
 from stretto.system.plain_json import MOST_DEPTH, UnreadableError, parse_json, read_json
-from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, Meta, meta_text, usable_checkpoints
+from stretto.wire.checkpoint_meta import (
+    FORMAT,
+    META_FILE,
+    STATE_FILE,
+    CheckpointMeta,
+    meta_text,
+    usable_checkpoints,
+)
 from study_command import StudyCommand
 from tune_world import STUDY, endless, simulated, write_study
 
@@ -180,7 +187,7 @@ def test_a_line_of_metrics_is_passed_over(tmp_path: Path, content: bytes) -> Non
 def save(folder: Path, number: int, *, best: bool) -> Path:
     place = folder / f"{number:08d}"
     place.mkdir(parents=True)
-    meta = Meta(format=FORMAT, progress=float(number), best=best, size_bytes=4, sha256=64 * "a")
+    meta = CheckpointMeta(format=FORMAT, progress=float(number), best=best, size_bytes=4, sha256=64 * "a")
     (place / META_FILE).write_text(meta_text(meta))
     (place / STATE_FILE).write_text("1234")
     return place

@@ -108,8 +108,8 @@ def own_accumulation(run: Run, how: Share) -> list[float]:
     done = -1
     for x in batches(run, model, optimizer, **how):
         model(x).square().mean().backward()
-        step = run._engine.turn.step  # which goes on where run.step_is_complete
-        assert run.step_is_complete is run._engine.turn.share.last
+        step = run._engine.current.step  # which goes on where run.step_is_complete
+        assert run.step_is_complete is run._engine.current.share.last
         if step % 2:
             optimizer.step()
             if run.step_is_complete:
@@ -135,7 +135,7 @@ def thawed(run: Run, how: Share) -> list[float]:
     model, optimizer = linear()
     model[0].requires_grad_(False)
     for x in batches(run, model, optimizer, **how):
-        if run._engine.turn.step == 2:
+        if run._engine.current.step == 2:
             model[0].requires_grad_(True)
         optimizer.zero_grad()
         model(x).square().mean().backward()

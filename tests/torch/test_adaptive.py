@@ -25,7 +25,14 @@ from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.models.noise import GradientNoise
 from stretto.models.speed import AllReduceSpeed
 from stretto.torch import Run
-from stretto.torch.adaptive import LOOK_STEPS, MOST_GROWTH, WARM_UP_STEPS, BatchMemory, BatchTuner, Change
+from stretto.torch.adaptive import (
+    LOOK_STEPS,
+    MOST_GROWTH,
+    WARM_UP_STEPS,
+    BatchChange,
+    BatchTuner,
+    MemoryModel,
+)
 from stretto.torch.rules import RULES, Rule, lr_factor, progress_of_step
 
 LIMITS = BatchLimits(initial=64, requested=64, max=4096, per_gpu_min=8, per_gpu_max=4096, accumulation=True)
@@ -41,7 +48,7 @@ class World:
     noise_scale: float
     workers: int = 1
     batch: BatchChoice = field(default_factory=lambda: BatchChoice(64))
-    changes: list[tuple[int, Change]] = field(default_factory=list)
+    changes: list[tuple[int, BatchChange]] = field(default_factory=list)
 
     def goodput(self, batch: BatchChoice) -> float:
         noise = GradientNoise(1.0, self.noise_scale / self.limits.initial, self.limits.initial)
@@ -373,7 +380,7 @@ def test_progress_without_noise_is_a_step_at_most() -> None:
 
 
 def test_memory_is_linear_in_the_batch() -> None:
-    memory = BatchMemory()
+    memory = MemoryModel()
     assert memory.most(1000) is None
     memory.saw(10, 200)
     assert memory.most(1000) == 50
@@ -385,7 +392,7 @@ def test_memory_is_linear_in_the_batch() -> None:
 
 
 def test_memory_that_does_not_grow_is_no_bound() -> None:
-    memory = BatchMemory()
+    memory = MemoryModel()
     memory.saw(10, 200)
     memory.saw(20, 200)
     assert memory.most(1000) is None

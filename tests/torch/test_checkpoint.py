@@ -24,7 +24,7 @@ import torch
 
 from stretto.core.errors import InputError
 from stretto.torch.checkpoint import CheckpointStore
-from stretto.wire.checkpoint_meta import Best, CorruptError, meta_text, parse_meta, read_meta
+from stretto.wire.checkpoint_meta import BestCheckpoint, CorruptError, meta_text, parse_meta, read_meta
 
 
 class Opened:
@@ -157,7 +157,7 @@ def test_the_newest_and_the_newest_best_are_kept(tmp_path: Path) -> None:
         assert opened.save(number, best=number in {2, 4})
         assert len(names(tmp_path)) <= 3
     assert names(tmp_path) == ["00000004", "00000007", "00000008"]
-    assert opened.store.best() == Best(tmp_path / "00000004" / "state.pt", 4.0)
+    assert opened.store.best() == BestCheckpoint(tmp_path / "00000004" / "state.pt", 4.0)
     again = Opened(tmp_path, keep=1)
     assert again.number() == 8
     assert again.save(9)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from stretto.core.errors import InputError
-from stretto.torch.data import ElasticLoader, Part, Position, Source, source_of
-from stretto.torch.step_layout import WHOLE, Layout, Turn
+from stretto.torch.data import DataPosition, DataSource, ElasticLoader, LoopRole, source_of
+from stretto.torch.step_layout import UNSHARED, CurrentStep, StepLayout
 
 
 class Numbers(Dataset[int]):
@@ -27,7 +27,7 @@ class Numbers(Dataset[int]):
 
 
 def loader_at(
-    source: Source, layout: Layout, position: Position, stop_after: int | None = None
+    source: DataSource, layout: StepLayout, position: DataPosition, stop_after: int | None = None
 ) -> ElasticLoader:
     """A loader that goes on from a position, for so many steps."""
     steps = 0
@@ -40,17 +40,17 @@ def loader_at(
     def is_over(loader: ElasticLoader) -> bool:
         return loader.left == 0 or (stop_after is not None and steps >= stop_after)
 
-    turn = Turn(layout, layout)
+    current = CurrentStep(layout, layout)
     loader = ElasticLoader(
         source,
-        turn,
+        current,
         seed=3,
-        usual=lambda _: turn.base,
-        before=lambda _: Part.LEADS,
+        usual=lambda _: current.base,
+        before=lambda _: LoopRole.LEADS,
         after_step=after_step,
         after_beside=lambda *_: None,
         is_over=is_over,
-        layout_at=lambda _: turn.base,
+        layout_at=lambda _: current.base,
         lay_out=lambda _: None,
         after=lambda *_: None,
     )
@@ -68,7 +68,9 @@ def test_shares_cover_a_step_once_and_their_weights_add_up(
     examples: int, total: int, workers: int, passes: int
 ) -> None:
     shares = [
-        share for rank in range(workers) for share in Layout(total, workers, passes, rank).shares(examples)
+        share
+        for rank in range(workers)
+        for share in StepLayout(total, workers, passes, rank).shares(examples)
     ]
     covered = sorted(place for share in shares for place in range(share.start, share.stop))
     assert covered == list(range(examples))
@@ -87,19 +89,19 @@ def test_shares_cover_a_step_once_and_their_weights_add_up(
 def test_every_example_of_a_pass_is_seen_once_across_any_resizes(
     size: int, batch: int, shuffle: bool, stretches: list[tuple[int, int, int]]
 ) -> None:
-    source = Source(dataset=Numbers(size), batch_size=batch, shuffle=shuffle)
-    position = Position(pass_number=2)
+    source = DataSource(dataset=Numbers(size), batch_size=batch, shuffle=shuffle)
+    position = DataPosition(pass_number=2)
     seen: list[float] = []
     for number, (workers, passes, steps) in enumerate(stretches):
         last = number == len(stretches) - 1
         reached = []
         for rank in range(workers):
-            layout = Layout(batch, workers, passes, rank)
+            layout = StepLayout(batch, workers, passes, rank)
             loader = loader_at(
-                source, layout, Position(position.pass_number, position.examples), None if last else steps
+                source, layout, DataPosition(position.pass_number, position.examples), None if last else steps
             )
             for values in loader:
-                if loader._turn.share.weight > 0:
+                if loader._current.share.weight > 0:
                     seen.extend(values.tolist())
             reached.append(loader.position.examples)
         assert len(set(reached)) == 1, "workers disagree on how far they are"
@@ -122,8 +124,8 @@ def test_every_example_of_a_pass_is_seen_once_across_any_resizes(
 def test_at_a_larger_batch_than_the_users_no_step_has_few_examples(
     examples: int, batch: int, sizes: list[int]
 ) -> None:
-    source = Source(dataset=Numbers(examples), batch_size=4, shuffle=False)
-    loader = loader_at(source, Layout(batch), Position())
+    source = DataSource(dataset=Numbers(examples), batch_size=4, shuffle=False)
+    loader = loader_at(source, StepLayout(batch), DataPosition())
     assert [len(values) for values in loader] == sizes
     assert len(loader) == loader.steps == len(sizes)
 
@@ -133,13 +135,13 @@ def test_at_a_larger_batch_than_the_users_no_step_has_few_examples(
 def test_a_pass_has_the_length_it_says(
     examples: int, own: int, batch: int, passes: int, drop_last: bool
 ) -> None:
-    source = Source(dataset=Numbers(examples), batch_size=own, shuffle=False, drop_last=drop_last)
-    loader = loader_at(source, Layout(batch, passes=passes), Position())
+    source = DataSource(dataset=Numbers(examples), batch_size=own, shuffle=False, drop_last=drop_last)
+    loader = loader_at(source, StepLayout(batch, passes=passes), DataPosition())
     iterations, steps = 0, []
     for _ in loader:
         iterations += 1
-        if loader._turn.share.last:
-            steps.append(loader._turn.share.step_examples)
+        if loader._current.share.last:
+            steps.append(loader._current.share.step_examples)
     assert (len(loader), loader.steps) == (iterations, len(steps))
     assert sum(steps) == (examples // batch * batch if drop_last else examples)
     if batch > own:
@@ -147,7 +149,7 @@ def test_a_pass_has_the_length_it_says(
 
 
 def test_a_pass_is_shuffled_and_each_pass_otherwise() -> None:
-    source = Source(dataset=Numbers(50), batch_size=10, shuffle=True)
+    source = DataSource(dataset=Numbers(50), batch_size=10, shuffle=True)
     first, again, second = source.order(1, 0), source.order(1, 0), source.order(1, 1)
     assert list(first) == list(again)
     assert list(first) != list(second)
@@ -156,8 +158,8 @@ def test_a_pass_is_shuffled_and_each_pass_otherwise() -> None:
 
 
 def test_drop_last_leaves_the_rest_out_at_any_size() -> None:
-    source = Source(dataset=Numbers(25), batch_size=10, shuffle=False, drop_last=True)
-    loader = loader_at(source, Layout(10), Position())
+    source = DataSource(dataset=Numbers(25), batch_size=10, shuffle=False, drop_last=True)
+    loader = loader_at(source, StepLayout(10), DataPosition())
     assert [batch.tolist() for batch in loader] == [list(range(10)), list(range(10, 20))]
     assert len(loader) == 2
 
@@ -173,7 +175,7 @@ def test_an_ordinary_loader_keeps_its_options() -> None:
     assert (source.batch_size, source.shuffle, source.sampler) == (4, True, None)
     assert source.options["num_workers"] == 1
     assert source.options["persistent_workers"] is True
-    seen = [one for batch in loader_at(source, Layout(4), Position()) for one in batch]
+    seen = [one for batch in loader_at(source, StepLayout(4), DataPosition()) for one in batch]
     assert sorted(seen) == list(range(10))
 
 
@@ -200,16 +202,16 @@ def test_data_without_numbers_is_refused() -> None:
 # Two loaders together
 
 
-def beside_at(source: Source, lead: Layout, examples: int | None) -> tuple[list[int], float]:
+def beside_at(source: DataSource, lead: StepLayout, examples: int | None) -> tuple[list[int], float]:
     """What a worker gets of the first batch beside such a step, and the weight that its gradient has."""
-    turn = Turn(lead, lead)
-    turn.share = WHOLE if examples is None else lead.shares(examples)[0]
+    current = CurrentStep(lead, lead)
+    current.share = UNSHARED if examples is None else lead.shares(examples)[0]
     loader = ElasticLoader(
         source,
-        turn,
+        current,
         seed=3,
-        usual=lambda _: Layout(source.batch_size, workers=lead.workers, rank=lead.rank),
-        before=lambda _: Part.BESIDE,
+        usual=lambda _: StepLayout(source.batch_size, workers=lead.workers, rank=lead.rank),
+        before=lambda _: LoopRole.BESIDE,
         after_step=lambda _: False,
         after_beside=lambda *_: None,
         is_over=lambda _: False,
@@ -217,7 +219,7 @@ def beside_at(source: Source, lead: Layout, examples: int | None) -> tuple[list[
         lay_out=lambda _: None,
         after=lambda *_: None,
     )
-    return next(iter(loader)).tolist(), turn.share.weight
+    return next(iter(loader)).tolist(), current.share.weight
 
 
 BATCHES = [(64, 32), (128, 64), (100, 50), (24, 10), (24, 24), (7, 7), (6, 12), (3, 64), (64, 2), (None, 7)]
@@ -227,9 +229,10 @@ BATCHES = [(64, 32), (128, 64), (100, 50), (24, 10), (24, 24), (7, 7), (6, 12), 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 6, 8])
 def test_all_workers_cut_a_batch_beside_alike(first: int | None, second: int, workers: int) -> None:
     """Every example counts once, be it in one worker's share or in the whole batch on every worker."""
-    source = Source(dataset=Numbers(second), batch_size=second, shuffle=False)
+    source = DataSource(dataset=Numbers(second), batch_size=second, shuffle=False)
     given = [
-        beside_at(source, Layout(first or 1, workers=workers, rank=rank), first) for rank in range(workers)
+        beside_at(source, StepLayout(first or 1, workers=workers, rank=rank), first)
+        for rank in range(workers)
     ]
     assert len({len(batch) == second for batch, _ in given}) == 1
     counted = [0.0] * second

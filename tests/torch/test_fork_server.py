@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from stretto.torch.fork_server import Threads
+from stretto.torch.fork_server import LibraryThreads
 
 NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -47,7 +47,7 @@ def torch() -> Any:
 
 
 def test_libraries_have_one_thread_until_a_worker_is_given_its_own(libraries: list[Library]) -> None:
-    threads = Threads()
+    threads = LibraryThreads()
     assert {int(os.environ[name]) for name in NAMES} == {1}
     with threads.noting_choices():
         pass
@@ -59,7 +59,7 @@ def test_libraries_have_one_thread_until_a_worker_is_given_its_own(libraries: li
 
 
 def test_what_training_code_chooses_while_it_is_imported_holds(libraries: list[Library]) -> None:
-    threads = Threads()
+    threads = LibraryThreads()
     with threads.noting_choices():
         torch().set_num_threads(1)
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -76,7 +76,7 @@ def test_numbers_are_read_as_libraries_read_them(
     libraries: list[Library], monkeypatch: pytest.MonkeyPatch, text: str, number: int
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", text)
-    threads = Threads()
+    threads = LibraryThreads()
     with threads.noting_choices():
         pass
     threads.restore_environment()

@@ -23,7 +23,7 @@ from group_cases import BATCH, EXAMPLES, data, model_and_optimizer, step
 from ranks import RANKS
 from stretto.core.errors import InputError
 from stretto.torch import Run
-from stretto.torch.group import Code, Group, Order
+from stretto.torch.group import Group, GroupOrder, OrderKind
 from stretto.wire.messages import Finished, FinishEpoch, Left, Ready, Report, Saved
 from torch_gang import Cradle, Gang, wait_until
 
@@ -227,7 +227,7 @@ def test_steps_outside_loops_are_ordinary_ones(adaptive: bool) -> None:
             if epoch == 1 and not complete:
                 break
         assert run.step_is_complete
-        assert run._engine.turn.layout.parts == 1
+        assert run._engine.current.layout.parts == 1
         shown = gradient()
         scheduler.step()
         assert scheduler.last_epoch == epoch + 1
@@ -263,10 +263,10 @@ class Done:
 
 def test_nothing_is_wished_for_before_an_order_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: Done())
-    group, wishes = Group(), iter([Order(Code.BATCH, 8), Order(Code.BATCH, 16)])
+    group, wishes = Group(), iter([GroupOrder(OrderKind.BATCH, 8), GroupOrder(OrderKind.BATCH, 16)])
     group.world = RANKS
     seen = [group.agree(lambda: next(wishes)) for _ in range(4)]
-    assert seen == [None, Order(Code.BATCH, 8), None, Order(Code.BATCH, 16)]
+    assert seen == [None, GroupOrder(OrderKind.BATCH, 8), None, GroupOrder(OrderKind.BATCH, 16)]
 
 
 # With a controller

@@ -23,10 +23,10 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
 from stretto.torch import Run
-from stretto.torch.adaptive import BatchTuner, CardMemory
+from stretto.torch.adaptive import BatchTuner, GpuMemory
 from stretto.torch.batching import Batching
-from stretto.torch.data import Source
-from stretto.torch.step_layout import Layout
+from stretto.torch.data import DataSource
+from stretto.torch.step_layout import StepLayout
 from stretto.wire.messages import Finished, Report
 from torch_gang import Cradle, Gang
 
@@ -136,7 +136,7 @@ def test_a_run_goes_on_in_the_loop_where_it_was(stop: int) -> None:
         for epoch in run.epochs(2):
             for name, loader in (("check", check), ("train", train)):
                 for (x,) in loader:
-                    if state is None and engine.turn.step == stop:
+                    if state is None and engine.current.step == stop:
                         return engine.state()
                     seen.append((epoch, name, x.flatten().tolist()))
                     if name == "train":
@@ -176,20 +176,20 @@ def test_newcomers_find_the_loop_that_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "chosen_for", "workers", "layout"),
     [
-        (BatchChoice(128), 1, 2, Layout(128, 2)),
-        (BatchChoice(128), 1, 4, Layout(128, 4)),
-        (BatchChoice(32), 4, 4, Layout(128, 4)),
-        (BatchChoice(32), 4, 1, Layout(128, 1, passes=2)),
-        (BatchChoice(32, 1), 2, 2, Layout(128, 2, passes=2)),
-        (BatchChoice(200), 1, 2, Layout(128, 2)),
-        (BatchChoice(16), 1, 2, Layout(64, 2)),
+        (BatchChoice(128), 1, 2, StepLayout(128, 2)),
+        (BatchChoice(128), 1, 4, StepLayout(128, 4)),
+        (BatchChoice(32), 4, 4, StepLayout(128, 4)),
+        (BatchChoice(32), 4, 1, StepLayout(128, 1, passes=2)),
+        (BatchChoice(32, 1), 2, 2, StepLayout(128, 2, passes=2)),
+        (BatchChoice(200), 1, 2, StepLayout(128, 2)),
+        (BatchChoice(16), 1, 2, StepLayout(64, 2)),
     ],
 )
 def test_a_batch_of_the_runs_own_stays_when_workers_come_and_go(
-    chosen: BatchChoice, chosen_for: int, workers: int, layout: Layout
+    chosen: BatchChoice, chosen_for: int, workers: int, layout: StepLayout
 ) -> None:
     """And no worker takes more at once than it did, or than the initial batch makes it."""
-    source = Source(dataset=numbers(10_000), batch_size=64, shuffle=False)
+    source = DataSource(dataset=numbers(10_000), batch_size=64, shuffle=False)
 
     def of_the_user() -> Batching:
         batching = Batching()
@@ -277,7 +277,7 @@ def test_all_workers_draw_the_same_order_whatever_a_sampler_draws_from(sampler: 
         random.seed(ambient)
         np.random.seed(ambient)  # noqa: NPY002
         torch.manual_seed(ambient)
-        source = Source(dataset=numbers(40), batch_size=8, shuffle=False, sampler=sampler())
+        source = DataSource(dataset=numbers(40), batch_size=8, shuffle=False, sampler=sampler())
         list(source.sampler or ())
         before = chance(source)
         drawn = source.order(3, number)
@@ -288,7 +288,7 @@ def test_all_workers_draw_the_same_order_whatever_a_sampler_draws_from(sampler: 
     assert sorted(order(1, 0)) == list(range(40))
 
 
-def chance(source: Source) -> tuple[Any, ...]:
+def chance(source: DataSource) -> tuple[Any, ...]:
     own = getattr(source.sampler, "generator", None)
     states = [torch.get_rng_state(), *([] if own is None else [own.get_state()])]
     return (random.getstate(), str(np.random.get_state()), *(state.tolist() for state in states))  # noqa: NPY002
@@ -299,9 +299,9 @@ def test_a_sampler_may_be_a_list_but_not_shorter_than_it_says() -> None:
         def __len__(self) -> int:
             return 5
 
-    assert Source(dataset=numbers(4), batch_size=2, shuffle=False, sampler=[2, 0]).order(0, 0) == [2, 0]  # type: ignore[arg-type]
+    assert DataSource(dataset=numbers(4), batch_size=2, shuffle=False, sampler=[2, 0]).order(0, 0) == [2, 0]  # type: ignore[arg-type]
     with pytest.raises(InputError, match="length is 5, and it gave 2"):
-        Source(dataset=numbers(4), batch_size=2, shuffle=False, sampler=Short([2, 0])).order(0, 0)  # type: ignore[arg-type]
+        DataSource(dataset=numbers(4), batch_size=2, shuffle=False, sampler=Short([2, 0])).order(0, 0)  # type: ignore[arg-type]
 
 
 def test_a_generator_is_refused_in_words() -> None:
@@ -317,7 +317,7 @@ def test_a_pass_is_cut_as_it_goes() -> None:
     asked: list[int] = []
     layout_at = run._engine.layout_at
 
-    def layout_of(step: int) -> Layout:
+    def layout_of(step: int) -> StepLayout:
         asked.append(step)
         return layout_at(step)
 
@@ -368,7 +368,7 @@ def test_the_batch_grows_as_far_as_the_card_holds_it(
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (card_bytes - needed(), card_bytes))
     limits = BatchLimits(initial=64, requested=64, max=4096, per_gpu_min=1, per_gpu_max=4096)
-    tuner = BatchTuner(limits, CardMemory())
+    tuner = BatchTuner(limits, GpuMemory())
     for step in range(32, 400):
         if step % 20 == 0:
             tuner.saw([SpeedSample(1, 1, 0, batch.atomic, 0.01 + batch.atomic * 1e-6, 0.0)])

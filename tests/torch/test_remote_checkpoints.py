@@ -25,9 +25,9 @@ import torch
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint import CheckpointStore, Content, measured
-from stretto.torch.persistence import Keeper, Keeping
-from stretto.torch.remote_checkpoints import Mirror, Store, StoreError
+from stretto.torch.checkpoint import CheckpointStore, FileDigest, measured
+from stretto.torch.persistence import Persistence, SavingSettings
+from stretto.torch.remote_checkpoints import RemoteCheckpoints, RemoteStore, StoreError
 from stretto.wire.messages import Saved
 from stretto.wire.store_url import UNCOPIED
 
@@ -72,8 +72,8 @@ class Site:
         self.notes: list[str] = []
         self.told: list[Saved] = []
         self.away = store
-        self.mirror = Mirror(
-            Store(f"{protocol}://{store}"),
+        self.mirror = RemoteCheckpoints(
+            RemoteStore(f"{protocol}://{store}"),
             keep=keep,
             note=self.notes.append,
             on_saved=self.told.append,
@@ -125,10 +125,10 @@ def test_another_node_goes_on_from_the_store(tmp_path: Path, protocol: str) -> N
     told: list[Saved] = []
     notes: list[str] = []
 
-    def keeper(node: str) -> Keeper:
+    def keeper(node: str) -> Persistence:
         store = f"{protocol}://{tmp_path}/jobs/a/"
-        keeping = Keeping(folder=tmp_path / node, every_s=60.0, checkpoints=1, store=store)
-        return Keeper(keeping, note=notes.append, on_saved=told.append)
+        keeping = SavingSettings(folder=tmp_path / node, every_s=60.0, checkpoints=1, store=store)
+        return Persistence(keeping, note=notes.append, on_saved=told.append)
 
     first = keeper("node-1")
     assert first.load() is None
@@ -265,10 +265,10 @@ def test_the_newer_one_of_here_and_there_is_used(site: Site) -> None:
     assert site.notes[1:] == other.notes == []
 
 
-def keeper_of(tmp_path: Path, told: list[Saved]) -> Keeper:
+def keeper_of(tmp_path: Path, told: list[Saved]) -> Persistence:
     store = f"flaky://{tmp_path}/away"
-    keeping = Keeping(folder=tmp_path / "here", every_s=60.0, checkpoints=2, store=store)
-    return Keeper(keeping, note=lambda _: None, on_saved=told.append)
+    keeping = SavingSettings(folder=tmp_path / "here", every_s=60.0, checkpoints=2, store=store)
+    return Persistence(keeping, note=lambda _: None, on_saved=told.append)
 
 
 def test_what_an_outage_left_here_is_copied_by_whoever_goes_on_from_it(tmp_path: Path) -> None:
@@ -426,17 +426,17 @@ def test_what_is_told_can_be_loaded_whatever_the_line_did(steps: list[tuple[bool
 
 def test_what_cannot_work_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no protocol 'nowhere'"):
-        Store("nowhere://bucket")
+        RemoteStore("nowhere://bucket")
     fsspec.register_implementation("lacking", "no_such_package.Files", errtxt="Install lackingfs")
     with pytest.raises(InputError, match="fsspec says: Install lackingfs"):
-        Store("lacking://bucket")
+        RemoteStore("lacking://bucket")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(InputError, match=r"pip install 'stretto\[store\]'"):
-        Store("s3://bucket")
+        RemoteStore("s3://bucket")
 
 
 def test_files_by_name(tmp_path: Path) -> None:
-    store = Store(f"memory://{tmp_path.name}/")
+    store = RemoteStore(f"memory://{tmp_path.name}/")
     source = tmp_path / "source"
     source.write_bytes(b"content")
     with source.open("rb") as file:
@@ -445,12 +445,12 @@ def test_files_by_name(tmp_path: Path) -> None:
     store.put("a/b", source, content)
     assert (store.names(), store.read("a/b")) == (["a"], b"content")
     assert store.holds("a/b", content)
-    assert not store.holds("a/b", Content(7, ""))
+    assert not store.holds("a/b", FileDigest(7, ""))
     assert not store.holds("a/c", content)
     store.get("a/b", tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == b"content"
     with pytest.raises(StoreError, match=r"a/b has 7 bytes instead of 8"):
-        store.put("a/b", source, Content(8, ""))
+        store.put("a/b", source, FileDigest(8, ""))
     for _ in range(2):
         store.delete("a")
     assert store.names() == []
@@ -513,8 +513,8 @@ def test_a_worker_killed_while_it_copies_loses_nothing_it_said_was_saved(tmp_pat
                 acknowledged = int(said[1])
             notes: list[str] = []
             other = CheckpointStore(tmp_path / f"there-{attempt}", keep=1, note=notes.append)
-            mirror = Mirror(
-                Store(f"file://{tmp_path}/away"), keep=2, note=notes.append, on_saved=lambda _: None
+            mirror = RemoteCheckpoints(
+                RemoteStore(f"file://{tmp_path}/away"), keep=2, note=notes.append, on_saved=lambda _: None
             )
             loaded = other.load(mirror.found())
             number = 0 if loaded is None else loaded.state["number"]

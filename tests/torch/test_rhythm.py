@@ -15,16 +15,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.errors import InputError
 from stretto.torch import Run
-from stretto.torch.group import Code, DivergedError, Group, MeetingPlace
-from stretto.torch.rhythm import Cadence, Rhythm
+from stretto.torch.group import DivergedError, Group, OrderKind, Rendezvous
+from stretto.torch.step_pattern import StepPattern, StepPatterns
 
 
 def test_steps_with_other_batches_are_told_from_those_of_the_leader() -> None:
-    group = Group(MeetingPlace())
-    note = torch.tensor([Code.NOTHING, 0, 0, 3, 77, 5, 2])
+    group = Group(Rendezvous())
+    note = torch.tensor([OrderKind.NOTHING, 0, 0, 3, 77, 5, 2])
     group._pending = (note, SimpleNamespace(wait=lambda: None), 77)
     assert group._take() is None
-    assert group.asked_in == (5, 2)
+    assert group.length_asked_in == (5, 2)
     group._pending = (note, SimpleNamespace(wait=lambda: None), 78)
     with pytest.raises(DivergedError, match=r"in other batches than worker 0.*Step with every batch"):
         group._take()
@@ -41,7 +41,7 @@ def beats(pattern: str, times: int) -> list[int]:
 def test_a_pattern_is_known_once_it_came_twice(length: int, place: int) -> None:
     pattern = [0] * length
     pattern[place % length] = 1
-    rhythm, anew = Rhythm(), []
+    rhythm, anew = StepPattern(), []
     for count, steps in enumerate(pattern * 4, start=1):
         rhythm.beat(steps, needed=1)
         if rhythm.begins_anew:
@@ -52,7 +52,7 @@ def test_a_pattern_is_known_once_it_came_twice(length: int, place: int) -> None:
 
 def test_a_pattern_has_every_optimizer_in_it() -> None:
     """The second one steps with every third batch."""
-    rhythm, anew = Rhythm(), []
+    rhythm, anew = StepPattern(), []
     for count, steps in enumerate([1, 1, 3] * 3, start=1):
         rhythm.beat(steps, needed=3)
         if rhythm.begins_anew:
@@ -61,7 +61,7 @@ def test_a_pattern_has_every_optimizer_in_it() -> None:
 
 
 def test_a_step_that_was_skipped_is_an_exception() -> None:
-    rhythm = Rhythm()
+    rhythm = StepPattern()
     for steps in beats("1111011", 1):
         rhythm.beat(steps, needed=1)
     assert rhythm.is_broken
@@ -73,13 +73,13 @@ def test_a_step_that_was_skipped_is_an_exception() -> None:
 
 def joins(epochs: list[str], *, length: int, asks: bool = False) -> list[tuple[int, int]]:
     """Epochs and batches after which a newcomer may join; batch 0 is the end of an epoch."""
-    cadence, found = Cadence(), []
+    cadence, found = StepPatterns(), []
     for epoch, pattern in enumerate(epochs):
         cadence.begin(epoch, 0)
         for count, steps in enumerate(beats(pattern, 1), start=1):
             cadence.beat(steps, 1, waits=not steps, asked_length=asks)
-            cadence.agree(cadence.asked_in)
-            again = Cadence()
+            cadence.agree(cadence.length_asked_in)
+            again = StepPatterns()
             again.restore(json.loads(json.dumps(cadence.state()), object_hook=_int_keys))
             again.begin(epoch, 0)
             assert again.state() == cadence.state()
@@ -120,7 +120,7 @@ def test_what_is_left_over_is_waited_for_once() -> None:
 @pytest.mark.parametrize("asker", [0, 1])
 def test_workers_agree_on_where_to_join_if_only_one_asks_for_the_length(asker: int) -> None:
     """What rank 0 has said a look before holds for all; here it is said with every batch."""
-    cadences, said, found = [Cadence(), Cadence()], (-1, -1), []
+    cadences, said, found = [StepPatterns(), StepPatterns()], (-1, -1), []
     for epoch in range(2):
         for cadence in cadences:
             cadence.begin(epoch, 0)
@@ -128,7 +128,7 @@ def test_workers_agree_on_where_to_join_if_only_one_asks_for_the_length(asker: i
             for rank, cadence in enumerate(cadences):
                 cadence.beat(steps, 1, waits=not steps, asked_length=rank == asker and epoch == 0)
                 cadence.agree(said)
-            said = cadences[0].asked_in
+            said = cadences[0].length_asked_in
             first, second = (cadence.may_join(lambda: 7) for cadence in cadences)
             assert first is second
             if first and count < 7:
@@ -182,7 +182,7 @@ def test_a_batch_may_be_skipped_where_batches_are_split(
             if not (bad and before_backward):
                 model(x).mean().backward()
             if bad:
-                bad = not run._engine.turn.share.last
+                bad = not run._engine.current.share.last
                 continue
             optimizer.step()
     assert run.step == 2 * (8 - 3)

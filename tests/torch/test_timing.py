@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.observations import SpeedSample
 from stretto.torch import Run
-from stretto.torch.step_layout import Layout
-from stretto.torch.timing import HostMark, SpeedMeter, SplitCost, marker
+from stretto.torch.step_layout import StepLayout
+from stretto.torch.timing import CpuEvent, SpeedMeter, SplitCost, timing_event
 
-ONE = Layout(total=64)
+ONE = StepLayout(total=64)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FakeMark:
         return self.at_s - earlier.at_s
 
 
-def train(meter: SpeedMeter, card: Card, steps_s: list[float], layout: Layout = ONE) -> None:
+def train(meter: SpeedMeter, card: Card, steps_s: list[float], layout: StepLayout = ONE) -> None:
     for step_s in steps_s:
         card.give(step_s)
         meter.boundary(layout, 1, (), usual=True)
@@ -71,7 +71,7 @@ def test_what_was_given_before_a_change_counts_for_what_it_was() -> None:
     meter = SpeedMeter(card.mark)
     train(meter, card, [0.1] * 4)
     meter.skip()
-    train(meter, card, [0.5] * 3, Layout(total=128))
+    train(meter, card, [0.5] * 3, StepLayout(total=128))
     card.do_all()
     meter.skip()
     train(meter, card, [9.0])
@@ -86,7 +86,7 @@ def test_a_pass_of_several_takes_its_part_of_the_step() -> None:
         began = card.mark()
         card.give(0.1)
         waits = [(began, card.mark())]
-        meter.boundary(Layout(total=64, workers=2, passes=2), 1, waits, usual=True)
+        meter.boundary(StepLayout(total=64, workers=2, passes=2), 1, waits, usual=True)
         card.do_all()
     meter.skip()
     meter.boundary(ONE, 1, (), usual=True)
@@ -110,7 +110,7 @@ def test_unusual_steps_are_left_out() -> None:
 def test_few_steps_of_a_size_wait_for_more() -> None:
     card = Card()
     meter = SpeedMeter(card.mark)
-    for layout, steps in ((ONE, 8), (Layout(total=128), 3)):
+    for layout, steps in ((ONE, 8), (StepLayout(total=128), 3)):
         meter.skip()
         card.do_all()
         train(meter, card, [0.1] * steps, layout)
@@ -231,10 +231,10 @@ def test_looking_for_a_better_batch_is_no_part_of_a_step() -> None:
 
 def test_without_a_card_marks_are_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert marker() is HostMark
+    assert timing_event() is CpuEvent
     seconds = iter((3.0, 5.5))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
-    first, second = HostMark(), HostMark()
+    first, second = CpuEvent(), CpuEvent()
     assert first.is_over
     assert second.since_s(first) == 2.5
 
@@ -262,7 +262,7 @@ def test_with_a_card_marks_are_of_the_one_it_was_at_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", streams_ms.__getitem__)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    make = marker()
+    make = timing_event()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     first = make()
     streams_ms[1] = 90.0

@@ -128,7 +128,7 @@ def test_a_step_of_two_loaders_is_one_step() -> None:
         for (x,), (y,) in zip(a, b, strict=False):
             assert (len(x), len(y)) == (8, 4)
             step(x)
-    assert run.step == run._engine.turn.step == 10
+    assert run.step == run._engine.current.step == 10
 
 
 def test_a_loop_inside_another_counts_its_own_steps() -> None:
@@ -248,10 +248,10 @@ def test_two_loaders_that_one_worker_alone_must_split_are_refused_in_a_group_of_
     for loader in (a, b):
         engine.expect(loader.source)
     engine.group.world = 2
-    engine.course.begin_epoch()
+    engine.progress.begin_epoch()
     loops = zip(a, b, strict=False)
     (x,), _ = next(loops)
-    assert (engine.turn.layout.passes, len(x)) == (1, sizes[0] // 2)
+    assert (engine.current.layout.passes, len(x)) == (1, sizes[0] // 2)
     with pytest.raises(InputError, match="two elastic loaders are looped over together"):
         next(loops)
 

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stretto.core.errors import InputError
 from stretto.torch import Run
-from stretto.torch.fingerprint import COST, Fingerprint, Watch, difference, fingerprint, interval
+from stretto.torch.fingerprint import COST, DivergenceCheck, Fingerprint, difference, fingerprint, interval
 from stretto.torch.foreign import StepGuard
 from stretto.torch.group import Group
 from stretto.torch.state import KeptValues
-from stretto.torch.step_layout import Layout, Turn
+from stretto.torch.step_layout import CurrentStep, StepLayout
 from stretto.torch.stepper import Stepper
 
 
@@ -119,9 +119,9 @@ def test_older_checkpoints_have_no_kept_values(tmp_path: Path, capsys: pytest.Ca
     saved = engine.state()
     for name in ("kept", "updates", "counting"):
         del saved[name]
-    engine.turn.step = 7
+    engine.current.step = 7
     saved["step"] = 7
-    engine._keeper.save(lambda: saved, 1.0, wait=True)
+    engine._persistence.save(lambda: saved, 1.0, wait=True)
     again = Run(tmp_path)
     state = again.keep(best=0.5)
     assert list(again.epochs(2)) == [0, 1]
@@ -350,9 +350,9 @@ class OtherRounding(Group):
 
 
 def test_a_closer_look_exchanges_samples_and_not_whole_parameters() -> None:
-    group, turn = OtherRounding(), Turn(Layout(total=1), Layout(total=1))
+    group, turn = OtherRounding(), CurrentStep(StepLayout(total=1), StepLayout(total=1))
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1_000_000)) for _ in range(2)], lr=0.1)
-    Watch(group, turn, [Stepper(optimizer, turn, group)], dict).regrouped()
+    DivergenceCheck(group, turn, [Stepper(optimizer, turn, group)], dict).regrouped()
     assert 0 < len(group.given) < 20_000
 
 

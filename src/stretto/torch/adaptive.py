@@ -28,7 +28,7 @@ USABLE = 0.9
 """Of the memory: the rest is for the allocator's gaps and what a linear model misses."""
 
 
-class MemoryBound(Protocol):
+class MemoryLimit(Protocol):
     """What limits the batch of one worker."""
 
     def look(self, atomic: int) -> bool:
@@ -41,7 +41,7 @@ class MemoryBound(Protocol):
         """The largest batch that fits, if that is known."""
 
 
-class BatchMemory:
+class MemoryModel:
     """Peak memory = constant + slope x examples, through the smallest and the largest batch seen."""
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class BatchMemory:
         return max(large, int((usable_bytes - constant) / slope))
 
 
-class CardMemory:
+class GpuMemory:
     """Watches the peak of the present card, one batch size at a time."""
 
     def __init__(self) -> None:
-        self._batches = BatchMemory()
+        self._batches = MemoryModel()
         self._atomic: int | None = None
 
     def look(self, atomic: int) -> bool:
@@ -92,9 +92,9 @@ class CardMemory:
         return self._batches.most(USABLE * (free_bytes + torch.cuda.memory_reserved()))
 
 
-def card_memory() -> CardMemory | None:
+def gpu_memory() -> GpuMemory | None:
     """The present card; None without one, where the user's bound has to do."""
-    return CardMemory() if torch.cuda.is_available() else None
+    return GpuMemory() if torch.cuda.is_available() else None
 
 
 WARM_UP_STEPS = EARLY_STEPS
@@ -115,7 +115,7 @@ longer than the work, and the difference between two such times is chance."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BatchChange:
     """A better batch size, and a sentence with the numbers that speak for it."""
 
     batch: BatchChoice
@@ -125,11 +125,11 @@ class Change:
 class BatchTuner:
     """Says when another batch size is better for the workers there are."""
 
-    def __init__(self, limits: BatchLimits, memory: MemoryBound | None = None) -> None:
+    def __init__(self, limits: BatchLimits, memory: MemoryLimit | None = None) -> None:
         import scipy.optimize  # noqa: F401, PLC0415  (now, rather than at the first fit amid training)
 
         self._limits = limits
-        self._memory = memory or card_memory()
+        self._memory = memory or gpu_memory()
         self._observed = Observations()
         self._fitted_to: tuple[SpeedSample, ...] = ()
         self._speed: AllReduceSpeed | None = None
@@ -151,7 +151,7 @@ class BatchTuner:
 
     def propose(
         self, noise: NoiseSample | None, *, nodes: int, workers: int, current: BatchChoice, step: int
-    ) -> Change | None:
+    ) -> BatchChange | None:
         """A batch size worth changing to at this step, if there is one."""
         timed = (nodes, workers, 0, current.atomic) in self._observed.speeds
         if noise is None and current.total(workers) == 1:
@@ -173,7 +173,7 @@ class BatchTuner:
         self._next_look = step + (LOOK_STEPS if change is None else self._hold(change, current, workers))
         return change
 
-    def _hold(self, change: Change, current: BatchChoice, workers: int) -> int:
+    def _hold(self, change: BatchChange, current: BatchChoice, workers: int) -> int:
         """For how many steps a change stays."""
         grows = change.batch.total(workers) > current.total(workers)
         if self._grew is not None and grows is not self._grew:
@@ -181,7 +181,9 @@ class BatchTuner:
         self._grew = grows
         return self._hold_steps
 
-    def _change(self, noise: NoiseSample, nodes: int, workers: int, current: BatchChoice) -> Change | None:
+    def _change(
+        self, noise: NoiseSample, nodes: int, workers: int, current: BatchChoice
+    ) -> BatchChange | None:
         limits = self._present_limits(workers, current)
         if trial := self._trial(noise, workers, current, limits):
             return trial
@@ -195,7 +197,7 @@ class BatchTuner:
         if reached < WORTHWHILE * present:
             return self._back(goodput, workers, current)
         passes = f" in {best.accumulation + 1} passes" if best.accumulation else ""
-        return Change(
+        return BatchChange(
             best,
             f"batch {current.total(workers)} becomes {best.total(workers)}{passes}: at a gradient noise "
             f"scale of {self._noise_scale(noise):.4g} examples, goodput rises from {present:.4g} to "
@@ -204,7 +206,7 @@ class BatchTuner:
 
     def _back(
         self, goodput: Callable[[BatchChoice], float], workers: int, current: BatchChoice
-    ) -> Change | None:
+    ) -> BatchChange | None:
         """The batch before, if nobody had timed the present one and it turns out to be no better."""
         if self._untried_from is None or self._untried_from[0] != workers:
             return None
@@ -212,7 +214,7 @@ class BatchTuner:
         present, past = goodput(current), goodput(before)
         if present >= past:
             return None
-        return Change(
+        return BatchChange(
             before,
             f"batch {current.total(workers)} becomes {before.total(workers)} again: goodput is {present:.4g} "
             f"examples/s, not more than the {past:.4g} before.",
@@ -220,7 +222,7 @@ class BatchTuner:
 
     def _trial(
         self, noise: NoiseSample, workers: int, current: BatchChoice, limits: BatchLimits
-    ) -> Change | None:
+    ) -> BatchChange | None:
         """A larger batch size while nobody knows what it costs: times so far are of one size, or all alike.
 
         Worth it where the step would gain enough even if it took no longer.
@@ -238,7 +240,7 @@ class BatchTuner:
         )
         if after < WORTHWHILE * before:
             return None
-        return Change(
+        return BatchChange(
             larger,
             f"batch {current.total(workers)} becomes {larger.total(workers)} to see how long a step then "
             f"takes: at a gradient noise scale of {self._noise_scale(noise):.4g} examples it is worth "

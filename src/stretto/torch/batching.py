@@ -10,11 +10,11 @@ from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits
 from stretto.core.observations import NoiseSample, SpeedSample
-from stretto.torch.adaptive import BatchTuner, Change
-from stretto.torch.data import Source
+from stretto.torch.adaptive import BatchChange, BatchTuner
+from stretto.torch.data import DataSource
 from stretto.torch.group import Group
 from stretto.torch.rules import progress_of_step
-from stretto.torch.step_layout import Layout
+from stretto.torch.step_layout import StepLayout
 
 _DEFAULT_GROWTH = 16
 """Without a bound of the user's, an adaptive batch grows to so many times the initial one."""
@@ -36,16 +36,16 @@ class Batching:
         self.adaptive = False
         self.order: BatchChoice | None = None
         """A controller's choice for the group as it is."""
-        self.counted: Source | None = None
+        self.counted: DataSource | None = None
         """The data whose loops have a batch that adapts: the first prepared together with adaptive=True."""
         self._own: _OwnBatch | None = None
         self._max: int | None = None
         self._per_worker: tuple[int, int] | None = None
         self._accumulates = True
-        self._source: Source | None = None
+        self._source: DataSource | None = None
         self._adapts = False
         """Whether the loop that goes on has a batch that adapts."""
-        self._expected: Source | None = None
+        self._expected: DataSource | None = None
         """The first loader there is, before any was looped over."""
         self._tuner: BatchTuner | None = None
 
@@ -69,20 +69,20 @@ class Batching:
         self._per_worker = self._per_worker if per_worker is None else per_worker
         self._accumulates = self._accumulates and accumulates
 
-    def expect(self, source: Source) -> None:
+    def expect(self, source: DataSource) -> None:
         """A loader to come. InputError if it does not agree with the bounds."""
         if self.adaptive and self.counted is None:
             self.counted = source
         self.limits(source)
         self._expected = self._expected or source
 
-    def use(self, source: Source, *, adapts: bool) -> None:
+    def use(self, source: DataSource, *, adapts: bool) -> None:
         """The loader whose steps come next, with its own batch size or one that adapts."""
         self._source, self._adapts = source, adapts
         if adapts and self._tuner is None:
             self._tuner = BatchTuner(self.limits(source))
 
-    def limits(self, source: Source) -> BatchLimits:
+    def limits(self, source: DataSource) -> BatchLimits:
         """What the batch may be. Of an adaptive run's other loaders, it is what they were given."""
         initial = source.batch_size
         if self.adaptive and source is not self.counted:
@@ -121,24 +121,24 @@ class Batching:
         else:
             self.order = choice
 
-    def layout(self, group: Group) -> Layout:
+    def layout(self, group: Group) -> StepLayout:
         """How the group as it is shares out a step."""
         source = self._source or self.counted or self._expected
         if source is None:
-            return Layout(total=1, workers=group.world, rank=group.rank)
+            return StepLayout(total=1, workers=group.world, rank=group.rank)
         adapts = self._adapts or (self._source is None and self.counted is not None)
         return self._layout_of(source, group, adapts=adapts)
 
-    def usual(self, source: Source, group: Group) -> Layout:
+    def usual(self, source: DataSource, group: Group) -> StepLayout:
         """How the group as it is would share out the steps of a loop over this."""
         return self._layout_of(source, group, adapts=source is self.counted)
 
-    def splits_alone(self, source: Source) -> bool:
+    def splits_alone(self, source: DataSource) -> bool:
         """Whether one worker alone would make a batch of this, as the user gave it, in several passes."""
         limits = self.limits(source)
         return self._accumulates and limits.initial > limits.per_gpu_max
 
-    def _layout_of(self, source: Source, group: Group, *, adapts: bool) -> Layout:
+    def _layout_of(self, source: DataSource, group: Group, *, adapts: bool) -> StepLayout:
         limits = self.limits(source)
         total, passes = limits.initial, 1
         if adapts and self.order is not None:
@@ -149,7 +149,7 @@ class Batching:
             passes = self.order.accumulation + 1
         if self._accumulates:
             passes = max(passes, ceil(total / group.world / limits.per_gpu_max))
-        return Layout(total=total, workers=group.world, passes=passes, rank=group.rank)
+        return StepLayout(total=total, workers=group.world, passes=passes, rank=group.rank)
 
     @staticmethod
     def _own_split(own: _OwnBatch, limits: BatchLimits, workers: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ class Batching:
         """Whether it is time to look for a better batch size."""
         return self._tuner is not None and self._adapts and self._tuner.is_due(step)
 
-    def tune(self, group: Group, noise: NoiseSample | None, step: int) -> Change | None:
+    def tune(self, group: Group, noise: NoiseSample | None, step: int) -> BatchChange | None:
         """A better batch size for the group as it is, if there is one."""
         if self._tuner is None or not self.is_due(step):
             return None

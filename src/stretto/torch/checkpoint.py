@@ -34,9 +34,9 @@ from stretto.wire.checkpoint_meta import (
     FORMAT,
     META_FILE,
     STATE_FILE,
-    Best,
+    BestCheckpoint,
+    CheckpointMeta,
     CorruptError,
-    Meta,
     meta_text,
     newest_best,
     read_meta,
@@ -47,7 +47,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint that passed its checks; tensors are on the CPU."""
 
     state: dict[str, Any]
@@ -56,7 +56,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class FileDigest:
     """What a file must have in it."""
 
     size_bytes: int
@@ -74,14 +74,16 @@ def write_files(folder: Path, state: Any, *, progress: float, best: bool) -> Non
                 raise out.error from None
             raise
         _sync(file)
-    meta = Meta(format=FORMAT, progress=progress, best=best, size_bytes=out.size_bytes, sha256=out.sha256)
+    meta = CheckpointMeta(
+        format=FORMAT, progress=progress, best=best, size_bytes=out.size_bytes, sha256=out.sha256
+    )
     with _new(folder / META_FILE) as file:
         file.write(meta_text(meta).encode())
         _sync(file)
     sync_folder(folder)
 
 
-def read_state(folder: Path) -> Loaded:
+def read_state(folder: Path) -> LoadedCheckpoint:
     """CorruptError if it is not what was written."""
     meta = read_meta(folder)
     path = folder / STATE_FILE
@@ -92,7 +94,7 @@ def read_state(folder: Path) -> Loaded:
         raise CorruptError(f"{STATE_FILE} is missing") from error
     except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise CorruptError(f"{STATE_FILE} cannot be read, {error.strerror}") from error
-    if problem := difference(found, Content(meta.size_bytes, meta.sha256)):
+    if problem := difference(found, FileDigest(meta.size_bytes, meta.sha256)):
         raise CorruptError(f"{STATE_FILE} {problem}")
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
@@ -101,24 +103,24 @@ def read_state(folder: Path) -> Loaded:
         raise CorruptError(f"{STATE_FILE} cannot be read, {first_line}") from error
     if not isinstance(state, dict):
         raise CorruptError(f"{STATE_FILE} cannot be read, it holds no state")
-    return Loaded(state, meta.progress, path)
+    return LoadedCheckpoint(state, meta.progress, path)
 
 
-def difference(found: Content, wanted: Content) -> str:
+def difference(found: FileDigest, wanted: FileDigest) -> str:
     """What is wrong with a file; nothing, if it is as it should be."""
     if found.size_bytes != wanted.size_bytes:
         return f"has {found.size_bytes} bytes instead of {wanted.size_bytes}"
     return "" if found.sha256 == wanted.sha256 else "does not match its checksum"
 
 
-def measured(file: IO[bytes]) -> Content:
+def measured(file: IO[bytes]) -> FileDigest:
     """What is left to read in a file."""
     digest = hashlib.sha256()
     size_bytes = 0
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
         size_bytes += len(chunk)
-    return Content(size_bytes, digest.hexdigest())
+    return FileDigest(size_bytes, digest.hexdigest())
 
 
 def sync_files(folder: Path) -> None:
@@ -185,7 +187,7 @@ OnSaved = Callable[[Path, bool], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class RemoteCheckpoint:
     """A checkpoint outside the folder that may be newer than all in it."""
 
     where: str
@@ -250,19 +252,19 @@ class CheckpointStore:
         self._last = self._writer.submit(self._write, *copied, progress, best, on_saved)
         return self._last.result() if wait else True
 
-    def load(self, elsewhere: Sequence[Elsewhere] = ()) -> Loaded | None:
+    def load(self, elsewhere: Sequence[RemoteCheckpoint] = ()) -> LoadedCheckpoint | None:
         """The newest checkpoint that passes its checks; those that do not are noted and left aside.
 
         One from `elsewhere` (newest first) is copied here if it stands for more progress than what is here.
         Raises what says nothing about the checkpoint, such as a lack of memory: it may be good tomorrow.
         """
         problems: list[str] = []
-        found: Loaded | None = None
+        found: LoadedCheckpoint | None = None
         instead = "There is no earlier one."
         for one in self._newest_first(elsewhere):
-            where = one.where if isinstance(one, Elsewhere) else str(one)
+            where = one.where if isinstance(one, RemoteCheckpoint) else str(one)
             try:
-                found = self._take_in(one) if isinstance(one, Elsewhere) else read_state(one)
+                found = self._take_in(one) if isinstance(one, RemoteCheckpoint) else read_state(one)
                 instead = f"{where} is used instead."
                 break
             except CorruptError as error:
@@ -273,7 +275,7 @@ class CheckpointStore:
             self._note(f"{problem} {instead}")
         return found
 
-    def best(self) -> Best | None:
+    def best(self) -> BestCheckpoint | None:
         """The newest checkpoint that was saved as the best."""
         return newest_best(self._folder)
 
@@ -309,7 +311,7 @@ class CheckpointStore:
             on_saved(final / STATE_FILE, best)
         return True
 
-    def _take_in(self, one: Elsewhere) -> Loaded:
+    def _take_in(self, one: RemoteCheckpoint) -> LoadedCheckpoint:
         with self._new() as (new, final):
             one.fetch(new)
             loaded = read_state(new)
@@ -365,7 +367,7 @@ class CheckpointStore:
         for old in aside[_KEPT_CORRUPT:]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def _newest_first(self, elsewhere: Sequence[Elsewhere]) -> Iterator[Path | Elsewhere]:
+    def _newest_first(self, elsewhere: Sequence[RemoteCheckpoint]) -> Iterator[Path | RemoteCheckpoint]:
         """By progress, since the numbers of two places say nothing about each other."""
         here, away = deque(whole_checkpoints(self._folder)), deque(elsewhere)
         while here and away:

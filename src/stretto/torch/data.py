@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from stretto.core.errors import InputError
 from stretto.torch.foreign import whole_sampler
-from stretto.torch.step_layout import WHOLE, Layout, Share, Turn, cut_alike
+from stretto.torch.step_layout import UNSHARED, CurrentStep, Share, StepLayout, cut_alike
 
 _PASSED_ON = (
     "num_workers",
@@ -47,7 +47,7 @@ _PASSED_ON = (
 
 
 @dataclass(slots=True)
-class Position:
+class DataPosition:
     """Where in the data a loop is."""
 
     pass_number: int = 0
@@ -57,7 +57,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class DataSource:
     """The data and how it is to be loaded."""
 
     dataset: Dataset[Any]
@@ -138,7 +138,7 @@ def _drawing_from(chance: int, sampler: Sampler[int]) -> Iterator[None]:
         np.random.set_state(numpy_state)  # noqa: NPY002
 
 
-def source_of(loader: DataLoader[Any], note: Callable[[str], None]) -> Source:
+def source_of(loader: DataLoader[Any], note: Callable[[str], None]) -> DataSource:
     """What an ordinary DataLoader loads; InputError for the kinds that cannot be shared out."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
@@ -158,7 +158,7 @@ def source_of(loader: DataLoader[Any], note: Callable[[str], None]) -> Source:
     shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
     if shuffled and sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
         shuffled = False
-    return Source(
+    return DataSource(
         dataset=loader.dataset,
         batch_size=cut.batch_size,
         shuffle=shuffled,
@@ -178,7 +178,7 @@ class _Cut:
         return self.batches
 
 
-class Part(Enum):
+class LoopRole(Enum):
     """What a loop over a loader is to the steps of the run."""
 
     LEADS = "its batches are the steps"
@@ -200,24 +200,24 @@ class ElasticLoader:
 
     def __init__(
         self,
-        source: Source,
-        turn: Turn,
+        source: DataSource,
+        current: CurrentStep,
         *,
         seed: int,
-        usual: Callable[[Source], Layout],
-        before: Callable[[ElasticLoader], Part],
+        usual: Callable[[DataSource], StepLayout],
+        before: Callable[[ElasticLoader], LoopRole],
         after_step: Callable[[ElasticLoader], bool],
         after_beside: Callable[[ElasticLoader, bool], None],
         is_over: Callable[[ElasticLoader], bool],
-        layout_at: Callable[[int], Layout],
-        lay_out: Callable[[Layout], None],
+        layout_at: Callable[[int], StepLayout],
+        lay_out: Callable[[StepLayout], None],
         after: Callable[[ElasticLoader, bool], None],
     ) -> None:
         self.source = source
-        self.position = Position()
+        self.position = DataPosition()
         self.unsettled = 0
         """Examples of a batch beside that was given, and is not counted as done yet."""
-        self._turn = turn
+        self._current = current
         self._seed = seed
         self._usual = usual
         self._before = before
@@ -231,7 +231,7 @@ class ElasticLoader:
         """The pass that is under way, and its order."""
         self._loops = 0
         """Loops that were begun."""
-        self._part = Part.OVER
+        self._part = LoopRole.OVER
         """Of the loop that was begun last."""
         self._is_open = False
         """A loop is going on."""
@@ -286,7 +286,7 @@ class ElasticLoader:
     def left(self) -> int:
         """Examples of this pass that are still to be trained on."""
         left = self.source.examples - self.position.examples - self.unsettled
-        total = self.batch_size if self._part is Part.BESIDE else self._turn.base.total
+        total = self.batch_size if self._part is LoopRole.BESIDE else self._current.base.total
         return 0 if self.source.drop_last and left < total else left
 
     def __iter__(self) -> Iterator[Any]:
@@ -299,14 +299,14 @@ class ElasticLoader:
         if self._loops == 0:
             _refuse_cycle(own[0]())
         part = self._before(self)
-        if part is Part.OVER:
+        if part is LoopRole.OVER:
             return
         self._loops += 1
         number, ran_out = self._loops, False
         self._part, self._is_open, self.asked_length, self.unsettled = part, True, False, 0
         self._iterations, self._joined_late = 0, self.position.examples > 0
         try:
-            yield from self._steps() if part is Part.LEADS else self._beside()
+            yield from self._steps() if part is LoopRole.LEADS else self._beside()
             ran_out = True
         finally:
             if number == self._loops:
@@ -345,30 +345,32 @@ class ElasticLoader:
                 share, at = coming.popleft(), self.position.examples
                 if layout.workers > 1 and not self._fits_lead(layout, share):
                     batch = self._load(list(order[at : at + share.step_examples]))  # noqa: PLW2901
-                self.unsettled, given_at = share.step_examples, self._turn.given
+                self.unsettled, given_at = share.step_examples, self._current.batches_given
                 yield batch
                 if number != self._loops:
                     self._refuse_two_at_once()
                 self._iterations += 1
                 self.settle()
-                self._after_beside(self, self._turn.given == given_at)
+                self._after_beside(self, self._current.batches_given == given_at)
                 if self._layout_beside() != layout:
                     break
 
-    def _fits_lead(self, layout: Layout, share: Share) -> bool:
-        lead = self._turn.share
-        examples = None if lead is WHOLE else lead.step_examples
-        return cut_alike(self._turn.layout, examples, layout, share.step_examples)
+    def _fits_lead(self, layout: StepLayout, share: Share) -> bool:
+        lead = self._current.share
+        examples = None if lead is UNSHARED else lead.step_examples
+        return cut_alike(self._current.layout, examples, layout, share.step_examples)
 
     def settle(self) -> None:
         """What was given is done."""
         self.position.examples += self.unsettled
         self.unsettled = 0
 
-    def _layout_beside(self) -> Layout:
+    def _layout_beside(self) -> StepLayout:
         return self._usual(self.source).in_passes(1)
 
-    def _cut_beside(self, layout: Layout, order: Sequence[int], coming: deque[Share]) -> Iterator[list[int]]:
+    def _cut_beside(
+        self, layout: StepLayout, order: Sequence[int], coming: deque[Share]
+    ) -> Iterator[list[int]]:
         at, end = self.position.examples, self.position.examples + self.left
         while at < end:
             examples = min(layout.total, end - at)
@@ -389,19 +391,19 @@ class ElasticLoader:
         return self._batches.collate_fn(examples)
 
     def next_pass(self) -> None:
-        self.position = Position(self.position.pass_number + 1)
+        self.position = DataPosition(self.position.pass_number + 1)
 
     def _stretch(self) -> Iterator[Any]:
         """Batches from here on, until the data of this pass ends, the loop is over or the layout changes."""
-        number, coming = self._loops, deque[tuple[Layout, Share]]()
+        number, coming = self._loops, deque[tuple[StepLayout, Share]]()
         self._cut.batches = self._cut_up(self._order(), coming)
         self._generator.manual_seed(self._chance())
         for batch in self._batches:
             layout, share = coming.popleft()
-            if layout != self._turn.layout:
+            if layout != self._current.layout:
                 self._lay_out(layout)
-            self._turn.share = share
-            self._turn.given += 1
+            self._current.share = share
+            self._current.batches_given += 1
             yield batch
             if number != self._loops:
                 self._refuse_two_at_once()
@@ -421,16 +423,16 @@ class ElasticLoader:
 
     def _chance(self) -> int:
         """What random transforms draw from: other numbers for every stretch and every worker."""
-        at = (self._seed, self.position.pass_number, self.position.examples, self._turn.base.rank)
+        at = (self._seed, self.position.pass_number, self.position.examples, self._current.base.rank)
         return int.from_bytes(hashlib.sha256(repr(at).encode()).digest()[:7])
 
-    def _cut_up(self, order: Sequence[int], coming: deque[tuple[Layout, Share]]) -> Iterator[list[int]]:
+    def _cut_up(self, order: Sequence[int], coming: deque[tuple[StepLayout, Share]]) -> Iterator[list[int]]:
         """The examples of this worker's passes over what is left, as they are asked for; tells which come."""
-        at, end, step = self.position.examples, self.position.examples + self.left, self._turn.step
-        base = self._turn.base
+        at, end, step = self.position.examples, self.position.examples + self.left, self._current.step
+        base = self._current.base
         while at < end:
             # A loop over another loader inside this one leaves its own layout behind.
-            layout = self._layout_at(step) if self._turn.base == base else base
+            layout = self._layout_at(step) if self._current.base == base else base
             examples = self._next_step(layout.total, end - at)
             if examples < layout.total:
                 if self.source.drop_last:
@@ -464,7 +466,7 @@ def _refuse_cycle(loop: object) -> None:
         )
 
 
-def _for_fewer(base: Layout, examples: int) -> Layout:
+def _for_fewer(base: StepLayout, examples: int) -> StepLayout:
     """Of a step that has not all its examples: in no more passes than these need."""
     return base.in_passes(ceil(examples / (base.workers * base.atomic)))
 

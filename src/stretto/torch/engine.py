@@ -17,17 +17,17 @@ import torch.distributed as dist
 from stretto.core.allocation import BatchChoice
 from stretto.core.errors import InputError
 from stretto.torch.batching import Batching
-from stretto.torch.data import ElasticLoader, Part, Source
-from stretto.torch.fingerprint import Watch
+from stretto.torch.data import DataSource, ElasticLoader, LoopRole
+from stretto.torch.fingerprint import DivergenceCheck
 from stretto.torch.foreign import StepGuard, refuse_loose_parameters, refuse_wrappers_of
-from stretto.torch.group import ENDS_GROUP, Code, Group, Order, backend_for, own_device
+from stretto.torch.group import ENDS_GROUP, Group, GroupOrder, OrderKind, backend_for, own_device
 from stretto.torch.pack import pack, unpack
-from stretto.torch.persistence import Keeper, Keeping
-from stretto.torch.progress import Counting, Course, Loop, StepLoop
-from stretto.torch.rhythm import Cadence
-from stretto.torch.session import Departure, Session
-from stretto.torch.state import KeptValues, Luggage, chance_state, restore_chance, seed_chance
-from stretto.torch.step_layout import WHOLE, Layout, Turn
+from stretto.torch.persistence import Persistence, SavingSettings
+from stretto.torch.progress import DataLoop, StepCounting, StepLoop, TrainingProgress
+from stretto.torch.session import Session, StopTraining
+from stretto.torch.state import KeptValues, PreparedObjects, restore_rng_state, rng_state, seed_rngs
+from stretto.torch.step_layout import UNSHARED, CurrentStep, StepLayout
+from stretto.torch.step_pattern import StepPatterns
 from stretto.torch.stepper import Stepper
 from stretto.torch.timing import SpeedMeter
 from stretto.wire.messages import Described, EpochEnd, Form, Formed, Leave, Note, Ready, Report
@@ -40,7 +40,7 @@ _LOOK_S = 0.05
 _MOST_STEPS_BETWEEN_LOOKS = 50
 _MOST_BATCHES_TO_WAIT = 128
 """So long saving and parking wait for a moment where code that counts batches itself can go on from."""
-_TRAILS = 1 << 61
+_STEP_HASHES = 1 << 61
 _TIMED_STEPS = 16
 """So many steps tell how long one takes; of the first two dozen of a size as many are ordinary ones."""
 
@@ -49,7 +49,7 @@ _TIMED_STEPS = 16
 class _Open:
     """The loops that go on."""
 
-    lead: Loop | None = None
+    lead: DataLoop | None = None
     """The one whose batches are the steps."""
     beside: list[ElasticLoader] = field(default_factory=list)
     """Those that go on beside it."""
@@ -61,7 +61,7 @@ class _Open:
 class _Waiting:
     """What waits for a moment where code that counts batches itself can go on from."""
 
-    order: Order | None = None
+    order: GroupOrder | None = None
     """Ends this group."""
     batches: int = 0
     """Since that was agreed on, or a checkpoint was due."""
@@ -78,33 +78,33 @@ class Engine:
     def __init__(
         self,
         session: Session,
-        keeping: Keeping,
+        saving: SavingSettings,
         *,
         seed: int,
     ) -> None:
         self.session = session
-        self.group = Group(session.meeting_place)
-        self.turn = Turn(Layout(total=1), Layout(total=1))
-        self.luggage = Luggage()
+        self.group = Group(session.rendezvous)
+        self.current = CurrentStep(StepLayout(total=1), StepLayout(total=1))
+        self.prepared = PreparedObjects()
         self.steppers: list[Stepper] = []
         self.batching = Batching()
         self.seed = seed
         self.device = own_device()
-        self.course = Course()
+        self.progress = TrainingProgress()
         self.kept = KeptValues()
-        self.counting: Counting | None = None
+        self.counting: StepCounting | None = None
         """How the run counts steps, if it does."""
         self.step_loop: StepLoop | None = None
         """The loop that counts, while it goes on."""
         self.joined = False
-        self._keeper = Keeper(keeping, note=self.note, on_saved=session.send)
+        self._persistence = Persistence(saving, note=self.note, on_saved=session.send)
         self._meter = SpeedMeter()
         self._tuning_meter = SpeedMeter()
         """The same times for our own tuning, which wants them sooner than a report is due."""
         self._values: dict[str, float] = {}
-        self._watch = Watch(self.group, self.turn, self.steppers, self.luggage.names)
-        self.turn.backward.when_over = self._backward_over
-        self._guard = StepGuard(lambda: self.luggage.things, lambda: self.turn.share is not WHOLE)
+        self._divergence_check = DivergenceCheck(self.group, self.current, self.steppers, self.prepared.names)
+        self.current.backward.when_over = self._backward_over
+        self._guard = StepGuard(lambda: self.prepared.things, lambda: self.current.share is not UNSHARED)
         self._saved_at = self._place
         """The place of which a checkpoint was surely written."""
         self._in_loop = False
@@ -114,14 +114,14 @@ class Engine:
         """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
         self._says_whole = False
         self._is_finished = False
-        self._sources: list[Source] = []
+        self._sources: list[DataSource] = []
         self._batches = 0
         """Taken by this process."""
         self._stepped = False
         """Whether a prepared optimizer was ever told to step, by whoever trained so far."""
         self._finish_epoch = False
-        self._cadence = Cadence()
-        self._trail = 0
+        self._step_patterns = StepPatterns()
+        self._step_hash = 0
         """Stands for which optimizers stepped in which batches since the group formed."""
         self._waiting = _Waiting()
         self._described = False
@@ -138,27 +138,27 @@ class Engine:
             return
         self.joined = True
         if self.counting is not None:  # steps before the loop are not among those that it counts
-            self.turn.updates = 0
-            self.turn.told.clear()
+            self.current.updates = 0
+            self.current.stepped_ids.clear()
         self._refuse_no_data()
         if self.session.task is None:
             self._refuse_wrappers()
         if self.session.task is not None or self.group.world > 1:
-            refuse_loose_parameters([one.optimizer for one in self.steppers], self.luggage.things)
+            refuse_loose_parameters([one.optimizer for one in self.steppers], self.prepared.things)
             self._guard.begin()
         if self.session.task is None:
             self.group.form_from_environment(backend_for(self.device))
             self._take_up(share_state=True)
-            self._watch.regrouped()
+            self._divergence_check.regrouped()
             self._arrange()
             self._give_announcements()
             return
         if self.session.task.describe_only:
             return
-        assert self.session.meeting_place is not None
+        assert self.session.rendezvous is not None
         for stepper in self.steppers:
             stepper.reducer.warm_up()
-        self.session.send(Ready(self.session.meeting_place.new_corner()))
+        self.session.send(Ready(self.session.rendezvous.new_address()))
         form = self.session.wait_for_form(None)
         self._form(form)
         assert isinstance(form, Form)
@@ -187,13 +187,13 @@ class Engine:
 
     def refuse_no_step(self) -> None:
         """At the end of a run: one that went through no loader, or never stepped, has trained nothing."""
-        never_looped = self._is_whole and not self._described and not self.turn.told
+        never_looped = self._is_whole and not self._described and not self.current.stepped_ids
         if never_looped and (self.steppers or self._sources):
             raise InputError(
                 "nothing was trained: the epochs went by without a batch of a loader.",
                 remedy="Go through the loader that run.prepare or run.loader gives, inside run.epochs.",
             )
-        if not self._batches or self._stepped or self.turn.told or not self.steppers:
+        if not self._batches or self._stepped or self.current.stepped_ids or not self.steppers:
             return
         lacks = "".join(f" One loader has no batch to give: {one.lack}." for one in self._sources if one.lack)
         raise InputError(
@@ -210,7 +210,7 @@ class Engine:
     def _take_up(self, *, share_state: bool) -> None:
         """Rank 0 goes on from its checkpoint, if there is one, and the others from rank 0's state."""
         if self.group.is_leader:
-            state = self._keeper.load()
+            state = self._persistence.load()
             if state is not None:
                 self._restore(state)
         if share_state:
@@ -219,7 +219,7 @@ class Engine:
     def _form(self, form: Form | Leave) -> None:
         if isinstance(form, Leave):
             self.group.leave()
-            raise Departure("not part of the next group")
+            raise StopTraining("not part of the next group")
         self.batching.order = (
             None if form.batch is None else BatchChoice(form.batch.atomic, form.batch.accumulation)
         )
@@ -233,8 +233,8 @@ class Engine:
         )
 
     def _formed(self, form: Form) -> None:
-        self._watch.regrouped()
-        self._trail = self._waiting.batches = 0
+        self._divergence_check.regrouped()
+        self._step_hash = self._waiting.batches = 0
         self._arrange()
         if self.group.is_leader:
             self.session.send(Formed(form.generation))
@@ -247,7 +247,7 @@ class Engine:
         if form.share_state:
             self._share_state(newcomer=False)
         self._formed(form)
-        self.course.interrupt()
+        self.progress.interrupt()
 
     def _share_state(self, *, newcomer: bool) -> None:
         if self.group.world == 1:
@@ -258,20 +258,20 @@ class Engine:
         if not newcomer:
             self.group.share(None, self.device)
             return
-        header, tensors = self.group.share(None, self.device, pack(self.luggage.modules()))
+        header, tensors = self.group.share(None, self.device, pack(self.prepared.modules()))
         self._restore(unpack(header, tensors))
-        seed_chance(self.seed * 7919 + self.turn.step * 31 + self.group.rank)
+        seed_rngs(self.seed * 7919 + self.current.step * 31 + self.group.rank)
 
     def _backward_over(self) -> None:
-        if self.turn.share.last and self.turn.layout.workers > 1:
-            self._watch.exchanged()
-            if self.turn.share is WHOLE and not self._says_whole and not self.course.has_looped:
+        if self.current.share.last and self.current.layout.workers > 1:
+            self._divergence_check.exchanged()
+            if self.current.share is UNSHARED and not self._says_whole and not self.progress.has_looped:
                 self._say_whole()
 
     def _say_whole(self) -> None:
         """An epoch without an elastic loop: nobody shares the data out."""
         self._says_whole = True
-        if self.group.is_leader and self.course.in_epoch:
+        if self.group.is_leader and self.progress.in_epoch:
             self.note(
                 f"The {self.group.world} workers take steps outside any elastic loader, each with a batch of "
                 f"its own, so a step has {self.group.world} batches. To share one out, loop over a loader "
@@ -280,42 +280,42 @@ class Engine:
 
     def _arrange(self) -> None:
         """Share steps out over the group as it is now. Outside elastic loops a step is one pass."""
-        self.turn.base = self.batching.layout(self.group)
-        self.turn.share = WHOLE
-        self.lay_out(self.turn.base if self._in_loop else self.turn.base.in_passes(1))
+        self.current.base = self.batching.layout(self.group)
+        self.current.share = UNSHARED
+        self.lay_out(self.current.base if self._in_loop else self.current.base.in_passes(1))
         self._meter.skip()
         self._tuning_meter.skip()
         for stepper in self.steppers:
             stepper.skip()
 
-    def expect(self, source: Source) -> None:
+    def expect(self, source: DataSource) -> None:
         """A loader that was prepared: until a loop begins, its batch size is the run's."""
         self.batching.expect(source)
         if all(source is not one for one in self._sources):
             self._sources.append(source)
-        self.course.counted = self.batching.counted
+        self.progress.counted = self.batching.counted
         if not self.joined:
-            self.turn.base = self.batching.layout(self.group)
+            self.current.base = self.batching.layout(self.group)
 
-    def lay_out(self, layout: Layout) -> None:
-        self.turn.layout = layout
+    def lay_out(self, layout: StepLayout) -> None:
+        self.current.layout = layout
         for stepper in self.steppers:
             stepper.reducer.arrange()
 
-    def usual_layout(self, source: Source) -> Layout:
+    def usual_layout(self, source: DataSource) -> StepLayout:
         """How a loop over this would share out its steps, as things stand."""
         return self.batching.usual(source, self.group)
 
-    def layout_at(self, step: int) -> Layout:
+    def layout_at(self, step: int) -> StepLayout:
         """How a step is shared out: as usual, or, now and then, in two passes by one worker."""
-        base = self.turn.base
-        if not self.course.counts or base.parts > 1 or base.total == 1:
+        base = self.current.base
+        if not self.progress.counts or base.parts > 1 or base.total == 1:
             return base
         return base.in_passes(2) if any(one.splits(step) for one in self.steppers) else base
 
     # Epochs and loops
 
-    def count_steps(self, counting: Counting) -> None:
+    def count_steps(self, counting: StepCounting) -> None:
         """The run counts its steps, in this way; InputError if it was begun in another."""
         if self.joined and self.counting != counting:
             raise InputError(
@@ -334,7 +334,7 @@ class Engine:
     def steps_before_epoch(self) -> int:
         """Steps that were counted before the present epoch began."""
         assert self.counting is not None
-        return self.turn.updates - self.course.examples // self.counting.batch_size
+        return self.current.updates - self.progress.examples // self.counting.batch_size
 
     def _go_on_counting(self, saved: list[int] | None) -> None:
         own = self.counting
@@ -351,15 +351,15 @@ class Engine:
     def begin_epoch(self) -> None:
         if self._is_finished:
             raise InputError(
-                f"epoch {self.course.epoch} begins after run.finish().",
+                f"epoch {self.progress.epoch} begins after run.finish().",
                 remedy="Call run.finish() after the last epoch, or not at all.",
             )
         self._loop_is_open = False
         for stepper in self.steppers:
             stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
-        self.course.begin_epoch()
+        self.progress.begin_epoch()
 
-    def begin(self, loader: ElasticLoader) -> Part:
+    def begin(self, loader: ElasticLoader) -> LoopRole:
         """A loop over a loader begins: the one that leads, or one beside it."""
         if self.step_loop is not None:
             raise InputError(
@@ -369,10 +369,10 @@ class Engine:
         if loader in self._open.beside:
             self.end(loader, ran_out=False)  # the one before was left standing
         if self._open.lead is None or self._open.lead is loader:
-            return Part.LEADS if self.begin_loop(loader) else Part.OVER
-        self.course.enter_beside(self._number(loader), loader)
+            return LoopRole.LEADS if self.begin_loop(loader) else LoopRole.OVER
+        self.progress.enter_beside(self._number(loader), loader)
         self._open.beside.append(loader)
-        return Part.BESIDE
+        return LoopRole.BESIDE
 
     def end(self, loader: ElasticLoader, ran_out: bool) -> None:
         """A loop is over. If it was beside another one and ran out, that one may be over, too, by zip()."""
@@ -381,38 +381,38 @@ class Engine:
         if loader not in self._open.beside:  # the epoch of this one is over
             return
         self._open.beside.remove(loader)
-        self.course.leave_beside(self._number(loader))
+        self.progress.leave_beside(self._number(loader))
         if ran_out:
-            self._open.ran_out_at = self.turn.given
+            self._open.ran_out_at = self.current.batches_given
             self._spread_buffers()
 
     def _number(self, loader: ElasticLoader) -> int:
         """Of a loader, in the order in which they were prepared."""
         return next(number for number, one in enumerate(self._sources) if one is loader.source)
 
-    def begin_loop(self, loader: Loop) -> bool:
+    def begin_loop(self, loader: DataLoop) -> bool:
         """Whether there is anything left of this loop."""
-        if not self.course.in_epoch:
+        if not self.progress.in_epoch:
             raise InputError(
                 "an elastic loader is used outside `for epoch in run.epochs(n)`.",
                 remedy="Loop over run.epochs(n); to evaluate, use an ordinary DataLoader.",
             )
-        self.course.enter_loop(loader)
+        self.progress.enter_loop(loader)
         if not self._described:
-            self._describe(self.course.counted or loader.source)
-        self.batching.use(loader.source, adapts=self.course.counts)
-        self._in_loop = self._loop_is_open = self.course.find_place(loader)
+            self._describe(self.progress.counted or loader.source)
+        self.batching.use(loader.source, adapts=self.progress.counts)
+        self._in_loop = self._loop_is_open = self.progress.find_place(loader)
         self._open.lead = loader if self._in_loop else None
         self._arrange()
         if self._in_loop:
-            self._cadence.begin(self.course.epoch, self.course.loop)
-            self._stepped = self._stepped or bool(self.turn.told)
-            self.turn.told.clear()
+            self._step_patterns.begin(self.progress.epoch, self.progress.loop)
+            self._stepped = self._stepped or bool(self.current.stepped_ids)
+            self.current.stepped_ids.clear()
             for stepper in self.steppers:
-                stepper.begin_loop(adapts=self.course.counts)
+                stepper.begin_loop(adapts=self.progress.counts)
         return self._in_loop
 
-    def _describe(self, source: Source) -> None:
+    def _describe(self, source: DataSource) -> None:
         self._described = True
         task = self.session.task
         limits = self.batching.limits(source)
@@ -429,22 +429,22 @@ class Engine:
                 )
             )
         if task is not None and task.describe_only:
-            raise Departure("described")
+            raise StopTraining("described")
 
     def end_loop(self) -> None:
         """From here on every pass is a step of its own."""
         self._open.lead = None
         if self._in_loop:
             self._in_loop = False
-            if self._open.ran_out_at == self.turn.given:
+            if self._open.ran_out_at == self.current.batches_given:
                 self._loop_is_open = False
-            self.turn.share = WHOLE
-            self.lay_out(self.turn.base.in_passes(1))
+            self.current.share = UNSHARED
+            self.lay_out(self.current.base.in_passes(1))
 
-    def is_over(self, loader: Loop) -> bool:
-        return self.course.is_over(loader)
+    def is_over(self, loader: DataLoop) -> bool:
+        return self.progress.is_over(loader)
 
-    def after_step(self, loader: Loop) -> bool:
+    def after_step(self, loader: DataLoop) -> bool:
         """A step is done. True if steps are shared out differently from now on."""
         if self._open.lead is not loader:
             self._refuse_another_epoch()
@@ -452,26 +452,29 @@ class Engine:
         if self._open.beside:
             self._settle_beside(loader)
         self._beat(loader)
-        self.turn.step += 1
-        if self.turn.is_updated or loader is self.step_loop or not self.steppers:
-            self.turn.updates += 1
-        self.turn.is_updated = False
+        self.current.step += 1
+        if self.current.is_updated or loader is self.step_loop or not self.steppers:
+            self.current.updates += 1
+        self.current.is_updated = False
         self.session.count_step()
-        self.course.advance(loader)
-        usual = self.turn.share.step_examples == self.turn.base.total and self.turn.layout == self.turn.base
-        usual &= self.course.counts or not self.batching.adaptive
+        self.progress.advance(loader)
+        usual = (
+            self.current.share.step_examples == self.current.base.total
+            and self.current.layout == self.current.base
+        )
+        usual &= self.progress.counts or not self.batching.adaptive
         waits = [wait for stepper in self.steppers for wait in stepper.reducer.waits]
-        self._meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
+        self._meter.boundary(self.current.base, self.group.nodes, waits, usual=usual)
         if self.batching.adaptive:
-            self._tuning_meter.boundary(self.turn.base, self.group.nodes, waits, usual=usual)
-        if self.course.counts:
-            self.course.units += self._worth()
+            self._tuning_meter.boundary(self.current.base, self.group.nodes, waits, usual=usual)
+        if self.progress.counts:
+            self.progress.units += self._worth()
             self._worth_of = None
         if self.is_over(loader):
             # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
             # may need what a loop sets. The end of the epoch is near.
             self._loop_is_open = False
-            self._cadence.end()
+            self._step_patterns.end()
             self.end_loop()
             self._spread_buffers()
             return False
@@ -483,20 +486,20 @@ class Engine:
         """Steps at the initial batch that the present one is worth; the same whenever it is asked."""
         if self._worth_of is None:
             noise = self.steppers[0].sample() if self.steppers else None
-            self._worth_of = self.batching.worth(noise, self.turn.share.step_examples)
+            self._worth_of = self.batching.worth(noise, self.current.share.step_examples)
         return self._worth_of
 
     def steps_of_schedules(self) -> int | None:
         """By how many steps the present one takes schedules on; None outside of loops that adapt."""
-        if not self._in_loop or not self.course.counts:
+        if not self._in_loop or not self.progress.counts:
             return None
-        return self.course.steps_by(self._worth())
+        return self.progress.steps_by(self._worth())
 
     def _spread_buffers(self) -> None:
         if self.group.world > 1:
-            self.group.spread(self.luggage.buffers(), self.device)  # all evaluate with the same
+            self.group.spread(self.prepared.buffers(), self.device)  # all evaluate with the same
 
-    def _settle_beside(self, lead: Loop) -> None:
+    def _settle_beside(self, lead: DataLoop) -> None:
         """What loops beside have given was part of the step that is over."""
         together = [loader for loader in self._open.beside if loader.unsettled]
         if together:
@@ -504,12 +507,12 @@ class Engine:
         for loader in together:
             loader.settle()
 
-    def _refuse_split(self, together: list[Source]) -> None:
+    def _refuse_split(self, together: list[DataSource]) -> None:
         """InputError where a batch is made in several passes, or would be by one worker alone.
 
         Loops together must not fail only once workers leave.
         """
-        splits = self.turn.layout.passes > 1 or any(self.batching.splits_alone(one) for one in together)
+        splits = self.current.layout.passes > 1 or any(self.batching.splits_alone(one) for one in together)
         if splits or any(one is self.batching.counted for one in together):
             raise InputError(
                 "two elastic loaders are looped over together, and with adaptive=True or per_worker_batch a "
@@ -533,14 +536,14 @@ class Engine:
         if not inside:
             return
         self._batches += 1
-        self._stepped = self._stepped or bool(self.turn.told)
-        self.turn.updates += self.turn.is_updated
-        self.turn.is_updated = False
+        self._stepped = self._stepped or bool(self.current.stepped_ids)
+        self.current.updates += self.current.is_updated
+        self.current.is_updated = False
         self.session.count_step()
 
-    def _beat(self, loader: Loop) -> None:
+    def _beat(self, loader: DataLoop) -> None:
         """Take note of who stepped with this batch, and whose gradients wait for a later one."""
-        told, steps, waits = self.turn.told, 0, False
+        told, steps, waits = self.current.stepped_ids, 0, False
         for place, stepper in enumerate(self.steppers):
             if id(stepper.optimizer) in told:
                 steps |= 1 << place
@@ -552,20 +555,20 @@ class Engine:
             self._stepped = True
         elif waits and loader is not self.step_loop:
             self._forbid_accumulation()
-        self._cadence.beat(steps, len(self.steppers), waits=waits, asked_length=loader.asked_length)
-        self._trail = (self._trail * 31 + steps + 1) % _TRAILS
+        self._step_patterns.beat(steps, len(self.steppers), waits=waits, asked_length=loader.asked_length)
+        self._step_hash = (self._step_hash * 31 + steps + 1) % _STEP_HASHES
 
     def _forbid_accumulation(self) -> None:
         """Where what code counts as batches may be several passes of one, a batch may be skipped only."""
-        split = self.turn.layout.passes > 1 and not self.turn.is_asked
-        if split or self.course.counts:
+        split = self.current.layout.passes > 1 and not self.current.asks_completion
+        if split or self.progress.counts:
             for stepper in self.steppers:
                 stepper.refuse_adding(_refuse_accumulation)
 
-    def _order_here(self, loader: Loop) -> Order | None:
+    def _order_here(self, loader: DataLoop) -> GroupOrder | None:
         """What is agreed on, where that can be obeyed: a newcomer's count of batches begins at 0."""
         if self._waiting.order is None:
-            if not self._cadence.always_steps:
+            if not self._step_patterns.always_steps:
                 self.group.check_every = 1
             order = self._agree()
             if order is None or order.code not in ENDS_GROUP or self._may_join(loader):
@@ -574,7 +577,7 @@ class Engine:
             return None
         self._waiting.batches += 1
         too_long = self._waiting.batches >= _MOST_BATCHES_TO_WAIT
-        if self._may_join(loader) or (too_long and self._waiting.order.code is Code.PARK):
+        if self._may_join(loader) or (too_long and self._waiting.order.code is OrderKind.PARK):
             order, self._waiting.order = self._waiting.order, None
             return order
         if self._waiting.batches == _MOST_BATCHES_TO_WAIT and self.group.is_leader:
@@ -584,48 +587,51 @@ class Engine:
             )
         return None
 
-    def _agree(self, *, at_once: bool = False) -> Order | None:
+    def _agree(self, *, at_once: bool = False) -> GroupOrder | None:
         order = self.group.agree(
-            self._wish, at_once=at_once, trail=self._trail, asked_in=self._cadence.asked_in
+            self._next_order,
+            at_once=at_once,
+            step_hash=self._step_hash,
+            length_asked_in=self._step_patterns.length_asked_in,
         )
-        if self.group.asked_in is not None:
-            self._cadence.agree(self.group.asked_in)
+        if self.group.length_asked_in is not None:
+            self._step_patterns.agree(self.group.length_asked_in)
         return order
 
-    def _may_join(self, loader: Loop) -> bool:
+    def _may_join(self, loader: DataLoop) -> bool:
         """Steps that the run counts itself have the same numbers everywhere."""
         if not isinstance(loader, ElasticLoader) or not self.steppers:
             return True
         if any(one.left == 0 for one in self._open.beside):  # what zip() ends with is not for newcomers
             return False
-        return self._cadence.may_join(lambda: loader.steps)
+        return self._step_patterns.may_join(lambda: loader.steps)
 
-    def _wish(self) -> Order | None:
-        order = self.session.wish()
+    def _next_order(self) -> GroupOrder | None:
+        order = self.session.next_order()
         if order is not None or self.batching.order is not None or not self.batching.adaptive:
             return order
         return self._own_batch()
 
-    def _own_batch(self) -> Order | None:
+    def _own_batch(self) -> GroupOrder | None:
         """Without somebody else to decide, an adaptive run picks its batch size itself."""
         self.batching.saw(self._tuning_meter.take(_TIMED_STEPS))
-        if not self.batching.is_due(self.turn.step):
+        if not self.batching.is_due(self.current.step):
             return None
         noise = self.steppers[0].sample() if self.steppers else None
-        change = self.batching.tune(self.group, noise, self.turn.step)
+        change = self.batching.tune(self.group, noise, self.current.step)
         for meter in (self._meter, self._tuning_meter):
             meter.begin()  # looking takes time
         if change is None:
             return None
         self.note(change.reason)
-        return Order(Code.BATCH, change.batch.atomic, change.batch.accumulation)
+        return GroupOrder(OrderKind.BATCH, change.batch.atomic, change.batch.accumulation)
 
     def end_epoch(self, *, last: bool) -> None:
         """An epoch is over: report it, and wait for what is decided on that."""
-        if not self.course.in_epoch:  # the user has finished the run within it
+        if not self.progress.in_epoch:  # the user has finished the run within it
             return
         self._refuse_to_describe()
-        self.course.end_epoch()
+        self.progress.end_epoch()
         self.end_loop()
         self._open.beside.clear()
         self._meter.skip()
@@ -638,22 +644,22 @@ class Engine:
         task = self.session.task
         if not self._finish_epoch:
             if self.group.is_leader and task is not None and task.waits_for_ack:
-                self.session.wait_for_ack(self.course.epoch)
+                self.session.wait_for_ack(self.progress.epoch)
             self._save_if_due()
             self._obey(self._order_between_epochs())
         if self._finish_epoch:
             self._park()
 
-    def _order_between_epochs(self) -> Order | None:
+    def _order_between_epochs(self) -> GroupOrder | None:
         """What is agreed on, where that can be obeyed; what has waited for a whole epoch is obeyed anyway."""
         order, self._waiting.order = self._waiting.order, None
         if order is None:
             order = self._agree(at_once=True)
             self._waiting.epochs = self._waiting.batches = 0
-        if order is None or order.code is not Code.REGROUP:
+        if order is None or order.code is not OrderKind.REGROUP:
             return order
         self._waiting.epochs += 1
-        if self._cadence.may_join_between_epochs or self._waiting.epochs > 2:
+        if self._step_patterns.may_join_between_epochs or self._waiting.epochs > 2:
             self._waiting.epochs = 0
             return order
         self._waiting.order = order
@@ -661,9 +667,9 @@ class Engine:
 
     def _hear_leader(self) -> None:
         """Whoever leads next must know the best score; and newcomers, whether all leave now."""
-        best = self._keeper.best
+        best = self._persistence.best
         score, leaves = self.group.tell((math.nan if best is None else best, float(self._finish_epoch)))
-        self._keeper.best = None if math.isnan(score) else score
+        self._persistence.best = None if math.isnan(score) else score
         self._finish_epoch = bool(leaves)
         self._share_kept()
 
@@ -685,33 +691,33 @@ class Engine:
         What was reported stands for the epoch. In the midst of a loop over the data the model may be what
         the exception is about, so it is not kept.
         """
-        if self.course.in_epoch and self._values:
+        if self.progress.in_epoch and self._values:
             self.end_epoch(last=True)
         if self.session.task is None and not self._loop_is_open:
             self.save_result()
 
-    def _obey(self, order: Order | None) -> bool:
+    def _obey(self, order: GroupOrder | None) -> bool:
         if order is None:
             return False
         match order.code:
-            case Code.REGROUP:
+            case OrderKind.REGROUP:
                 self._regroup(order.first)
-            case Code.BATCH:
+            case OrderKind.BATCH:
                 self.batching.choose(BatchChoice(order.first, order.second), self.group.world)
                 self._arrange()
-            case Code.PARK:
+            case OrderKind.PARK:
                 self._park()
-            case Code.FINISH_EPOCH:
+            case OrderKind.FINISH_EPOCH:
                 self._finish_epoch = True
                 return False
-            case Code.NOTHING:
+            case OrderKind.NOTHING:
                 return False
         return True
 
     def _park(self) -> None:
         saved = self._save(wait=True) if self.group.is_leader else True
         self.group.leave()
-        raise Departure("parked", saved=saved)
+        raise StopTraining("parked", saved=saved)
 
     # Reporting and saving
 
@@ -728,21 +734,16 @@ class Engine:
 
     def _give_announcements(self) -> None:
         given, self._announcements = self._announcements, []
-        if self.group.is_leader and self.turn.step == 0:
+        if self.group.is_leader and self.current.step == 0:
             for text in given:
                 self.note(text)
 
-    @property
-    def progress(self) -> float:
-        """Epochs done, the present one in part."""
-        return self.course.progress
-
     def _report_epoch(self, values: dict[str, float]) -> None:
-        self._keeper.write_metrics(
-            self.course.epoch, values, workers=self.group.world, batch=self.turn.base.total
+        self._persistence.write_metrics(
+            self.progress.epoch, values, workers=self.group.world, batch=self.current.base.total
         )
-        self._report((EpochEnd(epoch=self.course.epoch, values=values, epoch_s=self.course.epoch_s),))
-        if self._keeper.is_best(values) and self.luggage:  # else there is no model to keep
+        self._report((EpochEnd(epoch=self.progress.epoch, values=values, epoch_s=self.progress.epoch_s),))
+        if self._persistence.is_best(values) and self.prepared:  # else there is no model to keep
             self._save(best=True)
 
     def _report(self, ends: tuple[EpochEnd, ...] = ()) -> None:
@@ -753,31 +754,31 @@ class Engine:
             self.group.check_every = min(max(steps, 1), _MOST_STEPS_BETWEEN_LOOKS)
         self.session.send(
             Report(
-                progress=self.progress,
-                epoch=self.course.epoch,
-                steps=self.turn.step,
+                progress=self.progress.epochs_done,
+                epoch=self.progress.epoch,
+                steps=self.current.step,
                 speeds=self._meter.take(),
                 noise=self.steppers[0].sample() if self.steppers else None,
                 ends=ends,
             )
         )
 
-    def _tend(self, loader: Loop) -> None:
+    def _tend(self, loader: DataLoop) -> None:
         """What rank 0 does now and then."""
         if not self.group.is_leader:
             return
         now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_after_s:
             self._report()
-        if self._keeper.is_due and self._waiting.order is None:
+        if self._persistence.is_due and self._waiting.order is None:
             self._waiting.batches += 1
-            fits = self._cadence.may_save or self._may_join(loader)
+            fits = self._step_patterns.may_save or self._may_join(loader)
             if fits or self._waiting.batches >= _MOST_BATCHES_TO_WAIT:
                 self._waiting.batches = 0
                 self._save_if_due()
 
     def _save_if_due(self) -> None:
-        if self.group.is_leader and self._keeper.is_due:
+        if self.group.is_leader and self._persistence.is_due:
             self._save()
             self._meter.skip()
             self._tuning_meter.skip()
@@ -785,7 +786,7 @@ class Engine:
     def _save(self, *, best: bool = False, wait: bool = False) -> bool:
         if wait:
             self._saved_at = self._place
-        return self._keeper.save(self.state, self.progress, best=best, wait=wait)
+        return self._persistence.save(self.state, self.progress.epochs_done, best=best, wait=wait)
 
     def finish(self) -> None:
         """Training is over: keep its result, leave the group, and leave models and optimizers alone."""
@@ -806,11 +807,11 @@ class Engine:
     @property
     def _place(self) -> tuple[int, int]:
         """Other numbers whenever something was trained."""
-        return self.turn.step, self.turn.updates
+        return self.current.step, self.current.updates
 
     def finish_saving(self) -> None:
         self._guard.end()
-        self._keeper.finish()
+        self._persistence.finish()
 
     # State
 
@@ -819,20 +820,20 @@ class Engine:
         counting = self.counting
         return {
             "format": FORMAT,
-            "step": self.turn.step,
+            "step": self.current.step,
             "stepped": self._stepped,
-            "updates": self.turn.updates,
+            "updates": self.current.updates,
             "counting": None if counting is None else [counting.batch_size, counting.report_every],
             "kept": self.kept.state_dict(),
             "values": dict(self._values),
-            "best": self._keeper.best,
+            "best": self._persistence.best,
             "batching": self.batching.state_dict(),
             "noise": [stepper.noise.state_dict() if stepper.noise else None for stepper in self.steppers],
             "gradients": [stepper.gradients() for stepper in self.steppers],
-            "cadence": self._cadence.state(),
-            "chance": chance_state(),
-            **self.course.state(),
-            **self.luggage.state(),
+            "cadence": self._step_patterns.state(),
+            "chance": rng_state(),
+            **self.progress.state(),
+            **self.prepared.state(),
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -841,16 +842,16 @@ class Engine:
                 f"the saved state has format {state.get('format')}, and this version reads {FORMAT}.",
                 remedy="Start a run of another name.",
             )
-        self.luggage.restore(state)
-        self.course.restore(state)
-        self.turn.step = state["step"]
+        self.prepared.restore(state)
+        self.progress.restore(state)
+        self.current.step = state["step"]
         self._stepped = bool(state.get("stepped", True))
         self._is_whole = False
-        self.turn.updates = state.get("updates", state["step"])
+        self.current.updates = state.get("updates", state["step"])
         self._go_on_counting(state.get("counting"))
         for text in self.kept.load_state_dict(state.get("kept", {})):
             self.note(text)
-        self._values, self._keeper.best = dict(state["values"]), state["best"]
+        self._values, self._persistence.best = dict(state["values"]), state["best"]
         self.batching.load_state_dict(state["batching"])
         for stepper, noise in zip(self.steppers, state["noise"], strict=True):
             if stepper.noise is not None and noise is not None:
@@ -858,8 +859,8 @@ class Engine:
         for stepper, gradients in zip(self.steppers, state.get("gradients", ()), strict=False):
             stepper.take_gradients(gradients)
         if "cadence" in state:
-            self._cadence.restore(state["cadence"])
-        restore_chance(state["chance"])
+            self._step_patterns.restore(state["cadence"])
+        restore_rng_state(state["chance"])
 
 
 def _refuse_accumulation() -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stretto.torch.group import DivergedError, Group
 from stretto.torch.pack import as_bytes
-from stretto.torch.step_layout import Turn
+from stretto.torch.step_layout import CurrentStep
 from stretto.torch.stepper import Stepper
 
 COST = 0.0005
@@ -84,7 +84,7 @@ class Fingerprint:
         return int.from_bytes(settings.digest()), int.from_bytes(sampled.digest())
 
 
-def fingerprint(optimizers: Sequence[torch.optim.Optimizer], turn: int) -> Fingerprint:
+def fingerprint(optimizers: Sequence[torch.optim.Optimizer], offset: int) -> Fingerprint:
     """Of everything that these optimizers train; `turn` says which elements are looked at."""
     settings, shapes, samples = [], [], []
     for number, optimizer in enumerate(optimizers):
@@ -95,16 +95,16 @@ def fingerprint(optimizers: Sequence[torch.optim.Optimizer], turn: int) -> Finge
                     settings.append(Setting(f"{_TITLES.get(name, name)} of group {place}{owner}", value))
             for parameter in group["params"]:
                 shapes.append(str(tuple(parameter.shape)))
-                samples.append(_sample(parameter, turn))
+                samples.append(_sample(parameter, offset))
     return Fingerprint(settings, shapes, samples)
 
 
-class Watch:
+class DivergenceCheck:
     """Compares the workers' fingerprints, and says when they differ: on all workers at once."""
 
-    def __init__(self, group: Group, turn: Turn, steppers: Sequence[Stepper], names: Names) -> None:
+    def __init__(self, group: Group, current: CurrentStep, steppers: Sequence[Stepper], names: Names) -> None:
         self._group = group
-        self._turn = turn
+        self._current = current
         self._steppers = steppers
         self._names = names
         self._exchanges = 0
@@ -132,7 +132,7 @@ class Watch:
         began_s = time.perf_counter()
         if done := self._exchanges - self._compared_at if self._exchanges else 0:
             self._steps_s.append((began_s - self._compared_s) / done)
-        own = fingerprint(self._optimizers, self._turn.updates)
+        own = fingerprint(self._optimizers, self._current.updates)
         everyones = self._group.gather([*own.digests(), self._following()])
         self._next = everyones[0][2]
         if len({(settings, parameters) for settings, parameters, _ in everyones}) > 1:
@@ -160,12 +160,12 @@ class Watch:
         torch.save({"settings": settings, "shapes": own.shapes, "samples": samples}, file)
         everyones = [_read(one) for one in self._group.gather_bytes(file.getvalue())]
         if problem := difference(everyones, self._parameter_names()):
-            self._turn.refusal = DivergedError(
-                f"the workers do not train the same model any more, after step {self._turn.updates}: "
+            self._current.refusal = DivergedError(
+                f"the workers do not train the same model any more, after step {self._current.updates}: "
                 f"{problem.text}.",
                 remedy=_OWN_COUNTER if problem.is_setting else _OWN_CHANGE,
             )
-            raise self._turn.refusal
+            raise self._current.refusal
 
     def _parameter_names(self) -> list[str]:
         known = self._names()
@@ -180,27 +180,27 @@ def interval(cost_s: float, step_s: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Divergence:
     text: str
     is_setting: bool
 
 
-def difference(everyones: Sequence[Fingerprint], names: Sequence[str]) -> Problem | None:
+def difference(everyones: Sequence[Fingerprint], names: Sequence[str]) -> Divergence | None:
     """What differs between the workers, by rank; None if no more than rounding does."""
     if len({tuple(setting.label for setting in one.settings) for one in everyones}) > 1:
         counts = [str(len(one.settings)) for one in everyones]
-        return Problem(f"the number of optimizer settings: {_by_rank(counts)}", is_setting=True)
+        return Divergence(f"the number of optimizer settings: {_by_rank(counts)}", is_setting=True)
     for values in zip(*(one.settings for one in everyones), strict=True):
         if any(_differ(values[0].value, one.value) for one in values):
             shown = _by_rank(_text(one.value) for one in values)
-            return Problem(f"{values[0].label}: {shown}", is_setting=True)
+            return Divergence(f"{values[0].label}: {shown}", is_setting=True)
     if len({tuple(one.shapes) for one in everyones}) > 1:
         shown = _by_rank(f"{len(one.shapes)} parameters" for one in everyones)
-        return Problem(f"what the optimizers train: {shown}", is_setting=False)
+        return Divergence(f"what the optimizers train: {shown}", is_setting=False)
     for name, *samples in zip(names, *(one.samples for one in everyones), strict=True):
         if (place := _differing(samples)) is not None:
             shown = _by_rank(f"{float(_real(sample)[place]):.6g}" for sample in samples)
-            return Problem(f"a value of parameter {name}: {shown}", is_setting=False)
+            return Divergence(f"a value of parameter {name}: {shown}", is_setting=False)
     return None
 
 
@@ -223,13 +223,13 @@ def _plain(value: Any) -> Any:
 
 
 @torch.no_grad()
-def _sample(parameter: Tensor, turn: int) -> Tensor:
+def _sample(parameter: Tensor, offset: int) -> Tensor:
     bare = parameter.detach()
     if not bare.is_contiguous() and bare.dim() == 4:
         bare = bare.permute(0, 2, 3, 1)  # so that images' kernels, channels last, are not copied
     flat = bare.reshape(-1)
     stride = max(flat.numel() // _SAMPLE, 1)
-    return flat[turn % stride :: stride][:_SAMPLE]
+    return flat[offset % stride :: stride][:_SAMPLE]
 
 
 def _read(content: bytes) -> Fingerprint:

@@ -73,7 +73,7 @@ _THREADS_OF = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ForkServerSettings:
     """What to prepare."""
 
     entry: str
@@ -90,7 +90,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class SpawnRequest:
     """A worker that is wanted."""
 
     worker: str
@@ -110,7 +110,7 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class Nursery:
+class ForkServer:
     """Serves one controller. Single-threaded, as only that can fork safely."""
 
     line: socket.socket
@@ -123,7 +123,7 @@ class Nursery:
     _unread: bytes = b""
     _closed: bool = False
 
-    def serve(self) -> Birth | None:
+    def serve(self) -> SpawnRequest | None:
         """Until the controller is gone and nothing is left; or, in a worker just forked, its part to play."""
         wake_fd, wake_write_fd = os.pipe()
         os.set_blocking(wake_fd, False)
@@ -166,10 +166,10 @@ class Nursery:
         for text in lines:
             yield json.loads(text)
 
-    def _carry_out(self, order: dict[str, Any]) -> Birth | None:
+    def _carry_out(self, order: dict[str, Any]) -> SpawnRequest | None:
         what = order.pop("do")
         if what == "spawn":
-            return self._spawn(Birth(**order))
+            return self._spawn(SpawnRequest(**order))
         worker = self._workers.get(order["worker"])
         if worker is not None and worker.code is None:
             if what == "end":
@@ -180,7 +180,7 @@ class Nursery:
                 _signal_group(worker.pid, signal.SIGKILL)
         return None
 
-    def _spawn(self, birth: Birth) -> Birth | None:
+    def _spawn(self, birth: SpawnRequest) -> SpawnRequest | None:
         if self.barren:
             self._say(say="barren", worker=birth.worker, error=self.barren)
             return None
@@ -207,7 +207,7 @@ class Nursery:
             self.note = ""
         return None
 
-    def _leave_the_nest(self, birth: Birth) -> None:
+    def _leave_the_nest(self, birth: SpawnRequest) -> None:
         """Nothing of the nursery is left in the worker: its signals, its socket, its output."""
         parent = os.getppid()
         os.setsid()
@@ -305,7 +305,7 @@ def named(where: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-class Threads:
+class LibraryThreads:
     """The threads of libraries: one while code is imported, and for workers what the environment says."""
 
     def __init__(self) -> None:
@@ -363,7 +363,7 @@ def _number_of_threads(name: str) -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _prepare(settings: Settings, threads: Threads) -> str:
+def _prepare(settings: ForkServerSettings, threads: LibraryThreads) -> str:
     """Import everything; what went wrong, in words or as the user's own traceback."""
     try:
         for module in settings.preload:
@@ -439,7 +439,7 @@ def _leaving_if_abandoned(line: socket.socket) -> Iterator[None]:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _start_over(fd: int, settings: Settings, why: str) -> None:
+def _start_over(fd: int, settings: ForkServerSettings, why: str) -> None:
     """As a process that leaves the user's code to the workers, who then start more slowly.
 
     Where that had threads all the same, everything is left to them.
@@ -456,7 +456,7 @@ def _start_over(fd: int, settings: Settings, why: str) -> None:
     os.execv(sys.executable, [sys.executable, "-P", __file__, str(fd), arguments])  # noqa: S606 - no shell is meant
 
 
-def _play(worker: Callable[[str, str, str], int | None], birth: Birth) -> NoReturn:
+def _play(worker: Callable[[str, str, str], int | None], birth: SpawnRequest) -> NoReturn:
     """Be a worker to the end, which comes at once: taking the interpreter apart would hold the slot."""
     code = 1
     try:
@@ -471,12 +471,12 @@ def _play(worker: Callable[[str, str, str], int | None], birth: Birth) -> NoRetu
 
 
 def main() -> None:
-    fd, settings = int(sys.argv[1]), Settings(**json.loads(sys.argv[2]))
+    fd, settings = int(sys.argv[1]), ForkServerSettings(**json.loads(sys.argv[2]))
     sys.argv = [settings.entry.rpartition(":")[0] or settings.entry]  # as `python FILE` would have it
     os.set_inheritable(fd, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     line = socket.socket(fileno=fd)
-    threads = Threads()
+    threads = LibraryThreads()
     with _leaving_if_abandoned(line):
         barren = _prepare(settings, threads)
     why = _unsafe_to_fork() if not barren and (settings.imports_entry or settings.preload) else ""
@@ -484,7 +484,7 @@ def main() -> None:
         threads.restore_environment()
         _start_over(fd, settings, why)
     gc.freeze()  # workers share what is there now, and need not look through it
-    birth = Nursery(line, settings.grace_s, barren, settings.note).serve()
+    birth = ForkServer(line, settings.grace_s, barren, settings.note).serve()
     if birth is None:
         os._exit(0)  # what user code wants done at exit concerns its workers
     threads.restore_environment()

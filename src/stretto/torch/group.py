@@ -40,7 +40,7 @@ class DivergedError(InputError):
     """Workers of one run hold different models, or are about to: trying again would repeat it."""
 
 
-class Code(IntEnum):
+class OrderKind(IntEnum):
     """What a group can agree to do."""
 
     NOTHING = 0
@@ -51,17 +51,17 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class GroupOrder:
     """Something all workers do at the same step boundary."""
 
-    code: Code
+    code: OrderKind
     first: int = 0
     """REGROUP: the generation. BATCH: examples per worker and pass."""
     second: int = 0
     """BATCH: passes added before each step."""
 
 
-ENDS_GROUP = frozenset({Code.REGROUP, Code.PARK})
+ENDS_GROUP = frozenset({OrderKind.REGROUP, OrderKind.PARK})
 
 
 def waited(work: Any) -> None:
@@ -76,12 +76,12 @@ def _nothing() -> None:
     """The wish of somebody who has none."""
 
 
-class MeetingPlace:
+class Rendezvous:
     """A key-value store of this process, where the groups that it leads come together."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._host = host
-        self._corners = 0
+        self._addresses = 0
 
     @functools.cached_property
     def store(self) -> Any:
@@ -92,18 +92,18 @@ class MeetingPlace:
             self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def new_corner(self) -> str:
+    def new_address(self) -> str:
         """Where to find it, `host:port/corner`; nobody met there before."""
-        self._corners += 1
-        return f"{self._host}:{self.store.port}/{self._corners}"
+        self._addresses += 1
+        return f"{self._host}:{self.store.port}/{self._addresses}"
 
 
 class Group:
     """This worker's place among its peers, and what they agree on."""
 
-    def __init__(self, meeting_place: MeetingPlace | None = None) -> None:
+    def __init__(self, rendezvous: Rendezvous | None = None) -> None:
         # What torchrun or a like launcher says holds from the beginning; a controller says it later.
-        launched = meeting_place is None
+        launched = rendezvous is None
         self.rank = int(os.environ.get("RANK", "0")) if launched else 0
         self.world = int(os.environ.get("WORLD_SIZE", "1")) if launched else 1
         self.nodes = 1
@@ -116,9 +116,9 @@ class Group:
         self._boundaries_left = 0
         self.check_every = 1
         """Rank 0's choice: boundaries between two looks at what is wanted."""
-        self.asked_in: tuple[int, int] | None = None
+        self.length_asked_in: tuple[int, int] | None = None
         """What rank 0 said of this at the last look; None before the group's first one."""
-        self._meeting_place = meeting_place
+        self._rendezvous = rendezvous
 
     @property
     def is_leader(self) -> bool:
@@ -158,15 +158,15 @@ class Group:
         self._control = dist.group.WORLD if gloo else dist.new_group(backend="gloo")
 
     def _meet(self, generation: int, store: str, backend: str) -> None:
-        address, _, corner = store.partition("/")
+        address, _, prefix = store.partition("/")
         host, _, port = address.rpartition(":")
         timeout = timedelta(seconds=_MEET_S)
-        if self.rank == 0 and self._meeting_place is not None:
-            base = self._meeting_place.store
+        if self.rank == 0 and self._rendezvous is not None:
+            base = self._rendezvous.store
         else:
             base = TCPStore(host, int(port), is_master=False, timeout=timeout)
         base.set_timeout(timeout)
-        name = f"{corner}-{generation}"
+        name = f"{prefix}-{generation}"
         self._made = True
         init_process_group(
             backend,
@@ -180,12 +180,12 @@ class Group:
     def leave(self) -> None:
         with suppress(PeerLostError):
             self._take(compare=False)
-        self._boundaries_left, self.asked_in = 0, None
+        self._boundaries_left, self.length_asked_in = 0, None
         self._control = None
         if self._made and dist.is_initialized():
             dist.destroy_process_group()
         self._made = False
-        if self._meeting_place is not None:
+        if self._rendezvous is not None:
             self.rank, self.world, self.nodes = 0, 1, 1
 
     def _leave_at_exit(self) -> None:
@@ -279,12 +279,12 @@ class Group:
 
     def agree(
         self,
-        wish: Callable[[], Order | None],
+        next_order: Callable[[], GroupOrder | None],
         *,
         at_once: bool = False,
-        trail: int = 0,
-        asked_in: tuple[int, int] = (-1, -1),
-    ) -> Order | None:
+        step_hash: int = 0,
+        length_asked_in: tuple[int, int] = (-1, -1),
+    ) -> GroupOrder | None:
         """What all workers do now. Everybody asks at the same boundaries; rank 0's `wish` decides.
 
         The wish travels while the next steps are computed and holds a look later, or, `at_once`, now.
@@ -292,8 +292,8 @@ class Group:
         rank 0's holds: the loop in which its code has asked for the loader's length.
         """
         if self.world == 1:
-            self.asked_in = asked_in
-            return wish()
+            self.length_asked_in = length_asked_in
+            return next_order()
         self._boundaries_left -= 1
         if self._boundaries_left > 0 and not at_once:
             return None
@@ -303,30 +303,34 @@ class Group:
         if at_once and agreed is not None:
             return agreed
         # What is wished for before an order is obeyed would be for the group as it was.
-        self._send(wish if agreed is None else _nothing, trail, asked_in)
+        self._send(next_order if agreed is None else _nothing, step_hash, length_asked_in)
         if at_once:
             return self._take()
         return agreed
 
-    def _send(self, wish: Callable[[], Order | None], trail: int, asked_in: tuple[int, int]) -> None:
-        order = (wish() if self.is_leader else None) or Order(Code.NOTHING)
-        numbers = [order.code, order.first, order.second, self.check_every, trail, *asked_in]
+    def _send(
+        self, next_order: Callable[[], GroupOrder | None], step_hash: int, length_asked_in: tuple[int, int]
+    ) -> None:
+        order = (next_order() if self.is_leader else None) or GroupOrder(OrderKind.NOTHING)
+        numbers = [order.code, order.first, order.second, self.check_every, step_hash, *length_asked_in]
         note = torch.tensor(numbers, dtype=torch.int64)
         try:
             work = dist.broadcast(note, src=0, group=self._control, async_op=True)
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
-        self._pending = (note, work, trail)
+        self._pending = (note, work, step_hash)
 
-    def _take(self, *, compare: bool = True) -> Order | None:
+    def _take(self, *, compare: bool = True) -> GroupOrder | None:
         if self._pending is None:
             return None
-        note, work, own_trail = self._pending
+        note, work, own_step_hash = self._pending
         self._pending = None
         waited(work)
-        code, first, second, self._boundaries_left, trail, *asked_in = (int(value) for value in note)
-        self.asked_in = (asked_in[0], asked_in[1])
-        if compare and trail != own_trail:
+        code, first, second, self._boundaries_left, step_hash, *length_asked_in = (
+            int(value) for value in note
+        )
+        self.length_asked_in = (length_asked_in[0], length_asked_in[1])
+        if compare and step_hash != own_step_hash:
             raise DivergedError(
                 f"worker {self.rank} called optimizer.step() in other batches than worker 0, so they no "
                 "longer hold the same model: code that counts batches itself begins at 0 in a worker that "
@@ -334,7 +338,7 @@ class Group:
                 remedy="Step with every batch, and let per_worker_batch of run.prepare split large ones; "
                 "keep counters with run.keep().",
             )
-        return None if code == Code.NOTHING else Order(Code(code), first, second)
+        return None if code == OrderKind.NOTHING else GroupOrder(OrderKind(code), first, second)
 
     def share(
         self, packed: Packed | None, device: torch.device, own: Packed = NOTHING

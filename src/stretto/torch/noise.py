@@ -63,7 +63,7 @@ State = dict[str, Any]
 """Plain numbers by name, and lists of them: a checkpoint with it loads without unpickling."""
 
 
-Source = Literal["shares", "passes"]
+Comparison = Literal["shares", "passes"]
 """What was compared: workers' shares with the whole, or the first pass with the rest."""
 
 
@@ -221,7 +221,7 @@ class NoiseEstimator:
         elif parameters:
             yield [list(column) for column in columns]
 
-    def _add(self, step: int, source: Source, part_batch: float, batch: int, norms: Tensor) -> None:
+    def _add(self, step: int, source: Comparison, part_batch: float, batch: int, norms: Tensor) -> None:
         if not norms.is_cuda:
             self._take(_Measured(step, source, part_batch, batch, norms))
             return
@@ -246,7 +246,7 @@ class _Measured:
     """Squared norms on their way from the device, and what they are of."""
 
     step: int
-    source: Source
+    source: Comparison
     part_batch: float
     """Of a share, or of the first pass."""
     batch: int

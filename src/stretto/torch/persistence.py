@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from stretto.system.private_files import make_private_folder, open_private, private_opener
-from stretto.torch.checkpoint import CheckpointStore, Elsewhere, Loaded
-from stretto.torch.remote_checkpoints import Mirror, Store
-from stretto.wire.checkpoint_meta import STATE_FILE, Best
+from stretto.torch.checkpoint import CheckpointStore, LoadedCheckpoint, RemoteCheckpoint
+from stretto.torch.remote_checkpoints import RemoteCheckpoints, RemoteStore
+from stretto.wire.checkpoint_meta import STATE_FILE, BestCheckpoint
 from stretto.wire.messages import Saved
 
 OWN_NAMES = frozenset({"epoch", "workers", "batch"})
@@ -66,7 +66,7 @@ def _board(folder: Path, note: Callable[[str], None]) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class SavingSettings:
     """What is kept, and how often."""
 
     folder: Path | None
@@ -81,17 +81,17 @@ class Keeping:
     """An fsspec URL where checkpoints are kept, too, so that others can go on from them."""
 
 
-class Keeper:
+class Persistence:
     """Rank 0's hand on the disk; the others only know the best score, as any of them may lead one day."""
 
     def __init__(
-        self, keeping: Keeping, *, note: Callable[[str], None], on_saved: Callable[[Saved], None]
+        self, saving: SavingSettings, *, note: Callable[[str], None], on_saved: Callable[[Saved], None]
     ) -> None:
-        self._keeping = keeping
+        self._saving = saving
         self._note = note
         self._on_saved = on_saved
         self._store: CheckpointStore | None = None
-        self._mirror: Mirror | None = None
+        self._mirror: RemoteCheckpoints | None = None
         self._log: MetricsLog | None = None
         self._saved_s = time.monotonic()
         self.best: float | None = None
@@ -100,15 +100,15 @@ class Keeper:
     @property
     def is_due(self) -> bool:
         """Whether it is time for another checkpoint."""
-        every_s = self._keeping.every_s
-        return self._keeping.folder is not None and time.monotonic() - self._saved_s >= every_s
+        every_s = self._saving.every_s
+        return self._saving.folder is not None and time.monotonic() - self._saved_s >= every_s
 
     def load(self) -> dict[str, Any] | None:
         """The state of the newest checkpoint that is whole.
 
         The best one is told again: whoever saved it may have been killed before it could tell.
         """
-        if self._keeping.folder is None:
+        if self._saving.folder is None:
             return None
         store = self._open_store()
         elsewhere = self._mirror.found() if self._mirror is not None else []
@@ -122,7 +122,11 @@ class Keeper:
         return loaded.state
 
     def _catch_up(
-        self, mirror: Mirror, elsewhere: list[Elsewhere], loaded: Loaded, best: Best | None
+        self,
+        mirror: RemoteCheckpoints,
+        elsewhere: list[RemoteCheckpoint],
+        loaded: LoadedCheckpoint,
+        best: BestCheckpoint | None,
     ) -> None:
         """Copy what an outage kept from the store; a best one there that is newer counts more."""
         there = next((one for one in elsewhere if one.best), None)
@@ -137,7 +141,7 @@ class Keeper:
         self, state: Callable[[], dict[str, Any]], progress: float, *, best: bool = False, wait: bool = False
     ) -> bool:
         """Whether a checkpoint is written, or, with `wait`, whether it is safe; a store counts, if given."""
-        if self._keeping.folder is None:
+        if self._saving.folder is None:
             return False
         self._saved_s = time.monotonic()
         store, mirror = self._open_store(), self._mirror
@@ -152,19 +156,19 @@ class Keeper:
         return mirror.flush() if mirror is not None and wait and written else written
 
     def write_metrics(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
-        folder = self._keeping.folder
+        folder = self._saving.folder
         if folder is None:
             return
         if self._log is None:
-            self._log = MetricsLog(folder, tensorboard=self._keeping.tensorboard, note=self._note)
+            self._log = MetricsLog(folder, tensorboard=self._saving.tensorboard, note=self._note)
         self._log.write(epoch, values, workers=workers, batch=batch)
 
     def is_best(self, values: Mapping[str, float]) -> bool:
         """Whether an epoch with these values is the best so far; it is from now on."""
-        value = values.get(self._keeping.metric) if self._keeping.metric else None
+        value = values.get(self._saving.metric) if self._saving.metric else None
         if value is None:
             return False
-        score = value if self._keeping.maximise else -value
+        score = value if self._saving.maximise else -value
         if score != score or (self.best is not None and score <= self.best):  # noqa: PLR0124  (NaN)
             return False
         self.best = score
@@ -178,12 +182,14 @@ class Keeper:
             self._mirror.close()
 
     def _open_store(self) -> CheckpointStore:
-        keeping = self._keeping
-        assert keeping.folder is not None
+        saving = self._saving
+        assert saving.folder is not None
         if self._store is None:
-            folder, keep = keeping.folder / "checkpoints", keeping.checkpoints
-            if keeping.store:
-                mirror = Mirror(Store(keeping.store), keep=keep, note=self._note, on_saved=self._on_saved)
+            folder, keep = saving.folder / "checkpoints", saving.checkpoints
+            if saving.store:
+                mirror = RemoteCheckpoints(
+                    RemoteStore(saving.store), keep=keep, note=self._note, on_saved=self._on_saved
+                )
                 self._store = CheckpointStore(folder, keep=keep, note=self._note, in_use=mirror.in_use)
                 self._mirror = mirror
             else:

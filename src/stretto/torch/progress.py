@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Any, Protocol
 
-from stretto.torch.data import Position, Source
-from stretto.torch.step_layout import Turn
+from stretto.torch.data import DataPosition, DataSource
+from stretto.torch.step_layout import CurrentStep
 
 _APART = 1_000_003
 """Shuffles of an epoch's loops are so far apart that they are never the same."""
@@ -18,22 +18,22 @@ _BESIDE = 1_000
 """Loops beside others count from here on."""
 
 
-class Loop(Protocol):
+class DataLoop(Protocol):
     """A pass over the data, by a loader or by counting."""
 
-    position: Position
+    position: DataPosition
     asked_length: bool
     """Somebody has asked for its length while it went on."""
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> DataSource: ...
 
     @property
     def left(self) -> int:
         """Examples of it that are still to be trained on."""
 
 
-class Course:
+class TrainingProgress:
     """The place in the user's loops. A newcomer runs them from the top and skips what was done without it.
 
     A loop is one pass over the data. With an adaptive batch, an epoch's first loop over the data that counts
@@ -45,22 +45,22 @@ class Course:
         self.units = 0.0
         """Adaptive batch: steps at the initial batch that the work done so far is worth."""
         self.in_epoch = False
-        self.counted: Source | None = None
+        self.counted: DataSource | None = None
         """Adaptive batch: the data that counts."""
         self.counts = False
         """Whether the present loop is the epoch's one that counts."""
         self._has_counted = False
         """Whether the epoch's loop that counts has begun."""
-        self._counted_at: Position | None = None
+        self._counted_at: DataPosition | None = None
         """Where in the data that counts the run is."""
-        self._first: Source | None = None
+        self._first: DataSource | None = None
         """What an epoch's first loop is over."""
         self._loop = -1
         """Which of the epoch's loops over a loader is going on, or was last."""
-        self._loops: dict[int, Position] = {}
+        self._loops: dict[int, DataPosition] = {}
         self._done_loops = -1
         """Loops of the epoch up to this one were over when this worker came."""
-        self._beside: dict[int, Position] = {}
+        self._beside: dict[int, DataPosition] = {}
         """Where the loops beside the present one are, by the numbers of their loaders."""
         self._begun_beside = 0
         """Loops beside others that the epoch has had."""
@@ -89,45 +89,45 @@ class Course:
         self._epoch_began_s = None if self._mid_epoch else time.monotonic()
         self._mid_epoch = False
 
-    def enter_loop(self, loader: Loop) -> None:
+    def enter_loop(self, loader: DataLoop) -> None:
         self._loop += 1
         if self._loop == 0:
             self._first = loader.source
         self.counts = loader.source is self.counted and not self._has_counted
         self._has_counted = self._has_counted or self.counts
 
-    def find_place(self, loader: Loop) -> bool:
+    def find_place(self, loader: DataLoop) -> bool:
         """Put the loader where this loop is; False if nothing is left of it."""
         if self._loop <= self._done_loops:
             return False
         begun = self._counted_at if self.counts else self._loops.get(self._loop)
         if begun is not None:
-            loader.position = Position(begun.pass_number, begun.examples)
+            loader.position = DataPosition(begun.pass_number, begun.examples)
         elif self.counts:
-            loader.position = Position()
+            loader.position = DataPosition()
         else:
-            loader.position = Position(self.epoch + _APART * self._loop)
+            loader.position = DataPosition(self.epoch + _APART * self._loop)
         self.advance(loader)
         return True
 
-    def enter_beside(self, number: int, loader: Loop) -> None:
+    def enter_beside(self, number: int, loader: DataLoop) -> None:
         """A loop begins beside the present one, or is the one that goes on there already."""
         if number not in self._beside:
-            self._beside[number] = Position(self.epoch + _APART * (_BESIDE + self._begun_beside))
+            self._beside[number] = DataPosition(self.epoch + _APART * (_BESIDE + self._begun_beside))
             self._begun_beside += 1
         loader.position = self._beside[number]
 
     def leave_beside(self, number: int) -> None:
         self._beside.pop(number, None)
 
-    def advance(self, loader: Loop) -> None:
+    def advance(self, loader: DataLoop) -> None:
         """A step is done."""
         if self.counts:
             self._counted_at = loader.position
         else:
             self._loops[self._loop] = loader.position
 
-    def is_over(self, loader: Loop) -> bool:
+    def is_over(self, loader: DataLoop) -> bool:
         if not self.counts:
             return loader.left == 0
         return self.units >= (self.epoch + 1) * _units_per_epoch(loader.source) - 1e-9
@@ -162,7 +162,7 @@ class Course:
         return self._loop >= 0
 
     @property
-    def progress(self) -> float:
+    def epochs_done(self) -> float:
         """Epochs done, the present one in part."""
         if self.counted is not None:
             return self.units / _units_per_epoch(self.counted)
@@ -185,24 +185,24 @@ class Course:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.epoch, self.units = state["epoch"], state["units"]
-        self._loops = {loop: Position(*at) for loop, at in state["loops"].items()}
-        self._counted_at = None if state["counted"] is None else Position(*state["counted"])
-        self._beside = {number: Position(*at) for number, at in state.get("beside", {}).items()}
+        self._loops = {loop: DataPosition(*at) for loop, at in state["loops"].items()}
+        self._counted_at = None if state["counted"] is None else DataPosition(*state["counted"])
+        self._beside = {number: DataPosition(*at) for number, at in state.get("beside", {}).items()}
         self._begun_beside = state.get("begun_beside", 0)
         self._mid_epoch = state["in_epoch"]
         self._done_loops = state["loop"] - 1 if self._mid_epoch else -1
 
 
-def _as_list(position: Position) -> list[int]:
+def _as_list(position: DataPosition) -> list[int]:
     return [position.pass_number, position.examples]
 
 
-def _units_per_epoch(source: Source) -> float:
+def _units_per_epoch(source: DataSource) -> float:
     return source.examples / source.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counting:
+class StepCounting:
     """How a run counts its steps."""
 
     batch_size: int
@@ -211,10 +211,10 @@ class Counting:
     """Steps of an epoch: after these, what was reported counts."""
 
     @property
-    def source(self) -> Source:
+    def source(self) -> DataSource:
         """An epoch as data: the numbers of its examples."""
         numbers = range(self.report_every * self.batch_size)
-        return Source(dataset=numbers, batch_size=self.batch_size, shuffle=False)  # type: ignore[arg-type]
+        return DataSource(dataset=numbers, batch_size=self.batch_size, shuffle=False)  # type: ignore[arg-type]
 
 
 class StepLoop:
@@ -226,21 +226,21 @@ class StepLoop:
 
     def __init__(
         self,
-        counting: Counting,
+        counting: StepCounting,
         last: int,
-        turn: Turn,
+        current: CurrentStep,
         *,
         before: Callable[[StepLoop], bool],
         after_step: Callable[[StepLoop], object],
         after: Callable[[], None],
     ) -> None:
         self.source = counting.source
-        self.position = Position()
+        self.position = DataPosition()
         self.asked_length = False
         self._counting = counting
         self._last = last
         """Where training ends, in steps."""
-        self._turn = turn
+        self._current = current
         self._before = before
         self._after_step = after_step
         self._after = after
@@ -259,13 +259,13 @@ class StepLoop:
         """What is left of the present epoch: the number of each step, once for each of its passes."""
         if not self._before(self):
             return
-        begun = self._turn.updates - self.position.examples // self._counting.batch_size
+        begun = self._current.updates - self.position.examples // self._counting.batch_size
         self._steps = min(self._counting.report_every, self._last - begun)
         try:
             while self.left > 0:
-                number, layout = self._turn.updates, self._turn.base
+                number, layout = self._current.updates, self._current.base
                 for share in layout.shares(layout.total):
-                    self._turn.share = share
+                    self._current.share = share
                     yield number
                 self.position.examples += layout.total
                 self._after_step(self)

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from stretto.core.errors import InputError
 from stretto.torch.group import Group, waited
-from stretto.torch.step_layout import WHOLE, Share, Turn
-from stretto.torch.timing import Wait, marker
+from stretto.torch.step_layout import UNSHARED, CurrentStep, Share
+from stretto.torch.timing import Wait, timing_event
 
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the exchange begins early."""
 
 
-class Watcher(Protocol):
+class GradientObserver(Protocol):
     """Whoever wants to see gradients: a worker's own before they are averaged, and the average."""
 
     def wants(self) -> bool:
@@ -118,10 +118,12 @@ class Reducer:
     averaged again together with what was added, and an average stays what it is.
     """
 
-    def __init__(self, parameters: Callable[[], list[torch.nn.Parameter]], turn: Turn, group: Group) -> None:
+    def __init__(
+        self, parameters: Callable[[], list[torch.nn.Parameter]], current: CurrentStep, group: Group
+    ) -> None:
         self._all_parameters = parameters
         self._parameters: list[torch.nn.Parameter] = []
-        self._turn = turn
+        self._current = current
         self._group = group
         self._buckets: list[_Bucket] = []
         self._place_of: dict[torch.nn.Parameter, tuple[_Bucket, Tensor]] = {}
@@ -135,15 +137,15 @@ class Reducer:
         """Backward passes of the present pass that were over before that."""
         self._usual_backwards = 0
         """The same of the pass before."""
-        self._watcher: Watcher | None = None
+        self._observer: GradientObserver | None = None
         self.has_gradients = False
-        self._mark = marker()
+        self._event_now = timing_event()
         self.waits: list[Wait] = []
         """Of the last step, for other workers' gradients."""
-        turn.backward.add(self)
+        current.backward.add(self)
 
-    def watch(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def watch(self, observer: GradientObserver) -> None:
+        self._observer = observer
 
     def warm_up(self) -> None:
         """Have the memory of the first exchange at hand, where nobody waits for it yet."""
@@ -158,8 +160,8 @@ class Reducer:
         self.waits = []
         self._share = None
         self._take_note()
-        if self._turn.layout.parts == 1:
-            if self._watcher is None:  # else a step in two passes comes again soon
+        if self._current.layout.parts == 1:
+            if self._observer is None:  # else a step in two passes comes again soon
                 self._drop_buckets()
             return
         self._make_buckets()
@@ -224,7 +226,11 @@ class Reducer:
     @property
     def _weight(self) -> float:
         """Of a gradient of the present pass in the worker's own mean over its passes."""
-        return 1.0 if self._turn.share is WHOLE else self._turn.share.weight / self._turn.layout.passes
+        return (
+            1.0
+            if self._current.share is UNSHARED
+            else self._current.share.weight / self._current.layout.passes
+        )
 
     @property
     def _measures(self) -> bool:
@@ -232,9 +238,9 @@ class Reducer:
 
         Of a step that several backward passes add to, workers cannot tell whose part is whose.
         """
-        if self._has_stepped or self._watcher is None or not self._watcher.wants():
+        if self._has_stepped or self._observer is None or not self._observer.wants():
             return False
-        return self._turn.layout.workers == 1 or (self._backwards == 0 and self._usual_backwards <= 1)
+        return self._current.layout.workers == 1 or (self._backwards == 0 and self._usual_backwards <= 1)
 
     def _reset(self) -> None:
         self._launched = 0
@@ -250,21 +256,21 @@ class Reducer:
         return gradient * self._weight
 
     def _on_gradient(self, parameter: Tensor) -> None:
-        if self._turn.share is WHOLE or self._turn.share is not self._share:
+        if self._current.share is UNSHARED or self._current.share is not self._share:
             self._begin_pass()
-        if self._has_stepped and not self._turn.share.last:
+        if self._has_stepped and not self._current.share.last:
             return
         self.has_gradients = True
-        self._turn.backward.gradient_came()
+        self._current.backward.gradient_came()
         bucket, _ = self._place_of[parameter]  # type: ignore[index]
         bucket.missing -= 1
-        if self._turn.share.last and bucket.missing <= 0 and self._turn.backward.may_begin(self):
+        if self._current.share.last and bucket.missing <= 0 and self._current.backward.may_begin(self):
             self._launch_ready()
 
     def _begin_pass(self) -> None:
-        if self._turn.share is WHOLE and self.has_gradients:
+        if self._current.share is UNSHARED and self.has_gradients:
             return
-        self._share = self._turn.share
+        self._share = self._current.share
         self._has_stepped = False
         self._usual_backwards, self._backwards = self._backwards, 0
         if self._share.first:
@@ -281,20 +287,20 @@ class Reducer:
     def _launch(self, bucket: _Bucket) -> None:
         self._launched += 1
         bucket.take(self._weight)
-        workers = self._turn.layout.workers
+        workers = self._current.layout.workers
         if workers == 1:
             return
         if self._measures:
-            self._watcher.part(bucket.views, bucket.parameters)  # type: ignore[union-attr]
+            self._observer.part(bucket.views, bucket.parameters)  # type: ignore[union-attr]
         bucket.start_mean(self._group, workers)
 
     def launch(self) -> None:
-        if self._turn.share.last:
+        if self._current.share.last:
             for bucket in self._buckets[self._launched :]:
                 self._launch(bucket)
 
     def collect(self) -> None:
-        if self._turn.share.last:
+        if self._current.share.last:
             self._complete_step()
         else:
             self._end_pass()
@@ -303,24 +309,24 @@ class Reducer:
 
     def _complete_step(self) -> None:
         if any(bucket.work is not None for bucket in self._buckets):
-            began = self._mark()
+            began = self._event_now()
             for bucket in self._buckets:
                 if bucket.work is not None:
                     waited(bucket.work)
                     bucket.work = None
-            self.waits.append((began, self._mark()))
-        alone = self._turn.layout.workers == 1
+            self.waits.append((began, self._event_now()))
+        alone = self._current.layout.workers == 1
         for bucket in self._buckets:
             bucket.give(exchanged=not alone)
         if self._measures and (not alone or self._backwards + 1 == self._usual_backwards):
-            self._watcher.whole(self._parameters)  # type: ignore[union-attr]
+            self._observer.whole(self._parameters)  # type: ignore[union-attr]
 
     def _end_pass(self) -> None:
         for bucket in self._buckets:
             bucket.take(self._weight)
-        if self._turn.layout.workers == 1 and self._turn.share.first and self._measures:
+        if self._current.layout.workers == 1 and self._current.share.first and self._measures:
             for bucket in self._buckets:
-                self._watcher.part(bucket.views, bucket.parameters)  # type: ignore[union-attr]
+                self._observer.part(bucket.views, bucket.parameters)  # type: ignore[union-attr]
 
 
 def _is(gradient: Tensor, view: Tensor) -> bool:

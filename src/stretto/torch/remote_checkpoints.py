@@ -22,8 +22,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint import Content, Elsewhere, difference, measured
-from stretto.wire.checkpoint_meta import META_FILE, STATE_FILE, CorruptError, Meta, parse_meta, read_meta
+from stretto.torch.checkpoint import FileDigest, RemoteCheckpoint, difference, measured
+from stretto.wire.checkpoint_meta import (
+    META_FILE,
+    STATE_FILE,
+    CheckpointMeta,
+    CorruptError,
+    parse_meta,
+    read_meta,
+)
 from stretto.wire.messages import Saved
 from stretto.wire.store_url import UNCOPIED, check_store
 
@@ -32,7 +39,7 @@ class StoreError(Exception):
     """The store did not do what it was asked to; it may tomorrow."""
 
 
-class Store:
+class RemoteStore:
     """Whole files by name under one URL. Names have `/` between their parts.
 
     Whatever the file system raises comes out as StoreError, except that FileNotFoundError says that there is
@@ -49,7 +56,7 @@ class Store:
         """The URL of a file."""
         return f"{self.url}/{name}"
 
-    def put(self, name: str, source: Path, content: Content) -> None:
+    def put(self, name: str, source: Path, content: FileDigest) -> None:
         """Copy a file there and read it again: no other check means the same in every store."""
         with _as_store_error():
             files, path = self._at(name)
@@ -61,7 +68,7 @@ class Store:
         if problem := self._problem(name, content):
             raise StoreError(f"{self.where(name)} {problem}")
 
-    def holds(self, name: str, content: Content) -> bool:
+    def holds(self, name: str, content: FileDigest) -> bool:
         """Whether there is a file of this name with this content."""
         return not self._problem(name, content)
 
@@ -94,7 +101,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 files.rm(path, recursive=True)
 
-    def _problem(self, name: str, content: Content) -> str:
+    def _problem(self, name: str, content: FileDigest) -> str:
         with _as_store_error():
             files, path = self._at(name)
             files.invalidate_cache()
@@ -134,7 +141,7 @@ _TROUBLE = (StoreError, CorruptError, InputError, OSError)
 T = TypeVar("T")
 
 
-class Mirror:
+class RemoteCheckpoints:
     """The newest `keep` checkpoints of a job, and the newest one that was saved as the best, in a store.
 
     Copying happens in a thread of its own and never raises: the first failure of an outage is noted, and
@@ -143,7 +150,7 @@ class Mirror:
 
     def __init__(
         self,
-        store: Store,
+        store: RemoteStore,
         *,
         keep: int,
         note: Callable[[str], None],
@@ -183,9 +190,9 @@ class Mirror:
         """Wait until what was offered is copied, or could not be."""
         self._copier.shutdown()
 
-    def found(self) -> list[Elsewhere]:
+    def found(self) -> list[RemoteCheckpoint]:
         """The checkpoints in the store, newest first. InputError if it does not say."""
-        found: list[Elsewhere] = []
+        found: list[RemoteCheckpoint] = []
         for name in reversed(self._patiently(self._names)):
             try:
                 meta = self._patiently(partial(self._meta, name))
@@ -196,13 +203,15 @@ class Mirror:
                 continue
             if meta is not None:
                 where, fetch = self._store.where(name), partial(self._fetch, name)
-                found.append(Elsewhere(where=where, progress=meta.progress, best=meta.best, fetch=fetch))
+                found.append(
+                    RemoteCheckpoint(where=where, progress=meta.progress, best=meta.best, fetch=fetch)
+                )
         return found
 
     def _names(self) -> list[str]:
         return [name for name in self._store.names() if _NAME.fullmatch(name)]
 
-    def _meta(self, name: str) -> Meta | None:
+    def _meta(self, name: str) -> CheckpointMeta | None:
         """None where copying has not come to its end."""
         file = f"{name}/{META_FILE}"
         try:
@@ -277,9 +286,9 @@ class Mirror:
             self._newest = None if self._newest == folder else self._newest
             self._best = None if self._best == folder else self._best
 
-    def _put(self, name: str, meta: Meta, folder: Path) -> None:
+    def _put(self, name: str, meta: CheckpointMeta, folder: Path) -> None:
         there = self._readable(name)
-        state = Content(meta.size_bytes, meta.sha256)
+        state = FileDigest(meta.size_bytes, meta.sha256)
         if there is None or not self._store.holds(f"{name}/{STATE_FILE}", state):
             self._store.put(f"{name}/{STATE_FILE}", folder / STATE_FILE, state)
         if there is None or (meta.best and not there.best):
@@ -287,7 +296,7 @@ class Mirror:
                 content = measured(file)
             self._store.put(f"{name}/{META_FILE}", folder / META_FILE, content)
 
-    def _readable(self, name: str) -> Meta | None:
+    def _readable(self, name: str) -> CheckpointMeta | None:
         try:
             return self._meta(name)
         except CorruptError:

@@ -13,15 +13,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stretto.core.errors import InputError
-from stretto.torch.data import ElasticLoader, Source, source_of
+from stretto.torch.data import DataSource, ElasticLoader, source_of
 from stretto.torch.engine import Engine
 from stretto.torch.foreign import bare_module, check_optimizer, refuse_users_group, whole_sampler
-from stretto.torch.persistence import OWN_NAMES, Keeping
-from stretto.torch.progress import Counting, StepLoop
+from stretto.torch.persistence import OWN_NAMES, SavingSettings
+from stretto.torch.progress import StepCounting, StepLoop
 from stretto.torch.rules import RULES, Rule
-from stretto.torch.session import Alone, Session
-from stretto.torch.state import Kept, Stateful
-from stretto.torch.step_layout import WHOLE
+from stretto.torch.session import Session, StandaloneSession
+from stretto.torch.state import KeptAttributes, Stateful
+from stretto.torch.step_layout import UNSHARED
 from stretto.torch.stepper import Stepper, follow_the_work, quiet_inside_steps
 
 
@@ -56,14 +56,14 @@ class Run:
         keep_checkpoints: int = 2,
         session: Session | None = None,
     ) -> None:
-        session = session or Alone()
+        session = session or StandaloneSession()
         task = session.task
         self._session = session
         if task is None:
             where = None if folder is None else Path(folder)
-            keeping = Keeping(folder=where, every_s=checkpoint_every_s, checkpoints=keep_checkpoints)
+            saving = SavingSettings(folder=where, every_s=checkpoint_every_s, checkpoints=keep_checkpoints)
         else:
-            keeping = Keeping(
+            saving = SavingSettings(
                 folder=Path(task.folder),
                 every_s=task.checkpoint_every_s,
                 checkpoints=task.keep_checkpoints,
@@ -72,7 +72,7 @@ class Run:
                 tensorboard=task.tensorboard,
                 store=task.store,
             )
-        self._engine = Engine(session, keeping, seed=task.seed if task else seed)
+        self._engine = Engine(session, saving, seed=task.seed if task else seed)
         self._whole = 0
         """Epochs, or steps, of the whole training."""
 
@@ -98,23 +98,23 @@ class Run:
     @property
     def batch_size(self) -> int:
         """Examples of a step at present, over all workers."""
-        return self._engine.turn.base.total
+        return self._engine.current.base.total
 
     @property
     def step_is_complete(self) -> bool:
         """Whether this pass is the last of its step: `backward()` shows gradients, and `step()` steps."""
-        self._engine.turn.is_asked = True
-        return self._engine.turn.share.last
+        self._engine.current.asks_completion = True
+        return self._engine.current.share.last
 
     @property
     def step(self) -> int:
         """Optimisation steps made so far: the same on all workers, across resizes and restarts."""
-        return self._engine.turn.updates
+        return self._engine.current.updates
 
     @property
     def progress(self) -> float:
         """How much of the training is done, from 0 to 1: the same on all workers."""
-        self._engine.turn.scheduled += 1
+        self._engine.current.schedule_uses += 1
         return min(self._done / self._whole, 1.0) if self._whole else 0.0
 
     @property
@@ -129,8 +129,8 @@ class Run:
         Every number is given to one worker once. Where there are more workers than examples in a step, a
         worker without a part of its own is lent an example, which does not count.
         """
-        share = self._engine.turn.share
-        if self._engine.step_loop is None or share is WHOLE:
+        share = self._engine.current.share
+        if self._engine.step_loop is None or share is UNSHARED:
             raise InputError(
                 "run.share is known only inside `for step in run.steps(n)`.",
                 remedy="Ask for it in the loop, each time: it changes when workers come and go.",
@@ -144,7 +144,7 @@ class Run:
         loop = self._engine.step_loop
         return loop is not None and loop.is_at_last_step and self.step_is_complete
 
-    def keep(self, **values: Any) -> Kept:
+    def keep(self, **values: Any) -> KeptAttributes:
         """Values of your own that newcomers and checkpoints get; set and read them as attributes.
 
             state = run.keep(best=0.0, patience=3)
@@ -162,7 +162,7 @@ class Run:
                 remedy="Call it before run.epochs() or run.steps().",
             )
         self._engine.kept.add(values)
-        return Kept(self._engine.kept)
+        return KeptAttributes(self._engine.kept)
 
     def prepare(
         self,
@@ -222,14 +222,14 @@ class Run:
             thing = bare_module(thing, engine.announce, alone=alone)
         elif isinstance(thing, Optimizer):
             check_optimizer(thing)
-        engine.luggage.add(thing)
+        engine.prepared.add(thing)
         if isinstance(thing, Optimizer):
             first = not engine.steppers
-            engine.steppers.append(Stepper(thing, engine.turn, engine.group, is_first=first))
+            engine.steppers.append(Stepper(thing, engine.current, engine.group, is_first=first))
         elif isinstance(thing, LRScheduler):
-            follow_the_work(thing, engine.turn, engine.steps_of_schedules)
+            follow_the_work(thing, engine.current, engine.steps_of_schedules)
         elif isinstance(thing, torch.amp.GradScaler):
-            quiet_inside_steps(thing, ("unscale_", "step", "update"), engine.turn)
+            quiet_inside_steps(thing, ("unscale_", "step", "update"), engine.current)
         return thing
 
     def _adapt(self, prepared: list[Any], rule: Rule) -> None:
@@ -262,7 +262,7 @@ class Run:
             raise InputError(f"batch_size is {batch_size}.", remedy="It takes 1 or more.")
         sampler = None if sampler is None else whole_sampler(sampler, self._engine.announce)
         return self._elastic(
-            Source(
+            DataSource(
                 dataset=dataset,
                 batch_size=batch_size,
                 shuffle=shuffle and sampler is None,
@@ -272,12 +272,12 @@ class Run:
             )
         )
 
-    def _elastic(self, source: Source) -> ElasticLoader:
+    def _elastic(self, source: DataSource) -> ElasticLoader:
         engine = self._engine
         engine.expect(source)
         return ElasticLoader(
             source,
-            engine.turn,
+            engine.current,
             seed=engine.seed,
             usual=engine.usual_layout,
             before=engine.begin,
@@ -305,14 +305,14 @@ class Run:
         if task is not None and task.epochs is not None:
             count = min(count, task.epochs)
         self._whole = count
-        while engine.course.epoch < count:
+        while engine.progress.epoch < count:
             engine.begin_epoch()
             try:
-                yield engine.course.epoch
+                yield engine.progress.epoch
             except GeneratorExit:
                 engine.stop_early()
                 raise
-            last = engine.course.epoch + 1 >= count
+            last = engine.progress.epoch + 1 >= count
             if last:
                 engine.refuse_no_step()
             engine.end_epoch(last=last)
@@ -342,24 +342,24 @@ class Run:
                 )
         if report_every is None:
             report_every = ceil(count / 10)
-        counting = Counting(batch_size=batch_size, report_every=report_every)
+        counting = StepCounting(batch_size=batch_size, report_every=report_every)
         self._engine.count_steps(counting)
         return self._steps(count, counting)
 
-    def _steps(self, count: int, counting: Counting) -> Iterator[int]:
+    def _steps(self, count: int, counting: StepCounting) -> Iterator[int]:
         engine, task = self._engine, self._session.task
         engine.join()
         epochs = task.epochs if task is not None else None
         if epochs is not None:
             begun = engine.steps_before_epoch
-            count = min(count, begun + max(epochs - engine.course.epoch, 0) * counting.report_every)
+            count = min(count, begun + max(epochs - engine.progress.epoch, 0) * counting.report_every)
         self._whole = count
-        while engine.turn.updates < count:
+        while engine.current.updates < count:
             engine.begin_epoch()
             loop = engine.step_loop = StepLoop(
                 counting,
                 count,
-                engine.turn,
+                engine.current,
                 before=engine.begin_loop,
                 after_step=engine.after_step,
                 after=engine.end_loop,
@@ -371,7 +371,7 @@ class Run:
                 raise
             finally:
                 engine.step_loop = None
-            last = engine.turn.updates >= count
+            last = engine.current.updates >= count
             if last:
                 engine.refuse_no_step()
             engine.end_epoch(last=last)
@@ -382,7 +382,7 @@ class Run:
     def _done(self) -> float:
         """Of `_whole`."""
         engine = self._engine
-        return engine.turn.updates if engine.counting is not None else engine.progress
+        return engine.current.updates if engine.counting is not None else engine.progress.epochs_done
 
     def report(self, **values: float) -> None:
         """Metrics of the present epoch; several calls add up. Rank 0's values count."""
@@ -395,7 +395,7 @@ class Run:
         self._engine.add_values(numbers)
         if self._session.task is None and self.is_main:
             shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-            print(f"epoch {self._engine.course.epoch + 1}: {shown}", flush=True)  # noqa: T201 - run by hand
+            print(f"epoch {self._engine.progress.epoch + 1}: {shown}", flush=True)  # noqa: T201 - run by hand
 
     def mean(self, value: float, weight: float = 1.0) -> float:
         """The weighted mean of a number over all workers; every worker must call it."""

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from stretto.torch.group import Code, MeetingPlace, Order
+from stretto.torch.group import GroupOrder, OrderKind, Rendezvous
 from stretto.wire.channel import Channel
 from stretto.wire.codec import WireError
 from stretto.wire.messages import (
@@ -31,7 +31,7 @@ GRACE_S = 30.0
 """How long a worker whose controller is gone may take to save its state."""
 
 
-class Departure(BaseException):
+class StopTraining(BaseException):
     """Leave the training loop now: parked, dismissed, or nobody wants the result any more."""
 
     def __init__(self, why: str, *, saved: bool = False, leaves: bool = False) -> None:
@@ -50,12 +50,12 @@ class Session(Protocol):
         """What was asked for; None when somebody runs the script by hand."""
 
     @property
-    def meeting_place(self) -> MeetingPlace | None:
+    def rendezvous(self) -> Rendezvous | None:
         """Where groups that this worker leads come together."""
 
     def send(self, message: FromWorker) -> None: ...
 
-    def wish(self) -> Order | None:
+    def next_order(self) -> GroupOrder | None:
         """What the controller wants this group to do next."""
 
     def wait_for_form(self, generation: int | None) -> Form | Leave:
@@ -66,16 +66,16 @@ class Session(Protocol):
     def count_step(self) -> None: ...
 
 
-class Alone:
+class StandaloneSession:
     """Nobody to report to: the script was started by hand."""
 
     task: Task | None = None
-    meeting_place: MeetingPlace | None = None
+    rendezvous: Rendezvous | None = None
 
     def send(self, message: FromWorker) -> None:
         """Nobody listens."""
 
-    def wish(self) -> Order | None:
+    def next_order(self) -> GroupOrder | None:
         return None
 
     def wait_for_form(self, generation: int | None) -> Form | Leave:
@@ -88,12 +88,12 @@ class Alone:
         """Nobody watches."""
 
 
-class Controlled:
+class ControlledSession:
     """Listens and beats in threads of its own; orders are taken up at step boundaries."""
 
     def __init__(self, channel: Channel, *, grace_s: float = GRACE_S) -> None:
         host = os.environ.get("STRETTO_HOST", "127.0.0.1")
-        self.meeting_place: MeetingPlace | None = MeetingPlace(host)
+        self.rendezvous: Rendezvous | None = Rendezvous(host)
         self._channel = channel
         self._grace_s = grace_s
         self._changed = threading.Condition()
@@ -101,7 +101,7 @@ class Controlled:
         self._is_new = False
         self._forms: dict[int, Form | Leave] = {}
         self._formed = -1
-        self._orders: deque[Order] = deque()
+        self._orders: deque[GroupOrder] = deque()
         self._acked = -1
         self._gone = False
         self._steps = 0
@@ -123,13 +123,13 @@ class Controlled:
     def send(self, message: FromWorker) -> None:
         self._channel.send(message)
 
-    def wish(self) -> Order | None:
+    def next_order(self) -> GroupOrder | None:
         with self._changed:
             if self._gone:
-                return Order(Code.PARK)
+                return GroupOrder(OrderKind.PARK)
             waiting = [generation for generation in self._forms if generation > self._formed]
             if waiting:
-                return Order(Code.REGROUP, max(waiting))
+                return GroupOrder(OrderKind.REGROUP, max(waiting))
             return self._orders.popleft() if self._orders else None
 
     def wait_for_form(self, generation: int | None) -> Form | Leave:
@@ -154,7 +154,7 @@ class Controlled:
         assert callable(found)
         self._changed.wait_for(lambda: self._gone or found())
         if not found():
-            raise Departure("the controller is gone")
+            raise StopTraining("the controller is gone")
 
     def _listen(self) -> None:
         try:
@@ -176,13 +176,15 @@ class Controlled:
                 case Form() | Leave():
                     self._forms[message.generation] = message
                     # A batch that was ordered before was for the group as it was; the Form has its own.
-                    self._orders = deque(order for order in self._orders if order.code is not Code.BATCH)
+                    self._orders = deque(order for order in self._orders if order.code is not OrderKind.BATCH)
                 case SetBatch():
-                    self._orders.append(Order(Code.BATCH, message.batch.atomic, message.batch.accumulation))
+                    self._orders.append(
+                        GroupOrder(OrderKind.BATCH, message.batch.atomic, message.batch.accumulation)
+                    )
                 case Park():
-                    self._orders.append(Order(Code.PARK))
+                    self._orders.append(GroupOrder(OrderKind.PARK))
                 case FinishEpoch():
-                    self._orders.append(Order(Code.FINISH_EPOCH))
+                    self._orders.append(GroupOrder(OrderKind.FINISH_EPOCH))
                 case Ack():
                     self._acked = message.epoch
             self._changed.notify_all()

@@ -24,7 +24,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
-class Luggage:
+class PreparedObjects:
     """The prepared objects, in the order in which the code prepares them."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Luggage:
                 ) from error
 
 
-def chance_state() -> dict[str, Any]:
+def rng_state() -> dict[str, Any]:
     """The state of every generator that training code usually draws from."""
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {
@@ -105,7 +105,7 @@ def chance_state() -> dict[str, Any]:
     return state
 
 
-def restore_chance(state: dict[str, Any]) -> None:
+def restore_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal.tolist()), gauss))
@@ -118,7 +118,7 @@ def restore_chance(state: dict[str, Any]) -> None:
         np.random.set_state((name, keys.numpy().astype(np.uint32), at, has_gauss, cached))  # noqa: NPY002
 
 
-def seed_chance(seed: int) -> None:
+def seed_rngs(seed: int) -> None:
     """Another worker, other draws."""
     torch.manual_seed(seed)
     random.seed(seed)
@@ -203,7 +203,7 @@ class KeptValues:
         return f"{did_you_mean(name, self._values)}There are {', '.join(self._values)}."
 
 
-class Kept:
+class KeptAttributes:
     """What `run.keep` returns: its attributes are the kept values, and no others can be set."""
 
     _kept: KeptValues

@@ -20,7 +20,7 @@ from stretto.torch.backward import Backward
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StepLayout:
     """Who takes part in a step, and how large it is."""
 
     total: int
@@ -38,7 +38,7 @@ class Layout:
         """Examples of one worker's pass, rounded up."""
         return ceil(self.total / self.parts)
 
-    def in_passes(self, passes: int) -> Layout:
+    def in_passes(self, passes: int) -> StepLayout:
         """The same step in another number of passes."""
         return replace(self, passes=passes)
 
@@ -72,12 +72,12 @@ class Share:
     step_examples: int
 
 
-WHOLE = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_examples=1)
+UNSHARED = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_examples=1)
 """Outside any elastic loader every pass is a step of its own."""
 
 
 @lru_cache(maxsize=256)
-def cut_alike(lead: Layout, lead_examples: int | None, beside: Layout, beside_examples: int) -> bool:
+def cut_alike(lead: StepLayout, lead_examples: int | None, beside: StepLayout, beside_examples: int) -> bool:
     """Whether both steps give every worker shares of the same weight: all workers answer alike.
 
     Without `lead_examples` every pass of the lead is a step of its own, of weight 1 on every worker.
@@ -88,23 +88,23 @@ def cut_alike(lead: Layout, lead_examples: int | None, beside: Layout, beside_ex
     )
 
 
-def _weights(layout: Layout, examples: int | None, rank: int) -> set[float]:
+def _weights(layout: StepLayout, examples: int | None, rank: int) -> set[float]:
     """Of a worker's passes. Equal proportions are equal numbers: each is one division of whole numbers."""
     if examples is None:
-        return {WHOLE.weight}
+        return {UNSHARED.weight}
     return {share.weight for share in replace(layout, rank=rank).shares(examples)}
 
 
 @dataclass(slots=True)
-class Turn:
+class CurrentStep:
     """The pass that is being computed: the loader sets it, reducers and optimizers look at it."""
 
-    base: Layout
+    base: StepLayout
     """Of an ordinary step."""
-    layout: Layout
+    layout: StepLayout
     """Of the present step."""
-    share: Share = WHOLE
-    given: int = 0
+    share: Share = UNSHARED
+    batches_given: int = 0
     """Batches that the loop which leads has given."""
     step: int = 0
     """Steps of elastic loops done before this one."""
@@ -112,13 +112,13 @@ class Turn:
     """Steps in which an optimizer stepped, or that `run.steps` counted, before this one."""
     is_updated: bool = False
     """Whether an optimizer has stepped since the last step was over."""
-    is_asked: bool = False
+    asks_completion: bool = False
     """The code asks which passes complete a step, so it need not take each for one."""
-    scheduled: int = 0
+    schedule_uses: int = 0
     """How often prepared schedulers were told to step, or code has asked how much of the training is done:
     what learning rates may follow."""
     refusal: InputError | None = None
     """Why no optimizer may step any more."""
     backward: Backward = field(default_factory=Backward)
-    told: set[int] = field(default_factory=set)
+    stepped_ids: set[int] = field(default_factory=set)
     """Ids of the optimizers that were told to step since the last batch."""

@@ -19,7 +19,7 @@ from stretto.torch.group import Group
 from stretto.torch.noise import NoiseEstimator
 from stretto.torch.reduce import Reducer
 from stretto.torch.rules import Rule, lr_factor
-from stretto.torch.step_layout import WHOLE, Turn
+from stretto.torch.step_layout import UNSHARED, CurrentStep
 from stretto.torch.timing import SplitCost
 
 
@@ -30,10 +30,12 @@ class Stepper:
     rates are multiplied by the rule's factor for as long as a step takes.
     """
 
-    def __init__(self, optimizer: Optimizer, turn: Turn, group: Group, *, is_first: bool = True) -> None:
+    def __init__(
+        self, optimizer: Optimizer, current: CurrentStep, group: Group, *, is_first: bool = True
+    ) -> None:
         self.optimizer = optimizer
         self._is_first = is_first
-        self._turn = turn
+        self._current = current
         self._group = group
         self.noise: NoiseEstimator | None = None
         self._rule: Rule = "auto"
@@ -42,7 +44,7 @@ class Stepper:
         self._split_cost = SplitCost()
         self._split_steps: float | None = None
         """What a split adds, in plain steps: kept, as every step asks."""
-        self.reducer = Reducer(self.parameters, turn, group)
+        self.reducer = Reducer(self.parameters, current, group)
         self._step = optimizer.step
         self._is_released = False
         self.waits = False
@@ -50,7 +52,7 @@ class Stepper:
         self._watches_rates = False
         self._rates: list[float] | None = None
         """Of the last step of the loop, where they are watched."""
-        self._scheduled = 0
+        self._schedule_uses = 0
         self._probed: list[torch.nn.Parameter] = []
         self._seen: list[tuple[int, int] | None] | None = []
         """Of the gradients, after the last batch; None if that was a step."""
@@ -86,7 +88,7 @@ class Stepper:
     def stepped(self) -> None:
         """A batch is done that the optimizer was told to step with; brief, as it comes with every batch."""
         self.waits = False
-        self._at_step = _mark(self._probed[0].grad) if self._probed else None
+        self._at_step = _version_of(self._probed[0].grad) if self._probed else None
         self._seen = None
         if self._refusals:
             self.allow_adding()
@@ -111,7 +113,7 @@ class Stepper:
 
         def look(parameter: torch.nn.Parameter, left: tuple[int, int] | None, _: Tensor) -> None:
             there = parameter.grad
-            if there is not None and (_mark(there) == left or bool(there.any())):
+            if there is not None and (_version_of(there) == left or bool(there.any())):
                 refuse()
 
         self.allow_adding()
@@ -127,7 +129,7 @@ class Stepper:
 
     def _probe(self) -> list[tuple[int, int] | None]:
         """Changes with every gradient that is added to a few of the parameters."""
-        return [_mark(parameter.grad) for parameter in self._probed]
+        return [_version_of(parameter.grad) for parameter in self._probed]
 
     def gradients(self) -> dict[int, Tensor] | None:
         """Those that wait for a step, by the places of their parameters."""
@@ -158,19 +160,19 @@ class Stepper:
     def _patched(self, *args: Any, **options: Any) -> Any:
         if self._is_released:
             return self._step(*args, **options)
-        if self._turn.refusal is not None:  # although the code went on after it
-            raise self._turn.refusal
+        if self._current.refusal is not None:  # although the code went on after it
+            raise self._current.refusal
         closure, *_ = (*args, options.pop("closure", None))
         if closure is not None:
             raise InputError(
                 "the optimizer was given a closure, which it would call at moments of its own choosing.",
                 remedy="Call backward() and then step() without arguments.",
             )
-        self._turn.told.add(id(self.optimizer))
-        if self._turn.share.last:
+        self._current.stepped_ids.add(id(self.optimizer))
+        if self._current.share.last:
             self.reducer.catch_up()
         self.reducer.stepped()
-        if not self._turn.share.last:
+        if not self._current.share.last:
             return None
         if self._watches_rates:
             self._refuse_other_schedules()
@@ -186,7 +188,10 @@ class Stepper:
         """InputError if rates change from step to step, and by nothing that knows what a step is worth."""
         now = [float(one["lr"]) for one in self.optimizer.param_groups if not isinstance(one["lr"], Tensor)]
         before, self._rates = self._rates, now
-        followed, self._scheduled = self._scheduled != self._turn.scheduled, self._turn.scheduled
+        followed, self._schedule_uses = (
+            self._schedule_uses != self._current.schedule_uses,
+            self._current.schedule_uses,
+        )
         if before is None or len(before) != len(now):  # add_param_group
             return
         if before != now and not followed:
@@ -200,10 +205,10 @@ class Stepper:
 
     def _count(self) -> None:
         """Of several optimizers, the first one's steps count where no loop tells steps apart."""
-        if self._turn.share is not WHOLE:
-            self._turn.is_updated = True
+        if self._current.share is not UNSHARED:
+            self._current.is_updated = True
         elif self._is_first:
-            self._turn.updates += 1
+            self._current.updates += 1
 
     def _scaled_step(self, factor: float, options: dict[str, Any]) -> Any:
         if factor == 1.0:
@@ -218,13 +223,15 @@ class Stepper:
                 settings["lr"] = lr
 
     def _end_step(self, noise: NoiseEstimator) -> None:
-        turn = self._turn
-        noise.read(turn.step)
+        current = self._current
+        noise.read(current.step)
         split = self._is_split
-        if turn.share.step_examples < turn.base.total:
+        if current.share.step_examples < current.base.total:
             self._split_cost.skip()
-        elif turn.base.parts == 1 and (split or self.splits(turn.step + 1) or self.splits(turn.step + 2)):
-            self._split_cost.boundary(turn.step, turn.base.total, split=split)
+        elif current.base.parts == 1 and (
+            split or self.splits(current.step + 1) or self.splits(current.step + 2)
+        ):
+            self._split_cost.boundary(current.step, current.base.total, split=split)
             self._split_steps = self._split_cost.in_steps
 
     def _factor(self) -> float:
@@ -233,22 +240,22 @@ class Stepper:
         The last one of a pass may have few: too noisy a gradient for the rate of a large batch. It has the
         user's own rate at least, as it would without us.
         """
-        turn = self._turn
-        examples = turn.layout.total
-        if turn.share is not WHOLE:
-            examples = max(turn.share.step_examples, min(examples, self._initial_batch))
+        current = self._current
+        examples = current.layout.total
+        if current.share is not UNSHARED:
+            examples = max(current.share.step_examples, min(examples, self._initial_batch))
         if examples == self._initial_batch:
             return 1.0  # by every rule
         return lr_factor(self._rule, self.optimizer, self.sample(), examples / self._initial_batch)
 
     def splits(self, step: int) -> bool:
         """Whether one worker should make this step in two passes, to tell its noise without bias."""
-        initial = self._turn.base.total == self._initial_batch
+        initial = self._current.base.total == self._initial_batch
         return self.noise is not None and self.noise.splits(step, self._split_steps, initial=initial)
 
     @property
     def _is_split(self) -> bool:
-        return self._turn.layout.passes > self._turn.base.passes
+        return self._current.layout.passes > self._current.base.passes
 
     def _loss_scale(self) -> float | Tensor:
         """Still on the GPU where it is there: `get_scale` would wait for it."""
@@ -258,25 +265,29 @@ class Stepper:
         return 1.0 if there is None else there
 
     def wants(self) -> bool:
-        turn = self._turn
-        if self.noise is None or turn.layout.parts == 1 or turn.share.step_examples != turn.layout.total:
+        current = self._current
+        if (
+            self.noise is None
+            or current.layout.parts == 1
+            or current.share.step_examples != current.layout.total
+        ):
             return False
-        return self._is_split or self.noise.compares(turn.step)
+        return self._is_split or self.noise.compares(current.step)
 
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
-        if self._turn.layout.workers == 1:
-            self.noise.first_pass(gradients, parameters, times=self._turn.layout.passes)
+        if self._current.layout.workers == 1:
+            self.noise.first_pass(gradients, parameters, times=self._current.layout.passes)
         else:
             self.noise.part(gradients, parameters)
 
     def whole(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         assert self.noise is not None
-        layout = self._turn.layout
+        layout = self._current.layout
         alone = layout.workers == 1
         self.noise.total(
             parameters,
-            step=self._turn.step,
+            step=self._current.step,
             batch=layout.total,
             part_batch=layout.total / (layout.passes if alone else layout.workers),
             parts=layout.workers,
@@ -285,12 +296,12 @@ class Stepper:
         )
 
 
-def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
+def _version_of(gradient: Tensor | None) -> tuple[int, int] | None:
     """Changes with every gradient that takes the place of this one, or is added to it."""
     return None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
 
 
-def follow_the_work(scheduler: Any, turn: Turn, steps: Callable[[], int | None]) -> None:
+def follow_the_work(scheduler: Any, current: CurrentStep, steps: Callable[[], int | None]) -> None:
     """Make a scheduler advance once per step, and by what a step is worth where the batch adapts.
 
     `steps()` says how many steps at the initial batch the present one makes up for; None where none counts.
@@ -299,8 +310,8 @@ def follow_the_work(scheduler: Any, turn: Turn, steps: Callable[[], int | None])
 
     @functools.wraps(kind.step)
     def step(self: Any, *args: Any, **options: Any) -> None:
-        turn.scheduled += 1
-        if not turn.share.last:
+        current.schedule_uses += 1
+        if not current.share.last:
             return
         count = steps()
         if count is None or issubclass(kind, ReduceLROnPlateau):
@@ -319,7 +330,7 @@ def follow_the_work(scheduler: Any, turn: Turn, steps: Callable[[], int | None])
     scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
 
 
-def quiet_inside_steps(thing: Any, methods: Sequence[str], turn: Turn) -> None:
+def quiet_inside_steps(thing: Any, methods: Sequence[str], current: CurrentStep) -> None:
     """Make some methods of an object do nothing while a step is not complete.
 
     Through a class of its own: attributes of a scheduler are part of its saved state.
@@ -332,8 +343,10 @@ def quiet_inside_steps(thing: Any, methods: Sequence[str], turn: Turn) -> None:
         @functools.wraps(method)
         def patched(*args: Any, **options: Any) -> Any:
             optimizers = [one for one in args[1:] if isinstance(one, Optimizer)] if name == "step" else []
-            turn.told.update(map(id, optimizers))  # also where a scaler finds no number and does not step
-            if turn.share.last:
+            current.stepped_ids.update(
+                map(id, optimizers)
+            )  # also where a scaler finds no number and does not step
+            if current.share.last:
                 return method(*args, **options)
             for optimizer in optimizers:  # it takes note, and does nothing
                 optimizer.step()

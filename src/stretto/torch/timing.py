@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from stretto.core.observations import SpeedSample
-from stretto.torch.step_layout import Layout
+from stretto.torch.step_layout import StepLayout
 
 
-class Mark(Protocol):
+class TimingEvent(Protocol):
     """A moment in the course of the work; times between two of the same kind can be told."""
 
     @property
@@ -27,11 +27,11 @@ class Mark(Protocol):
         """Seconds from an earlier one to this one; both must be over."""
 
 
-Wait = tuple[Mark, Mark]
+Wait = tuple[TimingEvent, TimingEvent]
 """When one began and when it was over."""
 
 
-class HostMark:
+class CpuEvent:
     """Now, by the processor's clock."""
 
     is_over = True
@@ -39,11 +39,11 @@ class HostMark:
     def __init__(self) -> None:
         self._at_s = time.perf_counter()
 
-    def since_s(self, earlier: HostMark) -> float:
+    def since_s(self, earlier: CpuEvent) -> float:
         return self._at_s - earlier._at_s
 
 
-class CardMark:
+class CudaEvent:
     """When the card has done what it was given until now.
 
     The processor runs ahead of it, by more of the short steps than of the long ones, so that its own clock
@@ -58,13 +58,15 @@ class CardMark:
     def is_over(self) -> bool:
         return bool(self._event.query())
 
-    def since_s(self, earlier: CardMark) -> float:
+    def since_s(self, earlier: CudaEvent) -> float:
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
-def marker() -> Callable[[], Mark]:
+def timing_event() -> Callable[[], TimingEvent]:
     """What makes marks in this process: of the card that is the present one now, if there is one."""
-    return functools.partial(CardMark, torch.cuda.current_device()) if torch.cuda.is_available() else HostMark
+    return (
+        functools.partial(CudaEvent, torch.cuda.current_device()) if torch.cuda.is_available() else CpuEvent
+    )
 
 
 Configuration = tuple[int, int, int, int]
@@ -84,8 +86,8 @@ class _Step(NamedTuple):
 
     configuration: Configuration
     waits: tuple[Wait, ...]
-    begin: Mark
-    end: Mark
+    begin: TimingEvent
+    end: TimingEvent
 
     @property
     def is_over(self) -> bool:
@@ -103,12 +105,12 @@ class SpeedMeter:
     (seconds - sync) / p + sync: what a step without accumulation would take.
     """
 
-    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
-        self._mark = mark or marker()
-        self._since: Mark | None = None
+    def __init__(self, event_now: Callable[[], TimingEvent] | None = None) -> None:
+        self._event_now = event_now or timing_event()
+        self._since: TimingEvent | None = None
         self._pending: deque[_Step] = deque()
         self._sums: dict[Configuration, _Sum] = {}
-        self._layout: Layout | None = None
+        self._layout: StepLayout | None = None
         """Of the last step, and its configuration: kept, as every step asks."""
         self._key: Configuration = (0, 0, 0, 0)
 
@@ -119,14 +121,14 @@ class SpeedMeter:
     def begin(self) -> None:
         """What happened since the last boundary is no part of the next step."""
         if self._since is not None:
-            self._since = self._mark()
+            self._since = self._event_now()
 
-    def boundary(self, layout: Layout, nodes: int, waits: Iterable[Wait], *, usual: bool) -> None:
+    def boundary(self, layout: StepLayout, nodes: int, waits: Iterable[Wait], *, usual: bool) -> None:
         """A step is over; `usual` if it had the examples and passes that a step should have.
 
         It has waited for other workers so and so often.
         """
-        since, self._since = self._since, self._mark()
+        since, self._since = self._since, self._event_now()
         if since is not None and usual:
             if layout is not self._layout or nodes != self._key[0]:
                 self._layout = layout
@@ -176,12 +178,12 @@ RECENT_SPLITS = 9
 class SplitCost:
     """What a step in two passes takes more than the step before it, which was made in one."""
 
-    def __init__(self, mark: Callable[[], Mark] | None = None) -> None:
-        self._mark = mark or marker()
+    def __init__(self, event_now: Callable[[], TimingEvent] | None = None) -> None:
+        self._event_now = event_now or timing_event()
         self._batch = 0
-        self._ends: deque[tuple[int, Mark]] = deque(maxlen=3)
+        self._ends: deque[tuple[int, TimingEvent]] = deque(maxlen=3)
         """Of the latest steps."""
-        self._pending: deque[tuple[Mark, Mark, Mark]] = deque()
+        self._pending: deque[tuple[TimingEvent, TimingEvent, TimingEvent]] = deque()
         self._ratios: deque[float] = deque(maxlen=RECENT_SPLITS)
         self._before: float | None = None
         """Of the batch before: a larger one's splits hardly cost more."""
@@ -196,7 +198,7 @@ class SplitCost:
             self._batch, self._before = batch, self.in_steps
             self._pending.clear()
             self._ratios.clear()
-        self._ends.append((step, self._mark()))
+        self._ends.append((step, self._event_now()))
         if split and [number for number, _ in self._ends] == [step - 2, step - 1, step]:
             before, between, after = (mark for _, mark in self._ends)
             self._pending.append((before, between, after))

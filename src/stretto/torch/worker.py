@@ -21,8 +21,8 @@ from stretto.system.private_files import make_private_folder, open_private
 from stretto.torch.foreign import refuse_own_groups
 from stretto.torch.group import DivergedError, PeerLostError
 from stretto.torch.run import Run
-from stretto.torch.session import GRACE_S, Controlled, Departure
-from stretto.torch.state import seed_chance
+from stretto.torch.session import GRACE_S, ControlledSession, StopTraining
+from stretto.torch.state import seed_rngs
 from stretto.wire.channel import connect
 from stretto.wire.messages import Failed, Finished, Left, Task
 
@@ -77,7 +77,7 @@ def main(address: str, secret: str, worker_id: str) -> int:
     """Train what the controller asks for, one task after the other; the exit code."""
     grace_s = float(os.environ.get("STRETTO_GRACE_S", str(GRACE_S)))
     signal.signal(signal.SIGTERM, _dismiss)
-    session = Controlled(connect(address, secret, worker_id), grace_s=grace_s)
+    session = ControlledSession(connect(address, secret, worker_id), grace_s=grace_s)
     try:
         task = session.next_task()
         while True:
@@ -91,14 +91,14 @@ def main(address: str, secret: str, worker_id: str) -> int:
                 return 0
             task = session.next_task()
             _write_to(Path(task.folder) / "stdout.log")
-    except Departure:
+    except StopTraining:
         return 0
 
 
 def _dismiss(number: int, frame: object) -> None:
     """Nobody needs this worker any more; what it is just saving may still be the best there is."""
     del number, frame
-    raise Departure("dismissed", leaves=True)
+    raise StopTraining("dismissed", leaves=True)
 
 
 def _write_to(log: Path) -> None:
@@ -110,15 +110,15 @@ def _write_to(log: Path) -> None:
     os.close(fd)
 
 
-def _train(session: Controlled, task: Task) -> Finished | Failed | Left:
+def _train(session: ControlledSession, task: Task) -> Finished | Failed | Left:
     run: Run | None = None
     try:
         train = load_entry(task.entry)
-        seed_chance(task.seed)
+        seed_rngs(task.seed)
         run = Run(session=session)
         train(dict(task.config), run)
         run.finish()
-    except Departure as departure:
+    except StopTraining as departure:
         return Left(departure.why, saved=departure.saved, leaves=departure.leaves)
     except PeerLostError as error:
         print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's own log

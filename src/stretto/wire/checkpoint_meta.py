@@ -31,7 +31,7 @@ class CorruptError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
+class CheckpointMeta:
     """What stands in the small file."""
 
     format: int
@@ -42,7 +42,7 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestCheckpoint:
     """Where the best checkpoint is, and the progress it stands for."""
 
     path: Path
@@ -59,18 +59,18 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(whole, reverse=True)]
 
 
-def newest_best(folder: Path) -> Best | None:
+def newest_best(folder: Path) -> BestCheckpoint | None:
     """The newest checkpoint of a job that was saved as the best."""
     for path in whole_checkpoints(folder):
         with contextlib.suppress(CorruptError):
             meta = read_meta(path)
             if meta.best:
-                return Best(path / STATE_FILE, meta.progress)
+                return BestCheckpoint(path / STATE_FILE, meta.progress)
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usable:
+class UsableCheckpoints:
     """Which checkpoints of a job can be used, as far as can be told without reading their states."""
 
     best: Path | None
@@ -80,7 +80,7 @@ class Usable:
     """In words: those that cannot, the newest first."""
 
 
-def usable_checkpoints(folder: Path) -> Usable:
+def usable_checkpoints(folder: Path) -> UsableCheckpoints:
     """For people; nothing is changed or raised."""
     best: Path | None = None
     newest: Path | None = None
@@ -97,7 +97,7 @@ def usable_checkpoints(folder: Path) -> Usable:
             continue
         newest = newest or path / STATE_FILE
         best = best or (path / STATE_FILE if meta.best else None)
-    return Usable(best=best, newest=newest, damaged=tuple(damaged))
+    return UsableCheckpoints(best=best, newest=newest, damaged=tuple(damaged))
 
 
 def _set_aside(folder: Path) -> list[Path]:
@@ -107,7 +107,7 @@ def _set_aside(folder: Path) -> list[Path]:
         return []
 
 
-def _check_size(state: Path, meta: Meta) -> None:
+def _check_size(state: Path, meta: CheckpointMeta) -> None:
     try:
         found_bytes = state.stat().st_size
     except FileNotFoundError as error:
@@ -116,13 +116,13 @@ def _check_size(state: Path, meta: Meta) -> None:
         raise CorruptError(f"{STATE_FILE} has {found_bytes} bytes instead of {meta.size_bytes}")
 
 
-def meta_text(meta: Meta) -> str:
+def meta_text(meta: CheckpointMeta) -> str:
     """The content of the small file."""
     values = asdict(meta)
     return json.dumps({**values, CHECK: checksum(values)})
 
 
-def read_meta(folder: Path) -> Meta:
+def read_meta(folder: Path) -> CheckpointMeta:
     """CorruptError if nobody wrote it so; OSError for what may be over tomorrow, such as too many files."""
     path = folder / META_FILE
     try:
@@ -136,7 +136,7 @@ def read_meta(folder: Path) -> Meta:
     return parse_meta(content, str(path))
 
 
-def parse_meta(content: bytes, where: str) -> Meta:
+def parse_meta(content: bytes, where: str) -> CheckpointMeta:
     """InputError if another version of Stretto wrote it, CorruptError if nobody did."""
     try:
         values = parse_json(content)
@@ -158,7 +158,7 @@ def parse_meta(content: bytes, where: str) -> Meta:
     return _meta(values)
 
 
-def _meta(values: dict[str, Any]) -> Meta:
+def _meta(values: dict[str, Any]) -> CheckpointMeta:
     match values:
         case {
             "format": int(number),
@@ -168,7 +168,7 @@ def _meta(values: dict[str, Any]) -> Meta:
             "sha256": str(sha256),
             **others,
         } if not others and size_bytes >= 0 and _SHA256.fullmatch(sha256) and 0 <= progress < math.inf:
-            return Meta(
+            return CheckpointMeta(
                 format=number,
                 progress=float(progress),
                 best=best,

@@ -23,7 +23,7 @@ _RECOVERY = 16
 _NOWHERE = (-1, -1)
 
 
-class Rhythm:
+class StepPattern:
     """Beats, one for each batch: which optimizers were told to step, as the bits of a number."""
 
     def __init__(self) -> None:
@@ -76,11 +76,11 @@ class Rhythm:
         self.count, self.pattern, self.is_broken, self._beats, self._streak = state
 
 
-class Cadence:
+class StepPatterns:
     """The rhythm of the present loop, whose index begins at 0, and that of the run, for other counters."""
 
     def __init__(self) -> None:
-        self._run, self._loop = Rhythm(), Rhythm()
+        self._run, self._loop = StepPattern(), StepPattern()
         self._at: list[int] = [-1, -1]
         """The epoch and the number of the present loop."""
         self._steps_of: dict[int, int] = {}
@@ -91,9 +91,9 @@ class Cadence:
         """The optimizers that stepped in the present loop."""
         self._is_idle = True
         """Nothing was trained in the present loop."""
-        self.asked_in: tuple[int, int] = _NOWHERE
+        self.length_asked_in: tuple[int, int] = _NOWHERE
         """The loop in which this worker's code asked for the loader's length last: its epoch and number."""
-        self._agreed_asked_in: tuple[int, int] = _NOWHERE
+        self._agreed_length_asked_in: tuple[int, int] = _NOWHERE
         """The same of rank 0, as all workers know it. Such code may step with the last batch."""
         self.always_steps = True
         """Every batch so far was a step of every optimizer, or nothing was trained."""
@@ -105,13 +105,13 @@ class Cadence:
         if self._at == [epoch, loop]:
             return
         self._at = [epoch, loop]
-        self._loop, self._usual = Rhythm(), None
+        self._loop, self._usual = StepPattern(), None
         self._stepped, self._is_idle = 0, True
 
     def beat(self, steps: int, optimizers: int, *, waits: bool, asked_length: bool) -> None:
         """A batch is done: which optimizers stepped, of how many, and whether gradients wait for a step."""
         if asked_length:
-            self.asked_in = self._here
+            self.length_asked_in = self._here
         if steps == self._usual:
             self._loop.count += 1
             self._run.count += 1
@@ -127,9 +127,9 @@ class Cadence:
         plain = self._loop.is_plain and self._run.is_plain and self.always_steps
         self._usual = steps if plain else None
 
-    def agree(self, asked_in: tuple[int, int]) -> None:
+    def agree(self, length_asked_in: tuple[int, int]) -> None:
         """Rank 0's `asked_in`: only what all workers know may decide where somebody joins."""
-        self._agreed_asked_in = asked_in
+        self._agreed_length_asked_in = length_asked_in
 
     @property
     def _here(self) -> tuple[int, int]:
@@ -137,7 +137,7 @@ class Cadence:
 
     @property
     def _asks(self) -> bool:
-        return self._agreed_asked_in == self._here
+        return self._agreed_length_asked_in == self._here
 
     def end(self) -> None:
         """The loop came to its end."""
@@ -187,4 +187,4 @@ class Cadence:
         self._at = list(state["at"])
         self._steps_of, self._ends_evenly = dict(state["steps_of"]), dict(state["ends_evenly"])
         self._stepped, self._is_idle, asks, self.always_steps = state["flags"]
-        self.asked_in = self._agreed_asked_in = self._here if asks else _NOWHERE
+        self.length_asked_in = self._agreed_length_asked_in = self._here if asks else _NOWHERE
