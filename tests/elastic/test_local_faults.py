@@ -192,7 +192,7 @@ def test_code_that_starts_threads_is_imported_by_every_worker_and_that_is_said_o
     assert [e.subject for e in of_kind(bench.rest(), JobFinished)] == ["a", "b"]
     (note,) = of_kind(bench.seen, JobNoted)
     assert isinstance(note, JobNoted)
-    assert f"{entry} is imported anew by every worker" in note.text
+    assert f"every worker imports {entry} itself" in note.text
     assert named in note.text
 
 

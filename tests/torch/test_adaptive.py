@@ -65,7 +65,7 @@ class World:
         tuner = BatchTuner(self.limits)
         for step in range(steps):
             if step % 10 == 9:
-                tuner.saw([self._timed(chance)])
+                tuner.observe([self._timed(chance)])
             sqr = chance.gauss(1.0, 0.03)
             noise = NoiseSample(sqr=sqr, var=self.noise_scale / self.limits.initial)
             change = tuner.propose(noise, nodes=1, workers=self.workers, current=self.batch, step=step)
@@ -115,7 +115,7 @@ def test_waits_until_the_present_batch_was_timed() -> None:
     tuner = BatchTuner(LIMITS)
     noise = NoiseSample(sqr=1.0, var=100.0)
     assert tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(64), step=500) is None
-    tuner.saw([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
+    tuner.observe([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
     change = tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(64), step=516)
     assert change is not None
     assert tuner.propose(noise, nodes=1, workers=1, current=change.batch, step=600) is None
@@ -123,7 +123,7 @@ def test_waits_until_the_present_batch_was_timed() -> None:
 
 def test_looks_again_only_when_something_is_new() -> None:
     tuner = BatchTuner(LIMITS)
-    tuner.saw([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
+    tuner.observe([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
     looks = []
     tuner._change = lambda *_: looks.append(1)  # type: ignore[method-assign]
 
@@ -134,14 +134,14 @@ def test_looks_again_only_when_something_is_new() -> None:
     assert propose(NoiseSample(1.0, 2.0), 500) == 1
     assert propose(NoiseSample(1.0, 2.0), 600) == 1
     assert propose(NoiseSample(1.0, 3.0), 600 + LOOK_STEPS) == 2
-    tuner.saw([SpeedSample(1, 1, 0, 64, 0.02, 0.0)])
+    tuner.observe([SpeedSample(1, 1, 0, 64, 0.02, 0.0)])
     assert propose(NoiseSample(1.0, 3.0), 600 + 2 * LOOK_STEPS) == 3
 
 
 def test_one_example_a_step_becomes_two_whatever_its_noise() -> None:
     """It cannot be split, so nothing would ever be known of it."""
     tuner = BatchTuner(replace(LIMITS, initial=1, requested=1, per_gpu_min=1))
-    tuner.saw([SpeedSample(1, 1, 0, 1, 0.01, 0.0)])
+    tuner.observe([SpeedSample(1, 1, 0, 1, 0.01, 0.0)])
     change = tuner.propose(None, nodes=1, workers=1, current=BatchChoice(1), step=500)
     assert change is not None
     assert change.batch.total(1) == 2
@@ -155,7 +155,7 @@ def test_a_batch_that_may_not_grow_is_not_looked_at() -> None:
 
 def test_says_nothing_without_noise() -> None:
     tuner = BatchTuner(LIMITS)
-    tuner.saw([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
+    tuner.observe([SpeedSample(1, 1, 0, 64, 0.01, 0.0)])
     assert tuner.propose(None, nodes=1, workers=1, current=BatchChoice(64), step=500) is None
 
 
@@ -170,7 +170,7 @@ def test_the_reason_has_the_numbers() -> None:
 
 def tuner_that_saw(steps_s: dict[int, float]) -> BatchTuner:
     tuner = BatchTuner(LIMITS)
-    tuner.saw([SpeedSample(1, 1, 0, atomic, step_s, 0.0) for atomic, step_s in steps_s.items()])
+    tuner.observe([SpeedSample(1, 1, 0, atomic, step_s, 0.0) for atomic, step_s in steps_s.items()])
     return tuner
 
 
@@ -198,7 +198,7 @@ def test_changes_that_take_each_other_back_become_rare() -> None:
         if change is not None:
             changed.append(step)
             batch = change.batch
-            tuner.saw([SpeedSample(1, 1, 0, batch.atomic, times_s[batch.atomic], 0.0)])
+            tuner.observe([SpeedSample(1, 1, 0, batch.atomic, times_s[batch.atomic], 0.0)])
     gaps = [after - before for before, after in itertools.pairwise(changed)]
     assert 3 <= len(gaps) <= 9
     assert all(after >= 2 * before for before, after in itertools.pairwise(gaps[1:]))
@@ -219,7 +219,7 @@ def course_of(noise_scale: float, times_s: dict[int, float]) -> tuple[list[int],
     """Batch sizes one after another, and why the last one was taken."""
     tuner, current, step, seen, told = BatchTuner(LIMITS), 64, 100, [64], ""
     for _ in range(60):
-        tuner.saw([SpeedSample(1, 1, 0, current, times_s[current], 0.0)])
+        tuner.observe([SpeedSample(1, 1, 0, current, times_s[current], 0.0)])
         noise = NoiseSample(sqr=1.0, var=noise_scale / LIMITS.initial + 1e-6 * step)
         change = tuner.propose(noise, nodes=1, workers=1, current=BatchChoice(current), step=step)
         if change is not None:
@@ -294,7 +294,7 @@ def test_obeys_every_bound(
     current = BatchChoice(max(math.ceil(limits.initial / workers), 1))
     for step in range(500, 900, 50):
         step_s = constant_s + example_s * current.atomic
-        tuner.saw([SpeedSample(1, workers, 0, current.atomic, step_s, 0.0)])
+        tuner.observe([SpeedSample(1, workers, 0, current.atomic, step_s, 0.0)])
         change = tuner.propose(noise, nodes=1, workers=workers, current=current, step=step)
         if change is None:
             continue
@@ -382,24 +382,24 @@ def test_progress_without_noise_is_a_step_at_most() -> None:
 def test_memory_is_linear_in_the_batch() -> None:
     memory = MemoryModel()
     assert memory.most(1000) is None
-    memory.saw(10, 200)
+    memory.observe(10, 200)
     assert memory.most(1000) == 50
-    memory.saw(20, 300)
+    memory.observe(20, 300)
     assert memory.most(1000) == 90
-    memory.saw(20, 280)
+    memory.observe(20, 280)
     assert memory.most(1000) == 90
     assert memory.most(250) == 20
 
 
 def test_memory_that_does_not_grow_is_no_bound() -> None:
     memory = MemoryModel()
-    memory.saw(10, 200)
-    memory.saw(20, 200)
+    memory.observe(10, 200)
+    memory.observe(20, 200)
     assert memory.most(1000) is None
 
 
 class SmallCard:
-    def look(self, atomic: int) -> bool:
+    def measure(self, atomic: int) -> bool:
         del atomic
         return True
 
@@ -411,7 +411,7 @@ def test_the_card_bounds_the_batch() -> None:
     tuner = BatchTuner(replace(LIMITS, accumulation=False), SmallCard())
     current = BatchChoice(64)
     for step in range(500, 1000, 50):
-        tuner.saw([SpeedSample(1, 1, 0, current.atomic, 0.01, 0.0)])
+        tuner.observe([SpeedSample(1, 1, 0, current.atomic, 0.01, 0.0)])
         change = tuner.propose(NoiseSample(0.0, 1.0), nodes=1, workers=1, current=current, step=step)
         current = change.batch if change else current
     assert 64 < current.atomic <= 100

@@ -158,7 +158,7 @@ def test_a_run_without_a_batch_fails_with_the_reason(loader: Any, reason: str) -
 def test_a_run_that_goes_through_no_loader_fails_with_the_reason() -> None:
     run = Run()
     run.prepare(DataLoader(DATA, batch_size=5))
-    with pytest.raises(InputError, match=r"the epochs went by without a batch.* inside run\.epochs"):
+    with pytest.raises(InputError, match=r"the epochs used no batch.* inside run\.epochs"):
         list(run.epochs(3))
     assert list(Run().epochs(3)) == [0, 1, 2], "whoever prepares nothing trains in a way of their own"
 

@@ -371,7 +371,7 @@ def test_the_batch_grows_as_far_as_the_card_holds_it(
     tuner = BatchTuner(limits, GpuMemory())
     for step in range(32, 400):
         if step % 20 == 0:
-            tuner.saw([SpeedSample(1, 1, 0, batch.atomic, 0.01 + batch.atomic * 1e-6, 0.0)])
+            tuner.observe([SpeedSample(1, 1, 0, batch.atomic, 0.01 + batch.atomic * 1e-6, 0.0)])
         noise = NoiseSample(sqr=1.0, var=100.0 + step)
         change = tuner.propose(noise, nodes=1, workers=1, current=batch, step=step)
         batch = batch if change is None else change.batch

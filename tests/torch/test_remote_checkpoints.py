@@ -464,14 +464,14 @@ KILLED = """
     import os, sys
     from pathlib import Path
     import torch
-    from stretto.torch.keeper import Keeper, Keeping
+    from stretto.torch.persistence import Persistence, SavingSettings
 
     def write(folder, begin):
         def told(saved):
             sys.stdout.write(f"saved {saved.progress:.0f}\\n")  # in one piece, whenever it is killed
             sys.stdout.flush()
-        keeping = Keeping(folder=Path(folder) / "here", every_s=1.0, checkpoints=2, store=f"file://{folder}/away")
-        keeper = Keeper(keeping, note=lambda text: print("note", text, flush=True), on_saved=told)
+        keeping = SavingSettings(folder=Path(folder) / "here", every_s=1.0, checkpoints=2, store=f"file://{folder}/away")
+        keeper = Persistence(keeping, note=lambda text: print("note", text, flush=True), on_saved=told)
         for number in range(begin, begin + 10_000):
             state = {"number": number, "weights": torch.full((50_000,), float(number))}
             keeper.save(lambda: state, number, best=number % 5 == 0, wait=True)

@@ -215,7 +215,7 @@ def test_looking_for_a_better_batch_is_no_part_of_a_step() -> None:
     _, _, loader = run.prepare(model, optimizer, data, adaptive=True)
     engine = run._engine
     engine._tuning_meter = SpeedMeter(card.mark)
-    engine.batching.saw = samples.extend  # type: ignore[method-assign, assignment]
+    engine.batching.observe = samples.extend  # type: ignore[method-assign, assignment]
     engine.batching.tune = look  # type: ignore[method-assign, assignment]
     for _ in run.epochs(1):
         for (x,) in loader:

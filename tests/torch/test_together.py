@@ -175,7 +175,7 @@ def test_a_loop_over_several_epochs_is_refused() -> None:
                 (x,) = next(loop)
                 step(x)
 
-    with pytest.raises(InputError, match="goes on from one epoch into the next"):
+    with pytest.raises(InputError, match="continues from one epoch into the next"):
         train()
 
 
@@ -189,7 +189,7 @@ def test_a_loop_beside_that_goes_on_into_the_next_epoch_is_refused() -> None:
                 next(loop)
                 step(x)
 
-    with pytest.raises(InputError, match="goes on from one epoch into the next"):
+    with pytest.raises(InputError, match="continues from one epoch into the next"):
         train()
     assert run.step == 5
 

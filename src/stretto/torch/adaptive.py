@@ -1,8 +1,8 @@
-"""A run that picks its own batch size: the one with the best goodput that its memory holds.
+"""Tunes the batch size of a run: the largest goodput that fits the GPU's memory.
 
-Goodput is examples per second times what an example is worth (models.goodput), from step times seen and
-gradient noise measured. A batch size is believed only near those tried, so it at most doubles at a time,
-and stays until it has been timed.
+Goodput is examples per second times the statistical value of an example (models.goodput). It is computed
+from measured step times and the measured gradient noise. Predictions are reliable only near the batch sizes
+that were timed, so the batch at most doubles at a time, and stays until the new size was timed.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from stretto.torch.noise import EARLY_STEPS
 from stretto.torch.rules import progress_of_step
 
 USABLE = 0.9
-"""Of the memory: the rest is for the allocator's gaps and what a linear model misses."""
+"""Share of the memory we plan with; the rest covers fragmentation and errors of the linear model."""
 
 
 class MemoryLimit(Protocol):
-    """What limits the batch of one worker."""
+    """The memory limit of one worker's batch."""
 
-    def look(self, atomic: int) -> bool:
-        """To be called while passes are over `atomic` examples; whether it is known what they take.
+    def measure(self, atomic: int) -> bool:
+        """Measure passes of `atomic` examples; call it between steps.
 
-        If not, it will be at the next look, after some steps.
+        False at the first call for a size: its memory is known at the next call, some steps later.
         """
 
     def most(self) -> int | None:
-        """The largest batch that fits, if that is known."""
+        """The largest batch that fits; None if unknown."""
 
 
 class MemoryModel:
-    """Peak memory = constant + slope x examples, through the smallest and the largest batch seen."""
+    """Peak memory = constant + slope x examples, fitted to the smallest and the largest batch seen."""
 
     def __init__(self) -> None:
         self._peak_bytes: dict[int, int] = {}
 
-    def saw(self, atomic: int, peak_bytes: int) -> None:
-        """A pass over `atomic` examples never took more than this."""
+    def observe(self, atomic: int, peak_bytes: int) -> None:
+        """Record the peak memory of passes of `atomic` examples."""
         self._peak_bytes[atomic] = max(peak_bytes, self._peak_bytes.get(atomic, 0))
 
     def most(self, usable_bytes: float) -> int | None:
-        """The largest batch that fits; None where memory does not grow with the batch.
+        """The largest batch that fits; None if memory does not grow with the batch.
 
-        One batch size does not tell the constant, which is then taken to be nothing.
+        With a single batch size seen, the constant is assumed to be 0.
         """
         if not self._peak_bytes:
             return None
@@ -67,66 +67,66 @@ class MemoryModel:
             constant = small_bytes - slope * small
         if slope <= 0:
             return None
-        # What was seen to fit, fits.
+        # A size that fitted once is always allowed.
         return max(large, int((usable_bytes - constant) / slope))
 
 
 class GpuMemory:
-    """Watches the peak of the present card, one batch size at a time."""
+    """Measures the peak memory of the current GPU, one batch size at a time."""
 
     def __init__(self) -> None:
         self._batches = MemoryModel()
         self._atomic: int | None = None
 
-    def look(self, atomic: int) -> bool:
+    def measure(self, atomic: int) -> bool:
         if self._atomic == atomic:
-            self._batches.saw(atomic, torch.cuda.max_memory_allocated())
+            self._batches.observe(atomic, torch.cuda.max_memory_allocated())
             return True
         self._atomic = atomic
         torch.cuda.reset_peak_memory_stats()
         return False
 
     def most(self) -> int | None:
-        """The largest batch that fits in what others leave of the card."""
+        """The largest batch that fits beside other users of the GPU."""
         free_bytes, _ = torch.cuda.mem_get_info()
         return self._batches.most(USABLE * (free_bytes + torch.cuda.memory_reserved()))
 
 
 def gpu_memory() -> GpuMemory | None:
-    """The present card; None without one, where the user's bound has to do."""
+    """The memory of the current GPU; None on a CPU, where only the user's bound applies."""
     return GpuMemory() if torch.cuda.is_available() else None
 
 
 WARM_UP_STEPS = EARLY_STEPS
-"""No change before: the loss falls steeply, and its noise now says little about later."""
+"""No change before this step: early in training the noise changes quickly."""
 WORTHWHILE = 1.05
-"""Goodput must rise by this much: less is within what models err by."""
+"""Minimum gain in goodput for a change: smaller gains are within the model's error."""
 LOOK_STEPS = 24
-"""Between two looks for a better one; a new batch size has been timed by then. A change that takes back the
-one before shows that times or noise were misjudged: each makes changes stay twice as long."""
+"""Steps between two searches; a new batch size has been timed by then. A change that reverses the previous
+one shows that the estimates were wrong: each reversal doubles the time until the next change."""
 MEMORY_STEPS = 4
-"""Of so many at least one is an ordinary step, neither split nor the last of a pass, which shows what memory
-its size takes."""
+"""Steps to measure memory. At least one of them is an ordinary step, neither split nor cut short by the end
+of the data."""
 MOST_GROWTH = 2
-"""The batch at most doubles at a time."""
+"""The batch grows at most by this factor at a time."""
 FLAT = 1.25
-"""While the slowest size timed takes at most so many times as long as the fastest, launching the work takes
-longer than the work, and the difference between two such times is chance."""
+"""If the slowest timed size takes at most this many times as long as the fastest, steps are bound by kernel
+launches, and differences between their times are noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A better batch size, and a sentence with the numbers that speak for it."""
+    """A better batch size, and a sentence with the numbers that justify it."""
 
     batch: BatchChoice
     reason: str
 
 
 class BatchTuner:
-    """Says when another batch size is better for the workers there are."""
+    """Proposes better batch sizes for the current number of workers."""
 
     def __init__(self, limits: BatchLimits, memory: MemoryLimit | None = None) -> None:
-        import scipy.optimize  # noqa: F401, PLC0415  (now, rather than at the first fit amid training)
+        import scipy.optimize  # noqa: F401, PLC0415  (slow: better now than during training)
 
         self._limits = limits
         self._memory = memory or gpu_memory()
@@ -138,29 +138,29 @@ class BatchTuner:
         self._grew: bool | None = None
         self._looked_at: tuple[NoiseSample, tuple[SpeedSample, ...]] | None = None
         self._untried_from: tuple[int, BatchChoice] | None = None
-        """Where the present batch was larger than any that was timed: the workers, and the batch before."""
+        """If no batch this large was timed yet: the number of workers, and the batch before it."""
 
-    def saw(self, speeds: Iterable[SpeedSample]) -> None:
-        """Step times measured since the last call."""
+    def observe(self, speeds: Iterable[SpeedSample]) -> None:
+        """Add newly measured step times."""
         for speed in speeds:
             self._observed.add_speed(speed)
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time to look for a better batch size, and there may be one."""
+        """Whether it is time to search, and the limits allow another batch size."""
         return step >= self._next_look and self._limits.max > self._limits.initial
 
     def propose(
         self, noise: NoiseSample | None, *, nodes: int, workers: int, current: BatchChoice, step: int
     ) -> BatchChange | None:
-        """A batch size worth changing to at this step, if there is one."""
+        """A better batch size to use from this step on, or None."""
         timed = (nodes, workers, 0, current.atomic) in self._observed.speeds
         if noise is None and current.total(workers) == 1:
-            noise = PERFECTLY_SCALABLE  # one example cannot be split to tell its noise
+            noise = PERFECTLY_SCALABLE  # a single example cannot be split to measure its noise
         if noise is None or not timed or not self.is_due(step):
             return None
         if self._looked_at == (noise, self._observed.news):
             return None
-        if self._memory is not None and not self._memory.look(current.atomic):
+        if self._memory is not None and not self._memory.measure(current.atomic):
             self._next_look = step + MEMORY_STEPS
             return None
         self._looked_at = (noise, self._observed.news)
@@ -169,12 +169,12 @@ class BatchTuner:
         untried = change is not None and change.batch.atomic > largest
         self._untried_from = (workers, current) if untried else None
         if self._memory is not None and change is not None:
-            self._memory.look(change.batch.atomic)  # from now on, so that it is known at the next look
+            self._memory.measure(change.batch.atomic)  # starts measuring, for the next search
         self._next_look = step + (LOOK_STEPS if change is None else self._hold(change, current, workers))
         return change
 
     def _hold(self, change: BatchChange, current: BatchChoice, workers: int) -> int:
-        """For how many steps a change stays."""
+        """Steps until the next search."""
         grows = change.batch.total(workers) > current.total(workers)
         if self._grew is not None and grows is not self._grew:
             self._hold_steps *= 2
@@ -207,7 +207,7 @@ class BatchTuner:
     def _back(
         self, goodput: Callable[[BatchChoice], float], workers: int, current: BatchChoice
     ) -> BatchChange | None:
-        """The batch before, if nobody had timed the present one and it turns out to be no better."""
+        """Go back to the previous batch if the current one, tried untimed, turned out no better."""
         if self._untried_from is None or self._untried_from[0] != workers:
             return None
         before = self._untried_from[1]
@@ -223,9 +223,9 @@ class BatchTuner:
     def _trial(
         self, noise: NoiseSample, workers: int, current: BatchChoice, limits: BatchLimits
     ) -> BatchChange | None:
-        """A larger batch size while nobody knows what it costs: times so far are of one size, or all alike.
+        """A larger batch size to try, if all sizes so far took about equally long or there is only one.
 
-        Worth it where the step would gain enough even if it took no longer.
+        Proposed if the gain would be worthwhile should the larger step take no longer.
         """
         timed = self._observed.speeds.values()
         passes_s = [speed.step_s - speed.sync_s for speed in timed]
@@ -248,10 +248,10 @@ class BatchTuner:
         )
 
     def _choices(self, workers: int, limits: BatchLimits) -> Iterator[BatchChoice]:
-        """The initial batch doubled so and so often, and the largest, in as few passes as it fits in.
+        """The initial batch times 1, 2, 4, .. and the maximum, each in as few passes as fit.
 
-        Other sizes would hardly be better (goodput is flat about its peak), and each costs a device the time
-        to prepare for it.
+        Sizes in between would gain little (goodput is flat around its peak), and each new size costs the
+        device some time for set-up.
         """
         totals = {limits.initial << times for times in range((limits.max // limits.initial).bit_length())}
         at_once = workers * limits.per_gpu_max
@@ -264,11 +264,11 @@ class BatchTuner:
                 yield BatchChoice(atomic, passes - 1)
 
     def _believed(self, nodes: int, workers: int, atomic: int) -> float:
-        """The share of a batch's predicted speed that may be counted on.
+        """Factor that corrects a batch's predicted speed by what was timed.
 
-        What was timed takes as long as it took. Times of passes over the batch size bend upwards only: first
-        launching the work takes longest, then the work. So beyond the largest one timed, an example takes at
-        least as long as one did just below.
+        For a timed size, the measured time counts. Pass time is convex in the batch size: small batches are
+        bound by launches, large ones by computation. So beyond the largest timed size, each additional
+        example takes at least as long as the last ones below it.
         """
         timed_s = {
             speed.atomic: speed.step_s - speed.sync_s
@@ -290,7 +290,7 @@ class BatchTuner:
         return GradientNoise(noise.sqr, noise.var, self._limits.initial).noise_scale
 
     def _present_limits(self, workers: int, current: BatchChoice) -> BatchLimits:
-        """The user's, what fits the card, and not too far from where we are."""
+        """The user's limits, tightened by memory and by MOST_GROWTH."""
         most = self._memory.most() if self._memory is not None else None
         per_worker = self._limits.per_gpu_max if most is None else min(self._limits.per_gpu_max, most)
         farthest = max(MOST_GROWTH * current.total(workers), self._limits.initial)

@@ -17,16 +17,16 @@ from stretto.torch.rules import progress_of_step
 from stretto.torch.step_layout import StepLayout
 
 _DEFAULT_GROWTH = 16
-"""Without a bound of the user's, an adaptive batch grows to so many times the initial one."""
+"""Without max_batch_size, an adaptive batch grows to at most this many times the initial one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnBatch:
-    """What an adaptive run chose itself, for whatever group there will be."""
+    """The batch that an adaptive run chose itself; it stays valid when the group changes."""
 
     total: int
     atomic: int
-    """What a worker was to take at once: so much surely fits."""
+    """Examples per worker and pass at that time: known to fit in memory."""
 
 
 class Batching:
@@ -35,24 +35,24 @@ class Batching:
     def __init__(self) -> None:
         self.adaptive = False
         self.order: BatchChoice | None = None
-        """A controller's choice for the group as it is."""
+        """The controller's choice for the current group."""
         self.counted: DataSource | None = None
-        """The data whose loops have a batch that adapts: the first prepared together with adaptive=True."""
+        """The data source whose batch adapts: the first one prepared with adaptive=True."""
         self._own: _OwnBatch | None = None
         self._max: int | None = None
         self._per_worker: tuple[int, int] | None = None
         self._accumulates = True
         self._source: DataSource | None = None
         self._adapts = False
-        """Whether the loop that goes on has a batch that adapts."""
+        """Whether the current loop's batch adapts."""
         self._expected: DataSource | None = None
-        """The first loader there is, before any was looped over."""
+        """The first prepared source; used until a loop begins."""
         self._tuner: BatchTuner | None = None
 
     def bound(
         self, *, adaptive: bool, most: int | None, per_worker: tuple[int, int] | None, accumulates: bool
     ) -> None:
-        """What the user allows; what an earlier call allowed stays unless it is said anew."""
+        """Set the user's limits. Limits of an earlier call stay unless they are given again."""
         given: object = most
         if given is not None and not (isinstance(given, int) and given >= 1):
             raise InputError(f"max_batch_size is {given!r}.", remedy="Give a whole number from 1 up.")
@@ -70,20 +70,20 @@ class Batching:
         self._accumulates = self._accumulates and accumulates
 
     def expect(self, source: DataSource) -> None:
-        """A loader to come. InputError if it does not agree with the bounds."""
+        """Register a prepared source. InputError if it contradicts the limits."""
         if self.adaptive and self.counted is None:
             self.counted = source
         self.limits(source)
         self._expected = self._expected or source
 
     def use(self, source: DataSource, *, adapts: bool) -> None:
-        """The loader whose steps come next, with its own batch size or one that adapts."""
+        """A loop over this source begins; `adapts` says whether its batch size may change."""
         self._source, self._adapts = source, adapts
         if adapts and self._tuner is None:
             self._tuner = BatchTuner(self.limits(source))
 
     def limits(self, source: DataSource) -> BatchLimits:
-        """What the batch may be. Of an adaptive run's other loaders, it is what they were given."""
+        """The limits of the batch size. In an adaptive run, all but one source keep their own batch size."""
         initial = source.batch_size
         if self.adaptive and source is not self.counted:
             most, low = initial, 1
@@ -99,7 +99,7 @@ class Batching:
                 f"per_worker_batch begins at {low}, above the batch size {initial}.",
                 remedy="Raise one or lower the other.",
             )
-        most = max(min(most, source.examples // 2), initial)  # or no step of a pass might be a full one
+        most = max(min(most, source.examples // 2), initial)  # else an epoch might have no full step
         return BatchLimits(
             initial=initial,
             requested=initial,
@@ -115,14 +115,14 @@ class Batching:
         return initial * _DEFAULT_GROWTH if self._max is None else self._max
 
     def choose(self, choice: BatchChoice, workers: int) -> None:
-        """Another batch for the group as it is, of so many workers."""
+        """Use another batch in the current group of `workers` workers."""
         if self.order is None:
             self._own = _OwnBatch(choice.total(workers), choice.atomic)
         else:
             self.order = choice
 
     def layout(self, group: Group) -> StepLayout:
-        """How the group as it is shares out a step."""
+        """How the current group splits a step."""
         source = self._source or self.counted or self._expected
         if source is None:
             return StepLayout(total=1, workers=group.world, rank=group.rank)
@@ -130,11 +130,11 @@ class Batching:
         return self._layout_of(source, group, adapts=adapts)
 
     def usual(self, source: DataSource, group: Group) -> StepLayout:
-        """How the group as it is would share out the steps of a loop over this."""
+        """How the current group would split the steps of a loop over this source."""
         return self._layout_of(source, group, adapts=source is self.counted)
 
     def splits_alone(self, source: DataSource) -> bool:
-        """Whether one worker alone would make a batch of this, as the user gave it, in several passes."""
+        """Whether a single worker would need several passes for a batch of this source."""
         limits = self.limits(source)
         return self._accumulates and limits.initial > limits.per_gpu_max
 
@@ -153,27 +153,27 @@ class Batching:
 
     @staticmethod
     def _own_split(own: _OwnBatch, limits: BatchLimits, workers: int) -> tuple[int, int]:
-        """The total and the passes. The total stays, and no worker takes more at once than surely fits."""
+        """The total batch, kept if possible, and the passes, so that each pass is known to fit."""
         fits = max(own.atomic, ceil(limits.initial / workers))
         most = limits.max if limits.accumulation else min(limits.max, fits * workers)
         total = max(min(own.total, most), limits.initial)
         return total, ceil(total / workers / fits)
 
     def worth(self, noise: NoiseSample | None, examples: int) -> float:
-        """Steps at the initial batch that one step of so many examples is worth."""
+        """How many steps at the initial batch one step of `examples` examples is worth."""
         assert self._source is not None
         return progress_of_step(noise, examples / self._source.batch_size)
 
-    def saw(self, speeds: tuple[SpeedSample, ...]) -> None:
+    def observe(self, speeds: tuple[SpeedSample, ...]) -> None:
         if self._tuner is not None:
-            self._tuner.saw(speeds)
+            self._tuner.observe(speeds)
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time to look for a better batch size."""
+        """Whether it is time to search for a better batch size."""
         return self._tuner is not None and self._adapts and self._tuner.is_due(step)
 
     def tune(self, group: Group, noise: NoiseSample | None, step: int) -> BatchChange | None:
-        """A better batch size for the group as it is, if there is one."""
+        """A better batch size for the current group, or None."""
         if self._tuner is None or not self.is_due(step):
             return None
         layout = self.layout(group)

@@ -1,12 +1,14 @@
-"""Checkpoints that survive whatever happens while they are written.
+"""Checkpoints on the local disk that survive a crash or a full disk at any moment.
 
     folder/00000012/state.pt     torch.save of the state; torch.load(.., weights_only=True) reads it
-    folder/00000012/meta.json    its size and SHA-256, the progress it stands for, whether it is a best one,
+    folder/00000012/meta.json    size and SHA-256 of state.pt, the progress, whether it was the best one,
                                  and a checksum of all this
-    folder/00000011.corrupt/     did not pass its check, and was left aside
-    folder/.new-00000013/        being written; renamed when everything of it is on the disk
+    folder/00000011.corrupt/     failed its check and was set aside
+    folder/.new-00000013/        being written
 
-A name is a serial number, so that the newest is the largest.
+Names are serial numbers: the largest is the newest. state.pt is written first and meta.json last, here and
+in a store (remote_checkpoints.py). Here the folder is then renamed, so a missing file means damage, never an
+unfinished write. A store cannot rename; there, a checkpoint without meta.json is unfinished.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 from torch import Tensor
 
 from stretto.core.errors import InputError
-from stretto.system.private_files import make_private_folder, open_private
+from stretto.system.private_files import make_private_folder, open_private, write_private
 from stretto.torch.pack import put_together, take_apart
 from stretto.wire.checkpoint_meta import (
     FORMAT,
@@ -48,7 +50,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """A checkpoint that passed its checks; tensors are on the CPU."""
+    """A checkpoint that passed its checks. Its tensors are on the CPU."""
 
     state: dict[str, Any]
     progress: float
@@ -57,15 +59,15 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """What a file must have in it."""
+    """The size and the hash of a file."""
 
     size_bytes: int
     sha256: str
 
 
 def write_files(folder: Path, state: Any, *, progress: float, best: bool) -> None:
-    """Both files, on the disk when this returns."""
-    with _new(folder / STATE_FILE) as file:
+    """Write state.pt, then meta.json; both are on the disk when this returns."""
+    with os.fdopen(open_private(folder / STATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         out = _HashingFile(file)
         try:
             torch.save(state, out)  # type: ignore[arg-type]  # it writes and flushes, nothing else
@@ -73,18 +75,21 @@ def write_files(folder: Path, state: Any, *, progress: float, best: bool) -> Non
             if out.error is not None:
                 raise out.error from None
             raise
-        _sync(file)
+        file.flush()
+        os.fsync(file.fileno())
     meta = CheckpointMeta(
-        format=FORMAT, progress=progress, best=best, size_bytes=out.size_bytes, sha256=out.sha256
+        format=FORMAT,
+        progress=progress,
+        best=best,
+        size_bytes=out.size_bytes,
+        sha256=out.hash.hexdigest(),
     )
-    with _new(folder / META_FILE) as file:
-        file.write(meta_text(meta).encode())
-        _sync(file)
+    write_private(folder / META_FILE, meta_text(meta).encode())
     sync_folder(folder)
 
 
 def read_state(folder: Path) -> LoadedCheckpoint:
-    """CorruptError if it is not what was written."""
+    """Load the checkpoint in `folder`. CorruptError if it is not what was written."""
     meta = read_meta(folder)
     path = folder / STATE_FILE
     try:
@@ -94,7 +99,7 @@ def read_state(folder: Path) -> LoadedCheckpoint:
         raise CorruptError(f"{STATE_FILE} is missing") from error
     except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise CorruptError(f"{STATE_FILE} cannot be read, {error.strerror}") from error
-    if problem := difference(found, FileDigest(meta.size_bytes, meta.sha256)):
+    if problem := mismatch(found, FileDigest(meta.size_bytes, meta.sha256)):
         raise CorruptError(f"{STATE_FILE} {problem}")
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
@@ -106,15 +111,15 @@ def read_state(folder: Path) -> LoadedCheckpoint:
     return LoadedCheckpoint(state, meta.progress, path)
 
 
-def difference(found: FileDigest, wanted: FileDigest) -> str:
-    """What is wrong with a file; nothing, if it is as it should be."""
+def mismatch(found: FileDigest, wanted: FileDigest) -> str:
+    """What is wrong with a file; empty if nothing is."""
     if found.size_bytes != wanted.size_bytes:
         return f"has {found.size_bytes} bytes instead of {wanted.size_bytes}"
     return "" if found.sha256 == wanted.sha256 else "does not match its checksum"
 
 
 def measured(file: IO[bytes]) -> FileDigest:
-    """What is left to read in a file."""
+    """Size and hash of the rest of a file."""
     digest = hashlib.sha256()
     size_bytes = 0
     while chunk := file.read(_CHUNK):
@@ -124,7 +129,7 @@ def measured(file: IO[bytes]) -> FileDigest:
 
 
 def sync_files(folder: Path) -> None:
-    """What somebody else wrote there is on the disk when this returns."""
+    """Flush both files, written by other code, to the disk."""
     for name in (STATE_FILE, META_FILE):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
@@ -132,7 +137,7 @@ def sync_files(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names are on the disk only when the folder that holds them is."""
+    """Flush the names in a folder to the disk, such as that of a file just renamed."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -140,24 +145,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _new(path: Path) -> IO[bytes]:
-    return os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
-
-
-def _sync(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 class _HashingFile:
-    """Passes on what is written and adds up its checksum, so that it need not be read again."""
+    """A file for writing that hashes its content on the way."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._hash = hashlib.sha256()
-        self._size_bytes = 0
+        self.hash = hashlib.sha256()
+        self.size_bytes = 0
         self.error: OSError | None = None
-        """Kept here, as torch reports it under another name."""
+        """The original error: torch raises a RuntimeError instead."""
 
     def write(self, data: Any) -> int:
         try:
@@ -165,20 +161,12 @@ class _HashingFile:
         except OSError as error:
             self.error = error
             raise
-        self._hash.update(data)
-        self._size_bytes += memoryview(data).nbytes
+        self.hash.update(data)
+        self.size_bytes += memoryview(data).nbytes
         return memoryview(data).nbytes
 
     def flush(self) -> None:
         self._file.flush()
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
 
 
 _KEPT_CORRUPT = 2
@@ -188,21 +176,21 @@ OnSaved = Callable[[Path, bool], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteCheckpoint:
-    """A checkpoint outside the folder that may be newer than all in it."""
+    """A checkpoint in a store, which may be newer than those on the disk."""
 
     where: str
-    """For whoever reads about it."""
+    """Its URL, for messages."""
     progress: float
     best: bool
     fetch: Callable[[Path], None]
-    """Copies its two files into a folder; CorruptError if it cannot be whole."""
+    """Downloads its two files into a folder; CorruptError if one is missing."""
 
 
 class CheckpointStore:
-    """The checkpoints of one job: the newest `keep`, and the newest one that was saved as the best.
+    """The checkpoints of one job: the newest `keep`, the newest one saved as the best, and those `in_use`.
 
-    Writing happens in a thread of its own and never raises: what went wrong is given to `note`, once per
-    cause until a write succeeds again, and the checkpoints from before stay. Those `in_use` stay, too.
+    A background thread writes them. It never raises: errors are reported to `note`, once per cause until a
+    write succeeds again, and the earlier checkpoints stay.
     """
 
     def __init__(
@@ -235,17 +223,17 @@ class CheckpointStore:
         wait: bool = False,
         on_saved: OnSaved | None = None,
     ) -> bool:
-        """Copy `state` now and write it in the background; `on_saved(path, best)` is called when it is safe.
+        """Copy `state` now, write it in the background, then call `on_saved(path, best)`.
 
-        False if it is left out because an earlier one is still being written; a best one then waits its
-        turn (and replaces a best one that waits). With `wait` it is always written, and the answer says
-        whether it is on the disk.
+        While an earlier checkpoint is being written, a new one is skipped (False), but a best one is queued
+        (and replaces a queued best one). With `wait` it is always written, and the result says whether it is
+        on the disk.
         """
         if self._busy and not wait:
             if not best:
                 return False
             assert self._last is not None
-            self._last.cancel()  # does nothing to one that is being written
+            self._last.cancel()  # no effect once it is being written
         copied = self._copied(state)
         if copied is None:
             return False
@@ -253,10 +241,10 @@ class CheckpointStore:
         return self._last.result() if wait else True
 
     def load(self, elsewhere: Sequence[RemoteCheckpoint] = ()) -> LoadedCheckpoint | None:
-        """The newest checkpoint that passes its checks; those that do not are noted and left aside.
+        """The newest checkpoint that passes its checks. Damaged ones are reported and set aside.
 
-        One from `elsewhere` (newest first) is copied here if it stands for more progress than what is here.
-        Raises what says nothing about the checkpoint, such as a lack of memory: it may be good tomorrow.
+        A checkpoint from `elsewhere` (newest first) is copied here if it has more progress than those here.
+        Errors that say nothing about the checkpoint, such as a lack of memory, are raised: it may be intact.
         """
         problems: list[str] = []
         found: LoadedCheckpoint | None = None
@@ -280,7 +268,7 @@ class CheckpointStore:
         return newest_best(self._folder)
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all checkpoints are written."""
         self._writer.shutdown()
 
     @property
@@ -292,18 +280,18 @@ class CheckpointStore:
         try:
             return tree, _to_cpu(tensors)
         except (RuntimeError, MemoryError) as error:
-            self._say_failed(error)
+            self._report_failure(error)
             return None
 
     def _write(
         self, tree: Any, tensors: list[Tensor], progress: float, best: bool, on_saved: OnSaved | None
     ) -> bool:
-        self._remove_old()  # what somebody was killed before removing, or each such end would leave one more
+        self._remove_old()  # a process killed between writing and removing left one too many
         try:
             with self._new() as (new, final):
                 write_files(new, put_together(tree, tensors), progress=progress, best=best)
         except (OSError, RuntimeError, MemoryError) as error:
-            self._say_failed(error)
+            self._report_failure(error)
             return False
         self._failing.clear()
         self._remove_old()
@@ -321,7 +309,7 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _new(self) -> Iterator[tuple[Path, Path]]:
-        """A folder to fill, and the name it gets when that went well."""
+        """A new folder to fill, and the name that it gets if no error occurs."""
         self._serial += 1
         final = self._folder / f"{self._serial:08d}"
         new = self._folder / f".new-{final.name}"
@@ -335,7 +323,7 @@ class CheckpointStore:
             shutil.rmtree(new, ignore_errors=True)
             raise
 
-    def _say_failed(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         cause = f"{type(error).__name__} {getattr(error, 'errno', '')}"
         if cause not in self._failing:
             self._failing.add(cause)
@@ -346,7 +334,7 @@ class CheckpointStore:
         whole = whole_checkpoints(self._folder)
         try:
             best = self.best()
-        except (OSError, InputError):  # one of them may be the best: all are kept until it can be told
+        except (OSError, InputError):  # an unreadable one may be the best: keep all
             return
         kept = {*whole[: self._keep], *([best.path.parent] if best else []), *self._in_use()}
         for path in whole:
@@ -354,7 +342,7 @@ class CheckpointStore:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Under another name, so that nobody takes what is half removed for a checkpoint."""
+        """Rename before deleting, so that a half-deleted checkpoint is never read."""
         going = path.with_name(f".old-{path.name}")
         with contextlib.suppress(OSError):
             path.rename(going)
@@ -368,7 +356,7 @@ class CheckpointStore:
             shutil.rmtree(old, ignore_errors=True)
 
     def _newest_first(self, elsewhere: Sequence[RemoteCheckpoint]) -> Iterator[Path | RemoteCheckpoint]:
-        """By progress, since the numbers of two places say nothing about each other."""
+        """Sorted by progress, as serial numbers of two places cannot be compared."""
         here, away = deque(whole_checkpoints(self._folder)), deque(elsewhere)
         while here and away:
             yield away.popleft() if away[0].progress > _progress(here[0]) else here.popleft()
@@ -378,7 +366,7 @@ class CheckpointStore:
     def _entries(self, wanted: Callable[[str], bool]) -> list[Path]:
         try:
             names = sorted(filter(wanted, os.listdir(self._folder)), reverse=True)  # noqa: PTH208
-        except OSError:  # not there yet
+        except OSError:  # the folder does not exist yet
             return []
         return [self._folder / name for name in names]
 
@@ -387,7 +375,7 @@ def _progress(folder: Path) -> float:
     try:
         return read_meta(folder).progress
     except CorruptError:
-        return math.inf  # it is tried, and said to be spoilt
+        return math.inf  # is tried first, and then reported as damaged
 
 
 def _is_numbered(name: str) -> bool:
@@ -395,7 +383,7 @@ def _is_numbered(name: str) -> bool:
 
 
 def _to_cpu(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copies in main memory; those from a GPU are all on their way before anything waits for them."""
+    """Copies in main memory. All copies from a GPU are started before we wait for any."""
     devices = set()
     copies = []
     for tensor in tensors:

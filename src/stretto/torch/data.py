@@ -1,4 +1,4 @@
-"""An elastic loader: every example of a pass is seen once, however often the number of workers changes."""
+"""The elastic loader: each example is used once per pass, however often the number of workers changes."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ _PASSED_ON = (
     "persistent_workers",
     "pin_memory_device",
 )
-"""Options of DataLoader that mean the same here."""
+"""Options of DataLoader that an elastic loader takes, too."""
 
 
 @dataclass(slots=True)
 class DataPosition:
-    """Where in the data a loop is."""
+    """How far a loop has got in its data."""
 
     pass_number: int = 0
-    """Passes over the data begun before this one."""
+    """Which pass over the data this is, from 0; the order of examples depends on it."""
     examples: int = 0
     """Examples of this pass that are done, by all workers together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """The data and how it is to be loaded."""
+    """A dataset and how to load it."""
 
     dataset: Dataset[Any]
     batch_size: int
@@ -77,12 +77,12 @@ class DataSource:
 
     @property
     def examples(self) -> int:
-        """Of one pass."""
+        """Examples of one pass."""
         return len(self.dataset if self.sampler is None else self.sampler)  # type: ignore[arg-type]
 
     @property
     def lack(self) -> str:
-        """Why a pass has no batch to give; empty if it has one."""
+        """Why a pass has no batch; empty if it has one."""
         if self.examples == 0:
             return "its dataset or sampler has no examples"
         if self.drop_last and self.examples < self.batch_size:
@@ -93,14 +93,14 @@ class DataSource:
         return ""
 
     def order(self, seed: int, pass_number: int) -> Sequence[int]:
-        """The indices of a pass, the same on every worker."""
-        chance = (seed * 1_000_003 + pass_number) % (1 << 63)
+        """The order of examples in a pass, the same on every worker."""
+        pass_seed = (seed * 1_000_003 + pass_number) % (1 << 63)
         if self.sampler is not None:
-            with _drawing_from(chance, self.sampler):
+            with _seeded(pass_seed, self.sampler):
                 return self._sampled(self.sampler, pass_number)
         if not self.shuffle:
             return range(self.examples)
-        generator = torch.Generator().manual_seed(chance)
+        generator = torch.Generator().manual_seed(pass_seed)
         return array("q", torch.randperm(self.examples, generator=generator).numpy().tobytes())
 
     def _sampled(self, sampler: Sampler[int], pass_number: int) -> list[int]:
@@ -116,8 +116,8 @@ class DataSource:
 
 
 @contextmanager
-def _drawing_from(chance: int, sampler: Sampler[int]) -> Iterator[None]:
-    """Whatever a sampler may draw from begins at `chance` now, and is as it was afterwards."""
+def _seeded(seed: int, sampler: Sampler[int]) -> Iterator[None]:
+    """Seed every generator that a sampler may use, and restore them all afterwards."""
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
@@ -127,9 +127,9 @@ def _drawing_from(chance: int, sampler: Sampler[int]) -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         for generator in generators:
-            generator.manual_seed(chance)
-        random.seed(chance)
-        np.random.seed(chance % (1 << 32))  # noqa: NPY002
+            generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))  # noqa: NPY002
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
@@ -139,17 +139,17 @@ def _drawing_from(chance: int, sampler: Sampler[int]) -> Iterator[None]:
 
 
 def source_of(loader: DataLoader[Any], note: Callable[[str], None]) -> DataSource:
-    """What an ordinary DataLoader loads; InputError for the kinds that cannot be shared out."""
+    """The data source of an ordinary DataLoader; InputError if it cannot be shared out."""
     if isinstance(loader.dataset, IterableDataset):
         raise InputError(
-            "the loader has an iterable dataset, whose examples have no numbers to share out.",
+            "the loader has an iterable dataset, so its examples cannot be shared out by number.",
             remedy="Use a dataset with __getitem__ and __len__.",
         )
     cut: Any = loader.batch_sampler
     made_by_loader = loader.batch_size is not None and type(cut).__name__ == "BatchSampler"
     if not made_by_loader and type(cut) is not BatchSampler:
         raise InputError(
-            "the loader has a batch sampler of its own, and batches must be cut anew for each group.",
+            "the loader has a custom batch sampler, but batches must be cut anew when workers come or go.",
             remedy="Give batch_size and shuffle or sampler instead.",
         )
     options = {name: getattr(loader, name) for name in _PASSED_ON if hasattr(loader, name)}
@@ -168,8 +168,8 @@ def source_of(loader: DataLoader[Any], note: Callable[[str], None]) -> DataSourc
     )
 
 
-class _Cut:
-    """The batches to load now. A DataLoader takes new ones at every loop, and keeps its processes."""
+class _NextBatches:
+    """A batch sampler whose batches are set before each loop, so that DataLoader keeps its processes."""
 
     def __init__(self) -> None:
         self.batches: Iterator[list[int]] = iter(())
@@ -179,23 +179,26 @@ class _Cut:
 
 
 class LoopRole(Enum):
-    """What a loop over a loader is to the steps of the run."""
+    """The role of a loop over a loader."""
 
-    LEADS = "its batches are the steps"
-    BESIDE = "it goes on beside another one, as in zip(), or inside its body"
-    OVER = "it was over when this worker came"
+    LEADS = "its batches define the steps"
+    BESIDE = "it runs beside another loop, as in zip(), or inside its body"
+    OVER = "it was finished before this worker joined"
 
 
 class ElasticLoader:
     """Iterate over it as over a DataLoader; `batch_size` is the total over all workers.
 
-    `usual(source)` says how a loop would share out its steps as things stand.
-    `before(loader)` is asked when a loop begins, and says what it is.
-    `after_step(loader)` is told when a step is complete: True if the way data is shared out has changed.
-    `after_beside(loader, inside)` is told of a batch beside; `inside`: the loop that leads did not go on.
-    `is_over(loader)` says whether the loop ends here although data may be left, or must go on without.
-    `layout_at(step)` says how a step is shared out, and `lay_out(layout)` is told when that changes.
-    `after(loader, ran_out)` is told when a loop is over, also one that the user breaks off.
+    The engine passes in these callbacks:
+
+    `usual(source)` returns how the steps of a loop over this source would be split now.
+    `before(loader)` runs when a loop begins and returns its role.
+    `after_step(loader)` runs after each complete step; True if steps are now split differently.
+    `after_beside(loader, inside)` runs after a batch of a BESIDE loop; `inside`: it is nested in the other.
+    `is_over(loader)` says whether the loop is finished; an adaptive loop may take more or less than one pass.
+
+    `layout_at(step)` returns how to split a step; `lay_out(layout)` applies a new split.
+    `after(loader, ran_out)` runs when a loop ends, also by `break`.
     """
 
     def __init__(
@@ -216,7 +219,7 @@ class ElasticLoader:
         self.source = source
         self.position = DataPosition()
         self.unsettled = 0
-        """Examples of a batch beside that was given, and is not counted as done yet."""
+        """Examples of a BESIDE loop's current batch, which is not counted as done yet."""
         self._current = current
         self._seed = seed
         self._usual = usual
@@ -228,23 +231,23 @@ class ElasticLoader:
         self._lay_out = lay_out
         self._after = after
         self._drawn: tuple[int, Sequence[int]] | None = None
-        """The pass that is under way, and its order."""
+        """The number of the current pass, and its order of examples."""
         self._loops = 0
-        """Loops that were begun."""
-        self._part = LoopRole.OVER
-        """Of the loop that was begun last."""
+        """Loops begun so far."""
+        self._role = LoopRole.OVER
+        """The role of the latest loop."""
         self._is_open = False
-        """A loop is going on."""
+        """Whether a loop is running."""
         self._iterations = 0
-        """Of this loop, those that are over."""
+        """Completed iterations of this loop."""
         self._joined_late = False
-        """This loop was going on when this worker came."""
+        """Whether this worker joined in the middle of this loop."""
         self.asked_length = False
-        """Somebody has asked for the length within this loop."""
-        self._cut = _Cut()
-        self._generator = torch.Generator()  # else the user's own draws would be disturbed
+        """Whether the user's code called len() within this loop."""
+        self._next_batches = _NextBatches()
+        self._generator = torch.Generator()  # keeps the user's generators untouched
         self._batches: DataLoader[Any] = DataLoader(
-            source.dataset, batch_sampler=self._cut, generator=self._generator, **source.options
+            source.dataset, batch_sampler=self._next_batches, generator=self._generator, **source.options
         )
 
     @property
@@ -253,19 +256,19 @@ class ElasticLoader:
 
     @property
     def batch_size(self) -> int:
-        """Examples of a step at present, over all workers."""
+        """Examples of a step now, over all workers."""
         return self._usual(self.source).total
 
     @property
     def steps(self) -> int:
-        """Optimisation steps of a whole pass as things stand."""
+        """Optimisation steps of a whole pass at the current batch size."""
         whole, rest = divmod(self.source.examples, self.batch_size)
         return whole + (rest > 0 and not self.source.drop_last)
 
     def __len__(self) -> int:
-        """Iterations of a whole pass as things stand: a step in several passes takes as many.
+        """Iterations of a whole pass now; a step in several passes takes one iteration for each.
 
-        For a worker that joined amid a pass, in that pass, those that it makes itself: its index begins at 0.
+        In a worker that joined in the middle of a pass, only its own iterations count: its index began at 0.
         """
         self.asked_length |= self._is_open
         if self._is_open and self._joined_late:
@@ -284,9 +287,9 @@ class ElasticLoader:
 
     @property
     def left(self) -> int:
-        """Examples of this pass that are still to be trained on."""
+        """Examples left in this pass."""
         left = self.source.examples - self.position.examples - self.unsettled
-        total = self.batch_size if self._part is LoopRole.BESIDE else self._current.base.total
+        total = self.batch_size if self._role is LoopRole.BESIDE else self._current.base.total
         return 0 if self.source.drop_last and left < total else left
 
     def __iter__(self) -> Iterator[Any]:
@@ -298,15 +301,15 @@ class ElasticLoader:
     def _loop(self, own: list[weakref.ref[Iterator[Any]]]) -> Iterator[Any]:
         if self._loops == 0:
             _refuse_cycle(own[0]())
-        part = self._before(self)
-        if part is LoopRole.OVER:
+        role = self._before(self)
+        if role is LoopRole.OVER:
             return
         self._loops += 1
         number, ran_out = self._loops, False
-        self._part, self._is_open, self.asked_length, self.unsettled = part, True, False, 0
+        self._role, self._is_open, self.asked_length, self.unsettled = role, True, False, 0
         self._iterations, self._joined_late = 0, self.position.examples > 0
         try:
-            yield from self._steps() if part is LoopRole.LEADS else self._beside()
+            yield from self._steps() if role is LoopRole.LEADS else self._beside()
             ran_out = True
         finally:
             if number == self._loops:
@@ -315,32 +318,32 @@ class ElasticLoader:
 
     def _refuse_two_at_once(self) -> NoReturn:
         raise InputError(
-            "two loops over the same elastic loader go on at once.",
-            remedy="Prepare a loader for each: their data is shared out separately.",
+            "two loops over the same elastic loader run at once.",
+            remedy="Prepare one loader for each loop.",
         )
 
     def _steps(self) -> Iterator[Any]:
-        """The batches of a loop that leads."""
+        """The batches of the leading loop."""
         while not self._is_over(self):
             if self.left == 0:
                 self.next_pass()
-                if self.left == 0:  # a pass has nothing to give
+                if self.left == 0:  # even a new pass has no batch
                     return
             yield from self._stretch()
 
     def _beside(self) -> Iterator[Any]:
-        """The batches of a loop beside the one that leads, whose shares gradients are weighed by.
+        """The batches of a loop beside the leading one.
 
-        A share of another weight would count wrongly. So where both batches cannot be cut in the same
-        proportions on every worker, all have the whole one beside: its gradient is the same on all, and so
-        the mean.
+        Gradients are weighted by the shares of the leading loop, so this loop's shares must have the same
+        weights. If they cannot, every worker gets the whole batch: then all workers compute the same
+        gradient, and the weighted mean is correct.
         """
         number = self._loops
         while self.left:
             layout, order = self._layout_beside(), self._order()
             coming: deque[Share] = deque()
-            self._cut.batches = self._cut_beside(layout, order, coming)
-            self._generator.manual_seed(self._chance())
+            self._next_batches.batches = self._cut_beside(layout, order, coming)
+            self._generator.manual_seed(self._transform_seed())
             for batch in self._batches:
                 share, at = coming.popleft(), self.position.examples
                 if layout.workers > 1 and not self._fits_lead(layout, share):
@@ -361,7 +364,7 @@ class ElasticLoader:
         return cut_alike(self._current.layout, examples, layout, share.step_examples)
 
     def settle(self) -> None:
-        """What was given is done."""
+        """Count the current batch as done."""
         self.position.examples += self.unsettled
         self.unsettled = 0
 
@@ -394,10 +397,10 @@ class ElasticLoader:
         self.position = DataPosition(self.position.pass_number + 1)
 
     def _stretch(self) -> Iterator[Any]:
-        """Batches from here on, until the data of this pass ends, the loop is over or the layout changes."""
+        """The next batches, until the pass ends, the loop ends or steps are split differently."""
         number, coming = self._loops, deque[tuple[StepLayout, Share]]()
-        self._cut.batches = self._cut_up(self._order(), coming)
-        self._generator.manual_seed(self._chance())
+        self._next_batches.batches = self._cut_up(self._order(), coming)
+        self._generator.manual_seed(self._transform_seed())
         for batch in self._batches:
             layout, share = coming.popleft()
             if layout != self._current.layout:
@@ -415,23 +418,23 @@ class ElasticLoader:
                     return
 
     def _order(self) -> Sequence[int]:
-        """Of the present pass; drawn once."""
+        """The order of examples in the current pass; drawn once."""
         number = self.position.pass_number
         if self._drawn is None or self._drawn[0] != number:
             self._drawn = number, self.source.order(self._seed, number)
         return self._drawn[1]
 
-    def _chance(self) -> int:
-        """What random transforms draw from: other numbers for every stretch and every worker."""
+    def _transform_seed(self) -> int:
+        """The seed of random transforms: different for every worker and every call of `_stretch`."""
         at = (self._seed, self.position.pass_number, self.position.examples, self._current.base.rank)
         return int.from_bytes(hashlib.sha256(repr(at).encode()).digest()[:7])
 
     def _cut_up(self, order: Sequence[int], coming: deque[tuple[StepLayout, Share]]) -> Iterator[list[int]]:
-        """The examples of this worker's passes over what is left, as they are asked for; tells which come."""
+        """Yield the example indices of this worker's passes, and append each pass to `coming`."""
         at, end, step = self.position.examples, self.position.examples + self.left, self._current.step
         base = self._current.base
         while at < end:
-            # A loop over another loader inside this one leaves its own layout behind.
+            # Inside this loop, a loop over another loader may have changed the base layout.
             layout = self._layout_at(step) if self._current.base == base else base
             examples = self._next_step(layout.total, end - at)
             if examples < layout.total:
@@ -444,11 +447,11 @@ class ElasticLoader:
             at, step = at + examples, step + 1
 
     def _next_step(self, total: int, left: int) -> int:
-        """Examples of the next step, of so many that are left of the pass.
+        """Examples of the next step, with `left` examples left in the pass.
 
-        Few are too noisy a gradient for the momentum of a large batch, which carries it into many steps. At
-        the batch size they chose users have what their data leaves; at a larger one, which we chose, the last
-        step has at least half of it: if less were left for it, the last two share it.
+        At the user's own batch size, the last step takes what is left. At a larger batch, which we chose, a
+        small last step would give a noisy gradient that momentum carries into many steps. So if less than
+        half a batch would remain, the last two steps share their examples.
         """
         if total > self.source.batch_size and total < left < 1.5 * total and not self.source.drop_last:
             return ceil(left / 2)
@@ -456,22 +459,22 @@ class ElasticLoader:
 
 
 def _refuse_cycle(loop: object) -> None:
-    """itertools.cycle keeps the batches of its first pass: they stay as they were cut for another group."""
+    """Refuse itertools.cycle: it repeats stored batches, which were cut for the group at that time."""
     if any(type(one) is itertools.cycle for one in gc.get_referrers(loop)):
         raise InputError(
-            "itertools.cycle repeats the batches that it has kept of an elastic loader, also when workers "
-            "come and go and share batches out otherwise.",
-            remedy="Begin the loop over the loader anew instead: "
+            "itertools.cycle repeats the stored batches of an elastic loader, but batches must be cut anew "
+            "when workers come or go.",
+            remedy="Start a new loop over the loader instead: "
             "`def forever(loader): while True: yield from loader`.",
         )
 
 
 def _for_fewer(base: StepLayout, examples: int) -> StepLayout:
-    """Of a step that has not all its examples: in no more passes than these need."""
+    """The layout of a step with fewer examples: only as many passes as they need."""
     return base.in_passes(ceil(examples / (base.workers * base.atomic)))
 
 
 def _indices(order: Sequence[int], start: int, share: Share) -> list[int]:
-    """The examples of a share. An empty one borrows an example, which its weight of 0 takes out again."""
+    """The examples of a share. An empty share borrows one example; its weight of 0 cancels it."""
     first = start + min(share.start, share.step_examples - 1)
     return list(order[first : max(start + share.stop, first + 1)])

@@ -1,7 +1,7 @@
-"""What happens between steps: agreeing with peers, regrouping, reporting, saving, adapting the batch.
+"""The work between two steps: agreement among workers, resize in place, reports, checkpoints, batch tuning.
 
-Everything here runs at a step boundary, on the thread that trains. Survivors of a resize stay where they
-are in the user's loop; a newcomer runs the user's code from the top, skips what is done, and meets them.
+Everything here runs at a step boundary, on the training thread. During a resize, surviving workers stay at
+their place in the user's loop. A new worker runs the user's code from the top and skips what is done.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ FORMAT = 3
 _REPORT_S = 5.0
 _FIRST_REPORT_S = 1.0
 _LOOK_S = 0.05
-"""About so often a group looks whether it is to do something else."""
+"""How often a group checks for orders, in seconds."""
 _MOST_STEPS_BETWEEN_LOOKS = 50
 _MOST_BATCHES_TO_WAIT = 128
-"""So long saving and parking wait for a moment where code that counts batches itself can go on from."""
+"""How long saving and parking wait for a point from which code that counts batches itself can resume."""
 _STEP_HASHES = 1 << 61
 _TIMED_STEPS = 16
-"""So many steps tell how long one takes; of the first two dozen of a size as many are ordinary ones."""
+"""Steps timed before the tuner uses their mean; the first 24 steps of a batch size contain that many."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """The loops that go on."""
+class _OpenLoops:
+    """The loops that are running."""
 
     lead: DataLoop | None = None
-    """The one whose batches are the steps."""
+    """The leading loop: its batches define the steps."""
     beside: list[ElasticLoader] = field(default_factory=list)
-    """Those that go on beside it."""
+    """Loops that run beside it, as in zip()."""
     ran_out_at: int = -1
-    """Batches given when one beside ran out last."""
+    """The leading loop's number of batches when a loop beside it last ran out."""
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """What waits for a moment where code that counts batches itself can go on from."""
+class _Deferred:
+    """An order or a checkpoint that waits for a point from which code that counts batches can resume."""
 
     order: GroupOrder | None = None
-    """Ends this group."""
+    """An order that ends this group."""
     batches: int = 0
-    """Since that was agreed on, or a checkpoint was due."""
+    """Batches since the order was agreed on, or since the checkpoint was due."""
     epochs: int = 0
-    """Ends of epochs since that was agreed on."""
+    """Epochs that ended since the order was agreed on."""
 
 
 class Engine:
     """The machinery behind a `Run`."""
 
-    _is_whole = True
-    """This process was there from the first epoch on."""
+    _began_at_start = True
+    """Whether this process trains from the first epoch on."""
 
     def __init__(
         self,
@@ -93,51 +93,51 @@ class Engine:
         self.progress = TrainingProgress()
         self.kept = KeptValues()
         self.counting: StepCounting | None = None
-        """How the run counts steps, if it does."""
+        """How `run.steps` counts; None with `run.epochs`."""
         self.step_loop: StepLoop | None = None
-        """The loop that counts, while it goes on."""
+        """The running loop of `run.steps`."""
         self.joined = False
         self._persistence = Persistence(saving, note=self.note, on_saved=session.send)
         self._meter = SpeedMeter()
         self._tuning_meter = SpeedMeter()
-        """The same times for our own tuning, which wants them sooner than a report is due."""
+        """The same times for the batch tuner, which needs them before the next report."""
         self._values: dict[str, float] = {}
         self._divergence_check = DivergenceCheck(self.group, self.current, self.steppers, self.prepared.names)
         self.current.backward.when_over = self._backward_over
         self._guard = StepGuard(lambda: self.prepared.things, lambda: self.current.share is not UNSHARED)
         self._saved_at = self._place
-        """The place of which a checkpoint was surely written."""
+        """The step of the last checkpoint that is known to be on the disk."""
         self._in_loop = False
-        self._open = _Open()
+        self._loops = _OpenLoops()
         self._worth_of: float | None = None
         self._loop_is_open = False
-        """An elastic loop of this epoch has begun, and not come to its end; perhaps it never will."""
-        self._says_whole = False
+        """An elastic loop of this epoch has begun and not ended; the user may have left it early."""
+        self._has_noted_unshared = False
         self._is_finished = False
         self._sources: list[DataSource] = []
         self._batches = 0
-        """Taken by this process."""
+        """Batches processed by this process."""
         self._stepped = False
-        """Whether a prepared optimizer was ever told to step, by whoever trained so far."""
+        """Whether a prepared optimizer ever stepped in this run, also before a restart."""
         self._finish_epoch = False
         self._step_patterns = StepPatterns()
         self._step_hash = 0
-        """Stands for which optimizers stepped in which batches since the group formed."""
-        self._waiting = _Waiting()
+        """A hash of which optimizers stepped in which batches since the group formed."""
+        self._deferred = _Deferred()
         self._described = False
         self._announcements: list[str] = []
-        """Notices about what was prepared, until there is a leader to give them."""
+        """Notices about prepared objects; rank 0 prints them when training begins."""
         self._reported_s = time.monotonic()
         self._report_after_s = _FIRST_REPORT_S
 
     # Joining and regrouping
 
     def join(self) -> None:
-        """Become part of a group, with the state of those who are there, or of the last checkpoint."""
+        """Join a group, with the state of its members or of the last checkpoint."""
         if self.joined:
             return
         self.joined = True
-        if self.counting is not None:  # steps before the loop are not among those that it counts
+        if self.counting is not None:  # steps made before the loop do not count
             self.current.updates = 0
             self.current.stepped_ids.clear()
         self._refuse_no_data()
@@ -170,45 +170,45 @@ class Engine:
         lacks = [source.lack for source in self._sources]
         if lacks and all(lacks):
             raise InputError(
-                f"there is nothing to train on: the loader has no batch to give, as {lacks[0]}.",
-                remedy="Look at how the data is read and filtered, or lower batch_size or drop drop_last.",
+                f"there is nothing to train on: the loader has no batch, because {lacks[0]}.",
+                remedy="Check how the data is read and filtered, lower batch_size, or drop drop_last.",
             )
 
     def _refuse_to_describe(self) -> None:
-        """An epoch is over of code that was started only to hear what it trains on, and it did not say."""
+        """Fail a `describe_only` task whose first epoch ended without an elastic loop."""
         task = self.session.task
         if task is not None and task.describe_only and not self._described:
             raise InputError(
-                "the first epoch went by without a batch of an elastic loader, so its steps cannot be shared "
-                "out over workers.",
-                remedy="Go through a loader that run.prepare gives, inside run.epochs; code that draws its "
-                "own data loops over run.steps(n, batch_size=..).",
+                "the first epoch used no batch of an elastic loader, so its steps cannot be split over "
+                "workers.",
+                remedy="Loop over a loader from run.prepare, inside run.epochs; if your code draws its own "
+                "data, loop over run.steps(n, batch_size=..).",
             )
 
     def refuse_no_step(self) -> None:
-        """At the end of a run: one that went through no loader, or never stepped, has trained nothing."""
-        never_looped = self._is_whole and not self._described and not self.current.stepped_ids
+        """Fail at the end of a run that used no batch, or in which no prepared optimizer stepped."""
+        never_looped = self._began_at_start and not self._described and not self.current.stepped_ids
         if never_looped and (self.steppers or self._sources):
             raise InputError(
-                "nothing was trained: the epochs went by without a batch of a loader.",
-                remedy="Go through the loader that run.prepare or run.loader gives, inside run.epochs.",
+                "nothing was trained: the epochs used no batch of a prepared loader.",
+                remedy="Loop over the loader from run.prepare or run.loader, inside run.epochs.",
             )
         if not self._batches or self._stepped or self.current.stepped_ids or not self.steppers:
             return
-        lacks = "".join(f" One loader has no batch to give: {one.lack}." for one in self._sources if one.lack)
+        lacks = "".join(f" One loader has no batch: {one.lack}." for one in self._sources if one.lack)
         raise InputError(
-            f"nothing was trained: {self._batches} batches were taken, and no optimizer that was given to "
-            f"run.prepare was told to step.{lacks}",
-            remedy="Call step() of the prepared optimizer; to evaluate only, prepare no optimizer.",
+            f"nothing was trained: {self._batches} batches were used, but step() of a prepared optimizer was "
+            f"never called.{lacks}",
+            remedy="Call step() of the prepared optimizer. To evaluate only, prepare no optimizer.",
         )
 
     def _refuse_wrappers(self) -> None:
-        if dist.is_initialized():  # else no such wrapper can have been made
+        if dist.is_initialized():  # DistributedDataParallel needs a process group
             trained = [one for stepper in self.steppers for one in stepper.parameters()]
             refuse_wrappers_of(trained, gc.get_objects)
 
     def _take_up(self, *, share_state: bool) -> None:
-        """Rank 0 goes on from its checkpoint, if there is one, and the others from rank 0's state."""
+        """Rank 0 loads its checkpoint, if there is one; the others get rank 0's state."""
         if self.group.is_leader:
             state = self._persistence.load()
             if state is not None:
@@ -234,13 +234,13 @@ class Engine:
 
     def _formed(self, form: Form) -> None:
         self._divergence_check.regrouped()
-        self._step_hash = self._waiting.batches = 0
+        self._step_hash = self._deferred.batches = 0
         self._arrange()
         if self.group.is_leader:
             self.session.send(Formed(form.generation))
 
     def _regroup(self, generation: int) -> None:
-        self._share_kept()  # the one that leads may leave
+        self._share_kept()  # rank 0 may leave
         form = self.session.wait_for_form(generation)
         self._form(form)
         assert isinstance(form, Form)
@@ -265,21 +265,22 @@ class Engine:
     def _backward_over(self) -> None:
         if self.current.share.last and self.current.layout.workers > 1:
             self._divergence_check.exchanged()
-            if self.current.share is UNSHARED and not self._says_whole and not self.progress.has_looped:
-                self._say_whole()
+            unshared = self.current.share is UNSHARED and not self.progress.has_looped
+            if unshared and not self._has_noted_unshared:
+                self._note_unshared()
 
-    def _say_whole(self) -> None:
-        """An epoch without an elastic loop: nobody shares the data out."""
-        self._says_whole = True
+    def _note_unshared(self) -> None:
+        """Tell the user that without an elastic loop, every worker processes whole batches."""
+        self._has_noted_unshared = True
         if self.group.is_leader and self.progress.in_epoch:
             self.note(
-                f"The {self.group.world} workers take steps outside any elastic loader, each with a batch of "
-                f"its own, so a step has {self.group.world} batches. To share one out, loop over a loader "
-                "from run.prepare() or over run.steps(n, batch_size=..)."
+                f"The {self.group.world} workers train outside an elastic loader, each on its own batch, so "
+                f"one step uses {self.group.world} batches. To split a batch over workers, loop over a "
+                "loader from run.prepare() or over run.steps(n, batch_size=..)."
             )
 
     def _arrange(self) -> None:
-        """Share steps out over the group as it is now. Outside elastic loops a step is one pass."""
+        """Split steps over the current group. Outside elastic loops a step is one pass."""
         self.current.base = self.batching.layout(self.group)
         self.current.share = UNSHARED
         self.lay_out(self.current.base if self._in_loop else self.current.base.in_passes(1))
@@ -289,7 +290,7 @@ class Engine:
             stepper.skip()
 
     def expect(self, source: DataSource) -> None:
-        """A loader that was prepared: until a loop begins, its batch size is the run's."""
+        """Register the source of a prepared loader."""
         self.batching.expect(source)
         if all(source is not one for one in self._sources):
             self._sources.append(source)
@@ -303,11 +304,11 @@ class Engine:
             stepper.reducer.arrange()
 
     def usual_layout(self, source: DataSource) -> StepLayout:
-        """How a loop over this would share out its steps, as things stand."""
+        """How the steps of a loop over this source would be split now."""
         return self.batching.usual(source, self.group)
 
     def layout_at(self, step: int) -> StepLayout:
-        """How a step is shared out: as usual, or, now and then, in two passes by one worker."""
+        """How to split a step. A single worker sometimes makes two passes, to measure gradient noise."""
         base = self.current.base
         if not self.progress.counts or base.parts > 1 or base.total == 1:
             return base
@@ -316,7 +317,7 @@ class Engine:
     # Epochs and loops
 
     def count_steps(self, counting: StepCounting) -> None:
-        """The run counts its steps, in this way; InputError if it was begun in another."""
+        """Use `run.steps`; InputError if the run already trains in another loop."""
         if self.joined and self.counting != counting:
             raise InputError(
                 "run.steps() comes after another loop of this run.",
@@ -324,7 +325,7 @@ class Engine:
             )
         if self.batching.adaptive:
             raise InputError(
-                "run.steps() has a batch of fixed size, and prepare() was given adaptive=True.",
+                "run.steps() has a fixed batch size, but prepare() was given adaptive=True.",
                 remedy="Leave out adaptive=True, or loop over run.epochs() and a loader.",
             )
         self.counting = counting
@@ -332,20 +333,25 @@ class Engine:
 
     @property
     def steps_before_epoch(self) -> int:
-        """Steps that were counted before the present epoch began."""
+        """Steps counted before the current epoch began."""
         assert self.counting is not None
         return self.current.updates - self.progress.examples // self.counting.batch_size
 
-    def _go_on_counting(self, saved: list[int] | None) -> None:
+    @property
+    def _counting_state(self) -> list[int] | None:
         own = self.counting
-        if saved != (None if own is None else [own.batch_size, own.report_every]):
+        return None if own is None else [own.batch_size, own.report_every]
+
+    def _check_counting(self, saved: list[int] | None) -> None:
+        own = self._counting_state
+        if saved != own:
             before, now = (
                 "run.epochs()" if one is None else f"run.steps(batch_size={one[0]}, report_every={one[1]})"
-                for one in (saved, None if own is None else [own.batch_size, own.report_every])
+                for one in (saved, own)
             )
             raise InputError(
-                f"the saved state is of a loop over {before}, and this code loops over {now}.",
-                remedy="Loop as before, or start a run of another name.",
+                f"the saved state is of a loop over {before}, but this code loops over {now}.",
+                remedy="Loop as before, or start a run with another name.",
             )
 
     def begin_epoch(self) -> None:
@@ -356,42 +362,42 @@ class Engine:
             )
         self._loop_is_open = False
         for stepper in self.steppers:
-            stepper.reducer.arrange()  # parameters may have been frozen, thawed or added
+            stepper.reducer.arrange()  # parameters may have been frozen, unfrozen or added
         self.progress.begin_epoch()
 
     def begin(self, loader: ElasticLoader) -> LoopRole:
-        """A loop over a loader begins: the one that leads, or one beside it."""
+        """A loop over a loader begins; returns its role."""
         if self.step_loop is not None:
             raise InputError(
-                "an elastic loader is used inside `for step in run.steps(n)`, which shares out steps itself.",
+                "an elastic loader is used inside `for step in run.steps(n)`, which splits steps itself.",
                 remedy="Loop over run.epochs(n) and the loader, or draw run.share examples in each step.",
             )
-        if loader in self._open.beside:
-            self.end(loader, ran_out=False)  # the one before was left standing
-        if self._open.lead is None or self._open.lead is loader:
+        if loader in self._loops.beside:
+            self.end(loader, ran_out=False)  # its previous loop was never finished
+        if self._loops.lead is None or self._loops.lead is loader:
             return LoopRole.LEADS if self.begin_loop(loader) else LoopRole.OVER
         self.progress.enter_beside(self._number(loader), loader)
-        self._open.beside.append(loader)
+        self._loops.beside.append(loader)
         return LoopRole.BESIDE
 
     def end(self, loader: ElasticLoader, ran_out: bool) -> None:
-        """A loop is over. If it was beside another one and ran out, that one may be over, too, by zip()."""
-        if self._open.lead is loader:
+        """A loop over a loader ended. If a loop in zip() ran out, the leading loop may end as well."""
+        if self._loops.lead is loader:
             self.end_loop()
-        if loader not in self._open.beside:  # the epoch of this one is over
+        if loader not in self._loops.beside:  # its epoch has ended
             return
-        self._open.beside.remove(loader)
+        self._loops.beside.remove(loader)
         self.progress.leave_beside(self._number(loader))
         if ran_out:
-            self._open.ran_out_at = self.current.batches_given
+            self._loops.ran_out_at = self.current.batches_given
             self._spread_buffers()
 
     def _number(self, loader: ElasticLoader) -> int:
-        """Of a loader, in the order in which they were prepared."""
+        """The place of a loader among the prepared ones."""
         return next(number for number, one in enumerate(self._sources) if one is loader.source)
 
     def begin_loop(self, loader: DataLoop) -> bool:
-        """Whether there is anything left of this loop."""
+        """Begin the leading loop; False if it was finished before this worker joined."""
         if not self.progress.in_epoch:
             raise InputError(
                 "an elastic loader is used outside `for epoch in run.epochs(n)`.",
@@ -402,7 +408,7 @@ class Engine:
             self._describe(self.progress.counted or loader.source)
         self.batching.use(loader.source, adapts=self.progress.counts)
         self._in_loop = self._loop_is_open = self.progress.find_place(loader)
-        self._open.lead = loader if self._in_loop else None
+        self._loops.lead = loader if self._in_loop else None
         self._arrange()
         if self._in_loop:
             self._step_patterns.begin(self.progress.epoch, self.progress.loop)
@@ -432,11 +438,11 @@ class Engine:
             raise StopTraining("described")
 
     def end_loop(self) -> None:
-        """From here on every pass is a step of its own."""
-        self._open.lead = None
+        """The leading loop ended: from here on every pass is a whole step."""
+        self._loops.lead = None
         if self._in_loop:
             self._in_loop = False
-            if self._open.ran_out_at == self.current.batches_given:
+            if self._loops.ran_out_at == self.current.batches_given:
                 self._loop_is_open = False
             self.current.share = UNSHARED
             self.lay_out(self.current.base.in_passes(1))
@@ -445,13 +451,13 @@ class Engine:
         return self.progress.is_over(loader)
 
     def after_step(self, loader: DataLoop) -> bool:
-        """A step is done. True if steps are shared out differently from now on."""
-        if self._open.lead is not loader:
+        """A step is done. True if steps are split differently from now on."""
+        if self._loops.lead is not loader:
             self._refuse_another_epoch()
         self._batches += 1
-        if self._open.beside:
+        if self._loops.beside:
             self._settle_beside(loader)
-        self._beat(loader)
+        self._record_batch(loader)
         self.current.step += 1
         if self.current.is_updated or loader is self.step_loop or not self.steppers:
             self.current.updates += 1
@@ -471,67 +477,67 @@ class Engine:
             self.progress.units += self._worth()
             self._worth_of = None
         if self.is_over(loader):
-            # Whoever joined or resumed here would find nothing left to loop over, and the code after the loop
-            # may need what a loop sets. The end of the epoch is near.
+            # No resize and no checkpoint here: a worker that starts from here would skip the loop, but the
+            # code after it may need variables that the loop sets. The end of the epoch follows soon.
             self._loop_is_open = False
             self._step_patterns.end()
             self.end_loop()
             self._spread_buffers()
             return False
         order = self._order_here(loader)
-        self._tend(loader)
+        self._report_and_save(loader)
         return self._obey(order)
 
     def _worth(self) -> float:
-        """Steps at the initial batch that the present one is worth; the same whenever it is asked."""
+        """How many steps at the initial batch the current one is worth; cached until the step ends."""
         if self._worth_of is None:
             noise = self.steppers[0].sample() if self.steppers else None
             self._worth_of = self.batching.worth(noise, self.current.share.step_examples)
         return self._worth_of
 
     def steps_of_schedules(self) -> int | None:
-        """By how many steps the present one takes schedules on; None outside of loops that adapt."""
+        """How many steps a scheduler advances in the current step; None outside adaptive loops."""
         if not self._in_loop or not self.progress.counts:
             return None
         return self.progress.steps_by(self._worth())
 
     def _spread_buffers(self) -> None:
         if self.group.world > 1:
-            self.group.spread(self.prepared.buffers(), self.device)  # all evaluate with the same
+            self.group.spread(self.prepared.buffers(), self.device)  # so that all evaluate the same model
 
     def _settle_beside(self, lead: DataLoop) -> None:
-        """What loops beside have given was part of the step that is over."""
-        together = [loader for loader in self._open.beside if loader.unsettled]
+        """Count the batches of loops beside the leading one as part of the completed step."""
+        together = [loader for loader in self._loops.beside if loader.unsettled]
         if together:
             self._refuse_split([lead.source, *(loader.source for loader in together)])
         for loader in together:
             loader.settle()
 
     def _refuse_split(self, together: list[DataSource]) -> None:
-        """InputError where a batch is made in several passes, or would be by one worker alone.
+        """InputError if a batch needs several passes now, or would with a single worker.
 
-        Loops together must not fail only once workers leave.
+        So loops in zip() fail at once, not only after workers leave.
         """
         splits = self.current.layout.passes > 1 or any(self.batching.splits_alone(one) for one in together)
         if splits or any(one is self.batching.counted for one in together):
             raise InputError(
-                "two elastic loaders are looped over together, and with adaptive=True or per_worker_batch a "
-                "batch may be made in several passes.",
-                remedy="Leave these out, let per_worker_batch end at the larger batch size, or loop over one "
-                "loader whose dataset gives the examples of both.",
+                "two elastic loaders are looped over together, but with adaptive=True or per_worker_batch a "
+                "batch may take several passes.",
+                remedy="Leave these out, raise the maximum of per_worker_batch to the larger batch size, or "
+                "loop over one loader whose dataset returns the examples of both.",
             )
 
     def _refuse_another_epoch(self) -> None:
-        """Whoever joins or resumes between the two begins all loops anew, and would be elsewhere in it."""
+        """Refuse a loop that spans two epochs: a worker that joins in the second could not find its place."""
         if not self._is_finished:
             raise InputError(
-                "a loop over an elastic loader goes on from one epoch into the next.",
+                "a loop over an elastic loader continues from one epoch into the next.",
                 remedy="Begin the loop within each epoch: `for x, y in loader` or iter(loader).",
             )
 
     def after_beside(self, loader: ElasticLoader, inside: bool) -> None:
-        """A batch of a loop beside another one is done, or `inside` the body of that one."""
-        if loader not in self._open.beside:
+        """A batch of a loop beside the leading one is done; `inside`: in a loop nested in its body."""
+        if loader not in self._loops.beside:
             self._refuse_another_epoch()
         if not inside:
             return
@@ -541,16 +547,16 @@ class Engine:
         self.current.is_updated = False
         self.session.count_step()
 
-    def _beat(self, loader: DataLoop) -> None:
-        """Take note of who stepped with this batch, and whose gradients wait for a later one."""
-        told, steps, waits = self.current.stepped_ids, 0, False
+    def _record_batch(self, loader: DataLoop) -> None:
+        """Record which optimizers stepped with this batch, and which hold gradients for a later step."""
+        stepped_ids, steps, waits = self.current.stepped_ids, 0, False
         for place, stepper in enumerate(self.steppers):
-            if id(stepper.optimizer) in told:
+            if id(stepper.optimizer) in stepped_ids:
                 steps |= 1 << place
                 stepper.stepped()
             else:
                 waits |= stepper.passed()
-        told.clear()
+        stepped_ids.clear()
         if steps:
             self._stepped = True
         elif waits and loader is not self.step_loop:
@@ -559,31 +565,31 @@ class Engine:
         self._step_hash = (self._step_hash * 31 + steps + 1) % _STEP_HASHES
 
     def _forbid_accumulation(self) -> None:
-        """Where what code counts as batches may be several passes of one, a batch may be skipped only."""
+        """Refuse gradients accumulated by hand where one batch may take several passes."""
         split = self.current.layout.passes > 1 and not self.current.asks_completion
         if split or self.progress.counts:
             for stepper in self.steppers:
                 stepper.refuse_adding(_refuse_accumulation)
 
     def _order_here(self, loader: DataLoop) -> GroupOrder | None:
-        """What is agreed on, where that can be obeyed: a newcomer's count of batches begins at 0."""
-        if self._waiting.order is None:
+        """The order to obey now. A resize is deferred while the code's count of batches matters."""
+        if self._deferred.order is None:
             if not self._step_patterns.always_steps:
                 self.group.check_every = 1
             order = self._agree()
             if order is None or order.code not in ENDS_GROUP or self._may_join(loader):
                 return order
-            self._waiting.order, self._waiting.batches, self._waiting.epochs = order, 0, 0
+            self._deferred.order, self._deferred.batches, self._deferred.epochs = order, 0, 0
             return None
-        self._waiting.batches += 1
-        too_long = self._waiting.batches >= _MOST_BATCHES_TO_WAIT
-        if self._may_join(loader) or (too_long and self._waiting.order.code is OrderKind.PARK):
-            order, self._waiting.order = self._waiting.order, None
+        self._deferred.batches += 1
+        too_long = self._deferred.batches >= _MOST_BATCHES_TO_WAIT
+        if self._may_join(loader) or (too_long and self._deferred.order.code is OrderKind.PARK):
+            order, self._deferred.order = self._deferred.order, None
             return order
-        if self._waiting.batches == _MOST_BATCHES_TO_WAIT and self.group.is_leader:
+        if self._deferred.batches == _MOST_BATCHES_TO_WAIT and self.group.is_leader:
             self.note(
-                "workers change at the end of the epoch, as the code does not step with every batch, nor in "
-                "a pattern that a newcomer could follow from its beginning."
+                "workers will join or leave at the end of the epoch, because the code does not step with "
+                "every batch, nor in a pattern that a new worker could join."
             )
         return None
 
@@ -599,10 +605,10 @@ class Engine:
         return order
 
     def _may_join(self, loader: DataLoop) -> bool:
-        """Steps that the run counts itself have the same numbers everywhere."""
+        """Whether a new worker may join here. Always in `run.steps`: its counter is the run's own."""
         if not isinstance(loader, ElasticLoader) or not self.steppers:
             return True
-        if any(one.left == 0 for one in self._open.beside):  # what zip() ends with is not for newcomers
+        if any(one.left == 0 for one in self._loops.beside):  # zip() is about to end
             return False
         return self._step_patterns.may_join(lambda: loader.steps)
 
@@ -613,34 +619,34 @@ class Engine:
         return self._own_batch()
 
     def _own_batch(self) -> GroupOrder | None:
-        """Without somebody else to decide, an adaptive run picks its batch size itself."""
-        self.batching.saw(self._tuning_meter.take(_TIMED_STEPS))
+        """Without an order from a controller, an adaptive run tunes its batch size itself."""
+        self.batching.observe(self._tuning_meter.take(_TIMED_STEPS))
         if not self.batching.is_due(self.current.step):
             return None
         noise = self.steppers[0].sample() if self.steppers else None
         change = self.batching.tune(self.group, noise, self.current.step)
         for meter in (self._meter, self._tuning_meter):
-            meter.begin()  # looking takes time
+            meter.begin()  # the search takes time
         if change is None:
             return None
         self.note(change.reason)
         return GroupOrder(OrderKind.BATCH, change.batch.atomic, change.batch.accumulation)
 
     def end_epoch(self, *, last: bool) -> None:
-        """An epoch is over: report it, and wait for what is decided on that."""
-        if not self.progress.in_epoch:  # the user has finished the run within it
+        """An epoch is over: report it, and obey what the controller decides."""
+        if not self.progress.in_epoch:  # the code called run.finish() within it
             return
         self._refuse_to_describe()
         self.progress.end_epoch()
         self.end_loop()
-        self._open.beside.clear()
+        self._loops.beside.clear()
         self._meter.skip()
         values, self._values = self._values, {}
         if self.group.is_leader:
             self._report_epoch(values)
         if last:
             return
-        self._hear_leader()
+        self._sync_with_leader()
         task = self.session.task
         if not self._finish_epoch:
             if self.group.is_leader and task is not None and task.waits_for_ack:
@@ -651,22 +657,22 @@ class Engine:
             self._park()
 
     def _order_between_epochs(self) -> GroupOrder | None:
-        """What is agreed on, where that can be obeyed; what has waited for a whole epoch is obeyed anyway."""
-        order, self._waiting.order = self._waiting.order, None
+        """The order to obey between epochs. A deferred resize waits for at most two epochs."""
+        order, self._deferred.order = self._deferred.order, None
         if order is None:
             order = self._agree(at_once=True)
-            self._waiting.epochs = self._waiting.batches = 0
+            self._deferred.epochs = self._deferred.batches = 0
         if order is None or order.code is not OrderKind.REGROUP:
             return order
-        self._waiting.epochs += 1
-        if self._step_patterns.may_join_between_epochs or self._waiting.epochs > 2:
-            self._waiting.epochs = 0
+        self._deferred.epochs += 1
+        if self._step_patterns.may_join_between_epochs or self._deferred.epochs > 2:
+            self._deferred.epochs = 0
             return order
-        self._waiting.order = order
+        self._deferred.order = order
         return None
 
-    def _hear_leader(self) -> None:
-        """Whoever leads next must know the best score; and newcomers, whether all leave now."""
+    def _sync_with_leader(self) -> None:
+        """Copy rank 0's best score and kept values, as any worker may become rank 0, and its FINISH_EPOCH."""
         best = self._persistence.best
         score, leaves = self.group.tell((math.nan if best is None else best, float(self._finish_epoch)))
         self._persistence.best = None if math.isnan(score) else score
@@ -674,7 +680,7 @@ class Engine:
         self._share_kept()
 
     def _share_kept(self) -> None:
-        """Whoever leads next must have the kept values of the worker that leads now."""
+        """Copy rank 0's kept values to all workers."""
         if self.group.world == 1:
             return
         digests = self.group.gather([self.kept.digest()])
@@ -686,10 +692,10 @@ class Engine:
             self.kept.take(unpack(header, tensors))
 
     def stop_early(self) -> None:
-        """The loop over epochs was left, be it by an exception: nothing here may need the other workers.
+        """The user's code left the loop over epochs, maybe by an exception. Must not wait for other workers.
 
-        What was reported stands for the epoch. In the midst of a loop over the data the model may be what
-        the exception is about, so it is not kept.
+        Reported values count for the epoch. The model is saved unless a loop over data was cut short: it may
+        have caused the exception.
         """
         if self.progress.in_epoch and self._values:
             self.end_epoch(last=True)
@@ -725,11 +731,11 @@ class Engine:
         self._values.update(values)
 
     def note(self, text: str) -> None:
-        print(f"stretto: {text}", flush=True)  # noqa: T201 - the job's own log
+        print(f"stretto: {text}", flush=True)  # noqa: T201 - the job's log
         self.session.send(Note(text))
 
     def announce(self, text: str) -> None:
-        """A notice about what is prepared: given once, by whoever leads when training begins."""
+        """Queue a notice about a prepared object; rank 0 prints it when training begins."""
         self._announcements.append(text)
 
     def _give_announcements(self) -> None:
@@ -743,7 +749,7 @@ class Engine:
             self.progress.epoch, values, workers=self.group.world, batch=self.current.base.total
         )
         self._report((EpochEnd(epoch=self.progress.epoch, values=values, epoch_s=self.progress.epoch_s),))
-        if self._persistence.is_best(values) and self.prepared:  # else there is no model to keep
+        if self._persistence.is_best(values) and self.prepared:  # without prepared objects there is no model
             self._save(best=True)
 
     def _report(self, ends: tuple[EpochEnd, ...] = ()) -> None:
@@ -763,18 +769,18 @@ class Engine:
             )
         )
 
-    def _tend(self, loader: DataLoop) -> None:
-        """What rank 0 does now and then."""
+    def _report_and_save(self, loader: DataLoop) -> None:
+        """Report and save if due; only rank 0 does."""
         if not self.group.is_leader:
             return
         now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_after_s:
             self._report()
-        if self._persistence.is_due and self._waiting.order is None:
-            self._waiting.batches += 1
+        if self._persistence.is_due and self._deferred.order is None:
+            self._deferred.batches += 1
             fits = self._step_patterns.may_save or self._may_join(loader)
-            if fits or self._waiting.batches >= _MOST_BATCHES_TO_WAIT:
-                self._waiting.batches = 0
+            if fits or self._deferred.batches >= _MOST_BATCHES_TO_WAIT:
+                self._deferred.batches = 0
                 self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -789,7 +795,7 @@ class Engine:
         return self._persistence.save(self.state, self.progress.epochs_done, best=best, wait=wait)
 
     def finish(self) -> None:
-        """Training is over: keep its result, leave the group, and leave models and optimizers alone."""
+        """End training: save the result, leave the group, and restore the optimizers."""
         self._is_finished = True
         self.stop_early()
         self.save_result()
@@ -800,13 +806,13 @@ class Engine:
         self.group.leave()
 
     def save_result(self) -> None:
-        """Keep what was trained, unless that was done already."""
+        """Save a last checkpoint, unless nothing changed since the previous one."""
         if self.joined and self.group.is_leader and self._place != self._saved_at:
             self._save(wait=True)
 
     @property
     def _place(self) -> tuple[int, int]:
-        """Other numbers whenever something was trained."""
+        """Differs whenever training went on."""
         return self.current.step, self.current.updates
 
     def finish_saving(self) -> None:
@@ -816,14 +822,13 @@ class Engine:
     # State
 
     def state(self) -> dict[str, Any]:
-        """Everything somebody needs to go on from here."""
-        counting = self.counting
+        """The whole training state: enough to resume here."""
         return {
             "format": FORMAT,
             "step": self.current.step,
             "stepped": self._stepped,
             "updates": self.current.updates,
-            "counting": None if counting is None else [counting.batch_size, counting.report_every],
+            "counting": self._counting_state,
             "kept": self.kept.state_dict(),
             "values": dict(self._values),
             "best": self._persistence.best,
@@ -839,16 +844,16 @@ class Engine:
     def _restore(self, state: dict[str, Any]) -> None:
         if state.get("format") != FORMAT:
             raise InputError(
-                f"the saved state has format {state.get('format')}, and this version reads {FORMAT}.",
-                remedy="Start a run of another name.",
+                f"the saved state has format {state.get('format')}, but this version reads {FORMAT}.",
+                remedy="Start a run with another name.",
             )
         self.prepared.restore(state)
         self.progress.restore(state)
         self.current.step = state["step"]
         self._stepped = bool(state.get("stepped", True))
-        self._is_whole = False
+        self._began_at_start = False
         self.current.updates = state.get("updates", state["step"])
-        self._go_on_counting(state.get("counting"))
+        self._check_counting(state.get("counting"))
         for text in self.kept.load_state_dict(state.get("kept", {})):
             self.note(text)
         self._values, self._persistence.best = dict(state["values"]), state["best"]
@@ -865,10 +870,10 @@ class Engine:
 
 def _refuse_accumulation() -> None:
     raise InputError(
-        "backward() adds to the gradients of a batch that came to its end without optimizer.step(), so they "
-        "are accumulated by hand, and with adaptive=True or per_worker_batch a batch may be made in several "
-        "passes.",
-        remedy="Step with every batch: per_worker_batch alone splits a large one; or leave adaptive=True out "
-        "and count batches where run.step_is_complete. Where a batch is skipped, call zero_grad() before the "
-        "next backward(). A GradScaler is given to run.prepare, too.",
+        "backward() adds to the gradients of a batch that ended without optimizer.step(). Such gradients, "
+        "accumulated by hand, do not work with adaptive=True or per_worker_batch, where a batch may take "
+        "several passes.",
+        remedy="Step with every batch: per_worker_batch alone splits a large one. Or leave adaptive=True out "
+        "and count batches only if run.step_is_complete. After skipping a batch, call zero_grad() before the "
+        "next backward(). Give a GradScaler to run.prepare, too.",
     )

@@ -1,12 +1,12 @@
-"""Whether all workers still hold the same training: the same parameters, and the same optimizer settings.
+"""Checks that all workers still train the same model: equal parameters and optimizer settings.
 
-Workers apply the same averaged gradient, so that their parameters stay equal to the last bit, unless code
-treats them differently: a learning rate from a counter of the script's own, which begins anew in a worker
-that joins. A fingerprint is a hash of the settings of every parameter group and of a sample of every
-parameter that an optimizer has. Buffers and random states differ by right, and are no part of it.
+All workers apply the same averaged gradient, so their parameters stay equal to the last bit. They diverge
+only if the user's code treats workers differently. Example: a learning rate computed from the script's own
+counter, which starts at 0 in a worker that joins. A fingerprint is a hash of every parameter group's settings
+and of a sample of every parameter. Buffers and random states may differ and are left out.
 
-Fingerprints are compared when a group forms, with its first exchanges of gradients, where a difference in
-the rate shows before it is used, and then so seldom that it costs a share of COST of the time.
+Fingerprints are compared when a group forms, at its first exchanges of gradients (which catches a wrong
+learning rate before it is used), and then rarely enough to take at most a share COST of the time.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from stretto.torch.stepper import Stepper
 
 COST = 0.0005
 FIRST_EXCHANGES = (1, 2, 3, 5, 9)
-"""Exchanges of a new group with which its fingerprints are compared."""
+"""After these exchanges of a new group, fingerprints are compared."""
 _SAMPLE = 64
-"""Elements of each parameter; other ones each time."""
+"""Elements compared per parameter; different ones each time."""
 _SETTING_TOLERANCE = 1e-5
 _PARAMETER_TOLERANCE = 1e-4
-"""Relative. Unlike processors may round differently, and the sum of two threads is not that of one."""
+"""Relative. Rounding may differ between processors and numbers of threads."""
 _ROUNDINGS = 8
-"""So many roundings to a type of few digits are no difference either."""
+"""For types of low precision, differences up to this many roundings are tolerated."""
 _SHOWN_RANKS = 4
 _RECENT = 5
 
 _OWN_COUNTER = (
-    "A worker that joins runs the script from the top, so a counter of the script's own begins at 0 there: "
-    "compute rates from run.step or run.progress, keep other values with run.keep(), and give schedulers to "
+    "A worker that joins runs the script from the top, so the script's own counters begin at 0 there. "
+    "Compute rates from run.step or run.progress, keep other values with run.keep(), and give schedulers to "
     "run.prepare()."
 )
 _OWN_CHANGE = (
-    "Give the model and its optimizer to run.prepare(), and change parameters only by the optimizer's steps, "
-    "in the same way on every worker; keep counters with run.step and run.keep()."
+    "Give the model and its optimizer to run.prepare(). Change parameters only by the optimizer's steps, in "
+    "the same way on every worker. Keep counters with run.step and run.keep()."
 )
 
 Value = float | str | None | tuple[Any, ...]
 Names = Callable[[], dict[int, str]]
-"""Of parameters, by id."""
+"""Returns the names of parameters, by id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Something of an optimizer's parameter group that all workers must have alike."""
+    """A setting of a parameter group, such as the learning rate; it must be equal on all workers."""
 
     label: str
     value: Value
@@ -67,13 +67,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
+    """What must be equal on all workers."""
+
     settings: list[Setting]
     shapes: list[str]
-    """Of the parameters."""
+    """The shapes of the parameters."""
     samples: list[Tensor]
 
     def digests(self) -> tuple[int, int]:
-        """Of the settings, and of the parameters."""
+        """Hashes of the settings and of the parameters."""
         sampled = hashlib.blake2b(repr(self.shapes).encode(), digest_size=7)
         by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for sample in self.samples:
@@ -85,7 +87,7 @@ class Fingerprint:
 
 
 def fingerprint(optimizers: Sequence[torch.optim.Optimizer], offset: int) -> Fingerprint:
-    """Of everything that these optimizers train; `turn` says which elements are looked at."""
+    """The fingerprint of everything that these optimizers train; `offset` selects the sampled elements."""
     settings, shapes, samples = [], [], []
     for number, optimizer in enumerate(optimizers):
         owner = f" of optimizer {number} ({type(optimizer).__name__})" if len(optimizers) > 1 else ""
@@ -100,7 +102,7 @@ def fingerprint(optimizers: Sequence[torch.optim.Optimizer], offset: int) -> Fin
 
 
 class DivergenceCheck:
-    """Compares the workers' fingerprints, and says when they differ: on all workers at once."""
+    """Compares the workers' fingerprints. If they differ, all workers fail with DivergedError at one step."""
 
     def __init__(self, group: Group, current: CurrentStep, steppers: Sequence[Stepper], names: Names) -> None:
         self._group = group
@@ -115,13 +117,13 @@ class DivergenceCheck:
         self._steps_s: deque[float] = deque(maxlen=_RECENT)
 
     def regrouped(self) -> None:
-        """The group is a new one, and all its members have the state."""
+        """A new group has formed, and all members have the same state."""
         self._exchanges, self._next = 0, FIRST_EXCHANGES[0]
         self._steps_s.clear()
         self._compare()
 
     def exchanged(self) -> None:
-        """All workers have the gradient of a step, and wait for nothing."""
+        """All workers have exchanged the gradients of a step."""
         self._exchanges += 1
         if self._exchanges >= self._next:
             self._compare()
@@ -145,7 +147,7 @@ class DivergenceCheck:
         return [stepper.optimizer for stepper in self._steppers]
 
     def _following(self) -> int:
-        """The exchange of the next comparison, if this worker leads."""
+        """The number of the exchange after which to compare next; rank 0's answer counts."""
         for number in FIRST_EXCHANGES:
             if number > self._exchanges:
                 return number
@@ -153,10 +155,10 @@ class DivergenceCheck:
         return self._exchanges + interval(max(usual_s, self._costs_s[-1]), min(self._steps_s))
 
     def _look_closer(self, own: Fingerprint) -> None:
-        """DivergedError, on every worker, if they differ by more than rounding."""
+        """Raise DivergedError on every worker if they differ by more than rounding."""
         file = io.BytesIO()
         settings = [[one.label, one.value] for one in own.settings]
-        samples = [sample.cpu().clone() for sample in own.samples]  # else torch.save writes whole parameters
+        samples = [sample.cpu().clone() for sample in own.samples]  # torch.save would write the whole storage
         torch.save({"settings": settings, "shapes": own.shapes, "samples": samples}, file)
         everyones = [_read(one) for one in self._group.gather_bytes(file.getvalue())]
         if problem := difference(everyones, self._parameter_names()):
@@ -175,18 +177,20 @@ class DivergenceCheck:
 
 
 def interval(cost_s: float, step_s: float) -> int:
-    """Steps between two comparisons, so that they take a share of COST of the time."""
+    """Steps between two comparisons, so that they take a share COST of the time."""
     return max(math.ceil(cost_s / (COST * max(step_s, 1e-9))), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
+    """The first difference found between workers."""
+
     text: str
     is_setting: bool
 
 
 def difference(everyones: Sequence[Fingerprint], names: Sequence[str]) -> Divergence | None:
-    """What differs between the workers, by rank; None if no more than rounding does."""
+    """The first difference between the workers; None if there is only rounding."""
     if len({tuple(setting.label for setting in one.settings) for one in everyones}) > 1:
         counts = [str(len(one.settings)) for one in everyones]
         return Divergence(f"the number of optimizer settings: {_by_rank(counts)}", is_setting=True)
@@ -209,7 +213,7 @@ _TITLES = {"lr": "learning rate"}
 
 
 def _plain(value: Any) -> Any:
-    """A setting as something to compare; _UNKNOWN if it is of another kind."""
+    """A setting as a value that can be compared, or _UNKNOWN."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | int | float):
@@ -226,7 +230,7 @@ def _plain(value: Any) -> Any:
 def _sample(parameter: Tensor, offset: int) -> Tensor:
     bare = parameter.detach()
     if not bare.is_contiguous() and bare.dim() == 4:
-        bare = bare.permute(0, 2, 3, 1)  # so that images' kernels, channels last, are not copied
+        bare = bare.permute(0, 2, 3, 1)  # avoids copying channels-last weights
     flat = bare.reshape(-1)
     stride = max(flat.numel() // _SAMPLE, 1)
     return flat[offset % stride :: stride][:_SAMPLE]
@@ -248,7 +252,7 @@ def _differ(one: Value, other: Value) -> bool:
 
 
 def _differing(samples: Sequence[Tensor]) -> int | None:
-    """Where in a parameter's samples two workers differ most, if by more than rounding."""
+    """The place where samples of a parameter differ most between workers; None if only by rounding."""
     if samples[0].numel() == 0:
         return None
     together = torch.stack([_real(sample) for sample in samples])

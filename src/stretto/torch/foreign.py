@@ -1,7 +1,7 @@
-"""User code that would go wrong in silence: other tools for several workers, unprepared models.
+"""Other tools for distributed training in the user's code, and models that were not prepared.
 
-What they share out or average would be shared out or averaged twice. Wrappers are taken off with a notice;
-what cannot be taken off is refused in words, before training begins.
+DistributedDataParallel would average gradients a second time, and DistributedSampler would split the data a
+second time. We remove such wrappers with a notice. What cannot be removed is refused before training begins.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from stretto.torch.state import Stateful
 Note = Callable[[str], None]
 
 init_process_group = dist.init_process_group
-"""Torch's own, whatever training code gets to see under that name."""
+"""Torch's own function, even after `refuse_own_groups` has replaced it for training code."""
 
 _AS_COMMAND = "run it as a command (`stretto run -- torchrun ...`), which Stretto starts and stops as a whole"
 
 
 def refuse_own_groups() -> None:
-    """From now on training code of this process cannot make a process group: Stretto makes and remakes it."""
+    """Forbid `init_process_group` in training code of this process: Stretto forms the groups."""
 
     def refused(*_: object, **__: object) -> NoReturn:
         raise InputError(
-            "the training code calls torch.distributed.init_process_group, and under Stretto the group of "
-            "workers is Stretto's, which forms it anew whenever their number changes.",
-            remedy="Leave the call and DistributedDataParallel out: run.prepare averages gradients, and "
-            f"run.rank and run.workers say who trains; or {_AS_COMMAND}.",
+            "the training code calls torch.distributed.init_process_group, but Stretto forms the group of "
+            "workers itself, anew whenever their number changes.",
+            remedy="Leave out the call and DistributedDataParallel: run.prepare averages gradients, and "
+            f"run.rank and run.workers describe the group; or {_AS_COMMAND}.",
         )
 
     for name in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
@@ -49,17 +49,17 @@ def refuse_own_groups() -> None:
 
 
 def refuse_users_group() -> None:
-    """The same for a group that is there all the same."""
+    """InputError if training code made a process group nevertheless."""
     if dist.is_initialized():
         raise InputError(
-            "the training code has made a process group of its own, and under Stretto the group of workers "
-            "is Stretto's, which forms it anew whenever their number changes.",
-            remedy=f"Leave init_process_group out; or {_AS_COMMAND}.",
+            "the training code has made its own process group, but Stretto forms the group of workers "
+            "itself, anew whenever their number changes.",
+            remedy=f"Leave out init_process_group; or {_AS_COMMAND}.",
         )
 
 
 def bare_module(module: torch.nn.Module, note: Note, *, alone: bool) -> torch.nn.Module:
-    """The module to be trained, without what averages its gradients; InputError for what is sharded."""
+    """The module inside DistributedDataParallel or DataParallel; InputError for a sharded model."""
     _refuse_sharded(module)
     if isinstance(module, DistributedDataParallel):
         wrapper, module = module, module.module
@@ -71,7 +71,7 @@ def bare_module(module: torch.nn.Module, note: Note, *, alone: bool) -> torch.nn
     elif isinstance(module, DataParallel) and not alone:
         module = module.module
         note(
-            f"the model was wrapped in DataParallel, and a worker computes on one device: prepare() returns "
+            f"the model was wrapped in DataParallel, but a worker computes on one device: prepare() returns "
             f"the {type(module).__name__} inside."
         )
     _refuse_wrapped_inside(module)
@@ -81,13 +81,13 @@ def bare_module(module: torch.nn.Module, note: Note, *, alone: bool) -> torch.nn
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
-    """InputError if it trains what cannot be averaged or handed on."""
+    """InputError if it trains parameters that cannot be averaged or sent to other workers."""
     parameters = [one for settings in optimizer.param_groups for one in settings["params"]]
     _refuse_odd(((str(place), one) for place, one in enumerate(parameters)), "the optimizer's parameter")
 
 
 def refuse_wrappers_of(parameters: Iterable[Tensor], objects: Callable[[], list[Any]]) -> None:
-    """InputError if a DistributedDataParallel that was not prepared averages any of these, too."""
+    """InputError if an unprepared DistributedDataParallel contains any of these parameters."""
     trained = {id(one) for one in parameters}
     for wrapper in objects():
         if not issubclass(type(wrapper), DistributedDataParallel) or _refuse_call in _pre_hooks(wrapper):
@@ -106,7 +106,7 @@ def _pre_hooks(module: torch.nn.Module) -> list[Any]:
 
 def _refuse_call(module: torch.nn.Module, _: object) -> NoReturn:
     raise InputError(
-        f"the {type(module).__name__} that was given to run.prepare is still called, and would average "
+        f"the {type(module).__name__} that was given to run.prepare is still called, but it would average "
         "gradients a second time.",
         remedy="Call the model that run.prepare returns: model, ... = run.prepare(model, ...).",
     )
@@ -118,7 +118,7 @@ def _refuse_wrapped_inside(module: torch.nn.Module) -> None:
             raise InputError(
                 f"{name or 'the model'} of the {type(module).__name__} is wrapped in "
                 "DistributedDataParallel, which would average its gradients a second time.",
-                remedy="Leave the wrapper out: run.prepare averages gradients.",
+                remedy="Leave out the wrapper: run.prepare averages gradients.",
             )
 
 
@@ -127,47 +127,47 @@ def _refuse_sharded(module: torch.nn.Module) -> None:
         kinds = {kind.__name__ for kind in type(one).__mro__}
         if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
             raise InputError(
-                f"the {type(module).__name__} is sharded by FSDP, and shards cannot be handed to a group of "
-                "another size while it trains.",
-                remedy=f"Leave FSDP out if the model fits one device; else {_AS_COMMAND}.",
+                f"the {type(module).__name__} is sharded by FSDP, but shards cannot be moved to a group of "
+                "another size during training.",
+                remedy=f"Leave out FSDP if the model fits one device; else {_AS_COMMAND}.",
             )
 
 
 def _refuse_odd(named: Iterable[tuple[str, Tensor]], owner: str) -> None:
-    """Whatever could not be handed to a newcomer or saved: better now than at the first resize."""
+    """Refuse tensors that cannot be saved or sent to a new worker, now and not at the first resize."""
     for name, one in named:
         if torch.nn.parameter.is_lazy(one):
             continue
         kind = type(one.detach())
         if kind.__name__ == "DTensor":
             raise InputError(
-                f"{owner} {name} is a DTensor, a shard of a parameter, and shards cannot be handed to a "
-                "group of another size while it trains.",
-                remedy=f"Leave FSDP and tensor parallelism out if the model fits one device; else "
+                f"{owner} {name} is a DTensor, a shard of a parameter, but shards cannot be moved to a group "
+                "of another size during training.",
+                remedy=f"Leave out FSDP and tensor parallelism if the model fits one device; else "
                 f"{_AS_COMMAND}.",
             )
         if kind not in {Tensor, torch.nn.Parameter} or one.layout is not torch.strided or one.is_meta:
             what = "meta tensor without data" if one.is_meta else f"{kind.__name__} of layout {one.layout}"
             raise InputError(
-                f"{owner} {name} is a {what}, which cannot be handed to other workers.",
+                f"{owner} {name} is a {what}, which cannot be sent to other workers.",
                 remedy=f"Use ordinary dense parameters; or {_AS_COMMAND}.",
             )
 
 
 def whole_sampler(sampler: Any, note: Note) -> Any:
-    """A sampler over all examples: one that gives each worker its part would have data shared out twice."""
+    """A sampler over all examples, in place of one that gives each worker a part."""
     replicas = getattr(sampler, "num_replicas", 1)
     if not isinstance(replicas, int) or replicas <= 1:
         return sampler
     if type(sampler) is not DistributedSampler:
         raise InputError(
-            f"the {type(sampler).__name__} gives each of {replicas} workers a part of the data, and the "
-            "elastic loader shares data out itself.",
+            f"the {type(sampler).__name__} gives each of {replicas} workers a part of the data, but the "
+            "elastic loader splits the data itself.",
             remedy="Give a sampler over all examples: the one inside, or shuffle=True.",
         )
     note(
-        f"the DistributedSampler's {replicas} parts are put together again: the loader shares out every "
-        "example once, and its batch_size is the total over all workers."
+        f"the DistributedSampler's {replicas} parts are put together again: the elastic loader splits the "
+        "data over workers itself, and its batch_size is the total over all workers."
     )
     return DistributedSampler(
         sampler.dataset, num_replicas=1, rank=0, shuffle=sampler.shuffle, seed=sampler.seed
@@ -175,10 +175,10 @@ def whole_sampler(sampler: Any, note: Note) -> Any:
 
 
 def refuse_loose_parameters(optimizers: Sequence[Optimizer], things: Sequence[Stateful]) -> None:
-    """InputError if an optimizer was prepared, and what it trains was not."""
+    """InputError if a prepared optimizer trains parameters of no prepared model."""
     others = [one for one in things if not isinstance(one, Module | Optimizer | LRScheduler)]
     if any(hasattr(one, "parameters") or hasattr(one, "model") for one in others):
-        return  # it may carry a model in a way of its own
+        return  # it may contain the model
     known = _parameters_of(things)
     for optimizer in optimizers:
         trained = [one for group in optimizer.param_groups for one in group["params"]]
@@ -191,7 +191,7 @@ def refuse_loose_parameters(optimizers: Sequence[Optimizer], things: Sequence[St
 
 
 class StepGuard:
-    """Looks at whatever optimizer steps, and refuses one that trains what others must know of."""
+    """Checks every optimizer that steps, and refuses unprepared ones that train a prepared model."""
 
     def __init__(
         self,
@@ -222,8 +222,8 @@ class StepGuard:
         if trains_prepared or (nothing_prepared and self._is_in_loop()):
             what = "a prepared model" if trains_prepared else "on batches of an elastic loader"
             raise InputError(
-                f"an optimizer ({type(optimizer).__name__}) trains {what} and was not given to "
-                "run.prepare(), so every worker would train a model of its own.",
+                f"an optimizer ({type(optimizer).__name__}) trains {what} but was not given to "
+                "run.prepare(), so every worker would train a different model.",
                 remedy="Give the model and the optimizer to run.prepare().",
             )
         if not nothing_prepared:

@@ -1,10 +1,10 @@
-"""Forks workers from a process that has imported everything already, in milliseconds each.
+"""The fork server: imports torch and the user's code once, then forks each worker in milliseconds.
 
-Run as a script by its path, so that it can say in words why an import failed:
+It runs as a script, by its path, so that it can explain a failed import:
 
     python -P fork_server.py SOCKET_FD SETTINGS
 
-The controller has the other end of the socket and writes JSON lines to it:
+The controller holds the other end of the socket and writes JSON lines:
 
     {"do": "spawn", "worker": .., "address": .., "secret": .., "log": .., "env": {..}}
     {"do": "end", "worker": ..}      SIGTERM to the worker's process group, SIGKILL after the grace
@@ -12,20 +12,20 @@ The controller has the other end of the socket and writes JSON lines to it:
 
 and reads
 
-    {"say": "ready", "worker": ""}   everything is imported
-    {"say": "born", "worker": .., "pid": ..}
-    {"say": "note", "worker": .., "text": ..}      how workers are started here, once, with the first of them
-    {"say": "gone", "worker": .., "code": ..}      nothing of its process group is left
-    {"say": "gone", "worker": .., "error": ..}     it could not be started; another time it may
-    {"say": "barren", "worker": .., "error": ..}   it cannot be started, now or later
+    {"say": "ready", "worker": ""}                 imports are done
+    {"say": "born", "worker": .., "pid": ..}       the worker was forked
+    {"say": "note", "worker": .., "text": ..}      a notice for the user, sent with the first worker
+    {"say": "gone", "worker": .., "code": ..}      all processes of the worker's group have ended
+    {"say": "gone", "worker": .., "error": ..}     it could not be forked now; try again later
+    {"say": "barren", "worker": .., "error": ..}   the imports failed: no worker can ever be forked here
 
-When the controller closes its end, on purpose or by dying, the workers, who notice that too, have the grace
-to save their state and leave; then they are killed. The nursery adopts and ends what they leave behind.
-If the nursery is killed, its workers go with it.
+When the controller closes its end or dies, workers get the grace to save a checkpoint and exit. Then they are
+killed. The fork server also ends processes that workers leave behind. If it is killed itself, its workers die
+with it.
 
-A fork copies one thread only, and whoever waits for another in the copy waits forever. So libraries have one
-thread while the user's code is imported, and workers are given theirs after the fork. Code that starts
-threads of its own, or CUDA, is not imported here, but by every worker for itself.
+A fork copies only one thread; waiting for any other in the copy would hang. So libraries use one thread while
+the user's code is imported, and workers get their threads after the fork. Code that starts threads or uses
+CUDA on import is not imported here, but in every worker.
 """
 
 from __future__ import annotations
@@ -58,40 +58,40 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK = 1 << 16
 _LOOK_S = 0.25
-"""How often a nursery that is still importing looks whether anybody is waiting for it."""
-_LAST_MOMENTS_S = 1.0
-"""How long threads that the user's code has started may take to end by themselves."""
+"""How often we check during imports that the controller is still there."""
+_THREAD_GRACE_S = 1.0
+"""How long threads that the user's code started may take to end."""
 _ONE = "01"
-"""One thread, written as nobody writes it: what the user's code sets meanwhile is told from it."""
+"""One thread, in an unusual spelling: any other value was set by the user's code."""
 _THREADS_OF = {
     "openmp": "OMP_NUM_THREADS",
     "openblas": "OPENBLAS_NUM_THREADS",
     "mkl": "MKL_NUM_THREADS",
     "blis": "BLIS_NUM_THREADS",
 }
-"""Where each kind of library looks for its number of threads; without an own one, all look for the first."""
+"""The variable from which each library reads its number of threads; OMP_NUM_THREADS is the fallback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerSettings:
-    """What to prepare."""
+    """What to import, and what workers run."""
 
     entry: str
     worker: str
-    """`module:function`, called with address, secret and id in every worker; returns its exit code."""
+    """`module:function`: the main function of a worker: (address, secret, id) -> exit code."""
     load: str
-    """`module:function`, called with the entry to import the user's code."""
+    """`module:function`: imports the user's code; takes the entry."""
     preload: tuple[str, ...]
     grace_s: float
     imports_entry: bool = True
-    """Whether the user's code is imported here, once, or by every worker for itself."""
+    """Whether the user's code is imported here, once, or in every worker."""
     note: str = ""
-    """Why not, for the user."""
+    """If it is imported in every worker: the reason, for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnRequest:
-    """A worker that is wanted."""
+    """A request to fork a worker."""
 
     worker: str
     address: str
@@ -105,26 +105,26 @@ class _Worker:
     name: str
     pid: int
     code: int | None = None
-    """How it ended, while something of its group is still there."""
+    """Its exit code, once it has ended; other processes of its group may still run."""
     kill_at_s: float = math.inf
 
 
 @dataclass(slots=True)
 class ForkServer:
-    """Serves one controller. Single-threaded, as only that can fork safely."""
+    """Serves one controller. Single-threaded, because only such a process can fork safely."""
 
     line: socket.socket
     grace_s: float
-    barren: str = ""
-    """Why no worker can be started here; empty if they can."""
+    import_error: str = ""
+    """Why no worker can be forked here; empty if the imports succeeded."""
     note: str = ""
-    """What the user should know of workers here, until it is told."""
+    """A notice for the user; empty once sent."""
     _workers: dict[str, _Worker] = field(default_factory=dict)
     _unread: bytes = b""
     _closed: bool = False
 
     def serve(self) -> SpawnRequest | None:
-        """Until the controller is gone and nothing is left; or, in a worker just forked, its part to play."""
+        """Serve until the controller and all workers are gone: None. In a forked worker: its request."""
         wake_fd, wake_write_fd = os.pipe()
         os.set_blocking(wake_fd, False)
         os.set_blocking(wake_write_fd, False)
@@ -140,11 +140,11 @@ class ForkServer:
                 os.read(wake_fd, _CHUNK)
             if self.line.fileno() in ready:
                 for order in self._orders():
-                    birth = self._carry_out(order)
-                    if birth is not None:
+                    request = self._carry_out(order)
+                    if request is not None:
                         os.close(wake_fd)
                         os.close(wake_write_fd)
-                        return birth
+                        return request
                 if self._closed:
                     poll.unregister(self.line)
             self._reap()
@@ -174,58 +174,58 @@ class ForkServer:
         if worker is not None and worker.code is None:
             if what == "end":
                 _signal_group(worker.pid, signal.SIGTERM)
-                _signal_group(worker.pid, signal.SIGCONT)  # a stopped process would not hear it
+                _signal_group(worker.pid, signal.SIGCONT)  # a stopped process would not handle SIGTERM
                 worker.kill_at_s = min(worker.kill_at_s, time.monotonic() + self.grace_s)
             else:
                 _signal_group(worker.pid, signal.SIGKILL)
         return None
 
-    def _spawn(self, birth: SpawnRequest) -> SpawnRequest | None:
-        if self.barren:
-            self._say(say="barren", worker=birth.worker, error=self.barren)
+    def _spawn(self, request: SpawnRequest) -> SpawnRequest | None:
+        if self.import_error:
+            self._say(say="barren", worker=request.worker, error=self.import_error)
             return None
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         try:
             begun_fd, begun_write_fd, pid = _fork()
-        except OSError as error:  # the machine has no memory, processes or descriptors left for another
+        except OSError as error:  # out of memory, processes or file descriptors
             why = f"a worker cannot be started: {error}"
-            self._say(say="gone", worker=birth.worker, error=why, number=error.errno or 0)
+            self._say(say="gone", worker=request.worker, error=why, number=error.errno or 0)
             return None
         if pid == 0:
             os.close(begun_fd)
-            self._leave_the_nest(birth)
+            self._become_worker(request)
             os.close(begun_write_fd)
-            return birth
+            return request
         os.close(begun_write_fd)
-        os.read(begun_fd, 1)  # ends when the worker leads a group of its own, which can then be signalled
+        os.read(begun_fd, 1)  # returns when the worker leads its own process group and can be signalled
         os.close(begun_fd)
-        self._workers[birth.worker] = _Worker(birth.worker, pid)
-        self._say(say="born", worker=birth.worker, pid=pid)
+        self._workers[request.worker] = _Worker(request.worker, pid)
+        self._say(say="born", worker=request.worker, pid=pid)
         if self.note:
-            self._say(say="note", worker=birth.worker, text=self.note)
+            self._say(say="note", worker=request.worker, text=self.note)
             self.note = ""
         return None
 
-    def _leave_the_nest(self, birth: SpawnRequest) -> None:
-        """Nothing of the nursery is left in the worker: its signals, its socket, its output."""
+    def _become_worker(self, request: SpawnRequest) -> None:
+        """In the child: drop the fork server's signal handlers, socket and output."""
         parent = os.getppid()
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the nursery died before that took effect
+        if os.getppid() != parent:  # the fork server died before that took effect
             os._exit(1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.line.close()
-        log_fd = open_private(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        log_fd = open_private(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.close(log_fd)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed worker's output counts
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # keeps a killed worker's output
 
     def _reap(self) -> None:
-        """Take note of whoever ended; a worker is gone when its whole group is."""
+        """Collect exit codes; a worker is gone when its whole process group is."""
         by_pid = {worker.pid: worker for worker in self._workers.values()}
         while True:
             try:
@@ -249,17 +249,17 @@ class ForkServer:
 
     def _patience_ms(self) -> float | None:
         if any(worker.code is not None for worker in self._workers.values()):
-            return 10.0  # the rest of a group may end without a signal to us
+            return 10.0  # grandchildren may end without a signal to us
         first_s = min((worker.kill_at_s for worker in self._workers.values()), default=math.inf)
         return None if math.isinf(first_s) else max(first_s - time.monotonic(), 0.0) * 1000 + 1
 
     def _say(self, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the controller is gone
             self.line.sendall(json.dumps(fields).encode() + b"\n")
 
 
 def _fork() -> tuple[int, int, int]:
-    """Both ends of a pipe that parent and child share, and what `os.fork` says."""
+    """Both ends of a pipe shared by parent and child, and the result of `os.fork`."""
     ends = os.pipe()
     try:
         return (*ends, os.fork())
@@ -270,12 +270,12 @@ def _fork() -> tuple[int, int, int]:
 
 
 def _signal_group(pid: int, number: int) -> bool:
-    """Whether there was anybody to signal."""
+    """Send a signal to a process group; False if the group has ended."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it became another user's; nothing more can be done from here
+    except PermissionError:  # it runs as another user now, so we cannot signal it
         return False
     return True
 
@@ -286,7 +286,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_descendants() -> None:
-    """Kill and reap what workers left to us until nothing is left."""
+    """Kill and reap all processes that workers left behind."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -300,24 +300,24 @@ def _end_descendants() -> None:
 
 
 def named(where: str) -> Any:
-    """The object that `module:name` names."""
+    """The object named `module:name`."""
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 class LibraryThreads:
-    """The threads of libraries: one while code is imported, and for workers what the environment says."""
+    """Threads of numerical libraries: one during imports; in workers, as the environment says."""
 
     def __init__(self) -> None:
         self._before = {name: os.environ.get(name) for name in _THREADS_OF.values()}
         self._chosen: int | None = None
-        """What the user's code has asked of torch while it was imported."""
+        """The argument of `torch.set_num_threads`, if the user's code called it on import."""
         self._libraries: list[Any] = []
         os.environ.update(dict.fromkeys(_THREADS_OF.values(), _ONE))
 
     @contextlib.contextmanager
     def noting_choices(self) -> Iterator[None]:
-        """Take note of what the block asks of torch; and then of the libraries that are loaded."""
+        """Record calls of `torch.set_num_threads` in the block, and then which libraries are loaded."""
         torch = sys.modules.get("torch")
         if torch is None:
             yield
@@ -333,12 +333,12 @@ class LibraryThreads:
             yield
         finally:
             torch.set_num_threads = set_number  # type: ignore[attr-defined]
-            from threadpoolctl import ThreadpoolController  # noqa: PLC0415 - commands do without
+            from threadpoolctl import ThreadpoolController  # noqa: PLC0415 - only with torch
 
             self._libraries = [one for one in ThreadpoolController().lib_controllers if one.num_threads == 1]
 
     def restore_environment(self) -> None:
-        """As it was, but for what the user's code has set."""
+        """Restore the variables, except those that the user's code has set."""
         for name, value in self._before.items():
             if os.environ.get(name) != _ONE:
                 continue
@@ -347,7 +347,7 @@ class LibraryThreads:
                 os.environ[name] = value
 
     def give(self) -> None:
-        """To a worker, whose libraries were loaded with one."""
+        """In a worker: give each library its threads."""
         for library in self._libraries:
             library.set_num_threads(_number_of_threads(_THREADS_OF.get(library.internal_api, "")))
         if torch := sys.modules.get("torch"):
@@ -355,7 +355,7 @@ class LibraryThreads:
 
 
 def _number_of_threads(name: str) -> int:
-    """What a library takes that looks there first; of a list, for nested loops, the first number counts."""
+    """Threads of a library that reads the variable `name`; the first number of a list counts."""
     for text in (os.environ.get(name, ""), os.environ.get(_THREADS_OF["openmp"], "")):
         first = text.partition(",")[0].strip()
         if first.isdecimal() and int(first) > 0:
@@ -364,25 +364,25 @@ def _number_of_threads(name: str) -> int:
 
 
 def _prepare(settings: ForkServerSettings, threads: LibraryThreads) -> str:
-    """Import everything; what went wrong, in words or as the user's own traceback."""
+    """Import everything. Returns what failed: a sentence or the user's traceback; empty if nothing did."""
     try:
         for module in settings.preload:
             importlib.import_module(module)
         for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]  # noqa: SLF001
-            finalizer.atexit = False  # torch would take its operators apart in every worker that ends
+            finalizer.atexit = False  # else torch would unregister its operators in every worker that exits
         named(settings.worker)
         with threads.noting_choices():
             if settings.imports_entry:
                 named(settings.load)(settings.entry)
     except InputError as error:
         return str(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's code raises is theirs to read
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - users read their own errors
         return _own_traceback(error)
     return ""
 
 
 def _own_traceback(error: BaseException) -> str:
-    """Without the frames between the nursery and the user's file."""
+    """The traceback without our own frames and those of importlib."""
     machinery = (str(Path(__file__).parent), "<frozen importlib")
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(machinery):
@@ -391,37 +391,37 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _points_to(link: Path, device: str) -> bool:
-    with contextlib.suppress(OSError):  # the descriptor of this very look is gone by now
+    with contextlib.suppress(OSError):  # the file descriptor may be closed by now
         return str(link.readlink()) == device
     return False
 
 
 def _unsafe_to_fork() -> str:
-    """Why a fork of this process might not work; empty if it will."""
+    """Why this process cannot fork safely; empty if it can."""
     if any(_points_to(link, "/dev/nvidia-uvm") for link in Path("/proc/self/fd").iterdir()):
         return "it uses CUDA when it is imported"
-    end_s = time.monotonic() + _LAST_MOMENTS_S
+    end_s = time.monotonic() + _THREAD_GRACE_S
     while (others := _other_threads()) and time.monotonic() < end_s:
         time.sleep(0.01)
     return f"it starts threads when it is imported ({', '.join(others)})" if others else ""
 
 
 def _other_threads() -> list[str]:
-    """Names of all but this one, also of those that Python knows nothing of."""
+    """Names of all other threads, including those that Python did not start."""
     own = threading.get_native_id()
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     names: list[str] = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != own:
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended
                 comm = (task / "comm").read_text(encoding="utf-8", errors="replace").strip()
                 names.append(known.get(int(task.name), comm))
     return sorted(set(names))
 
 
 @contextlib.contextmanager
-def _leaving_if_abandoned(line: socket.socket) -> Iterator[None]:
-    """Importing takes seconds; a controller that is gone meanwhile leaves nothing to do."""
+def _exiting_if_abandoned(line: socket.socket) -> Iterator[None]:
+    """Exit if the controller goes away during the imports, which take seconds."""
 
     def look(*_: object) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -440,11 +440,11 @@ def _leaving_if_abandoned(line: socket.socket) -> Iterator[None]:
 
 
 def _start_over(fd: int, settings: ForkServerSettings, why: str) -> None:
-    """As a process that leaves the user's code to the workers, who then start more slowly.
+    """Restart this process without importing the user's code: workers import it, which is slower.
 
-    Where that had threads all the same, everything is left to them.
+    If there are threads even then, workers import everything.
     """
-    note = f"{settings.entry} is imported anew by every worker, which takes longer, because {why}"
+    note = f"every worker imports {settings.entry} itself, which takes longer, because {why}"
     if settings.imports_entry:
         less = replace(settings, imports_entry=False, note=note)
     else:
@@ -453,18 +453,18 @@ def _start_over(fd: int, settings: ForkServerSettings, why: str) -> None:
     sys.stderr.flush()
     os.set_inheritable(fd, True)
     arguments = json.dumps(asdict(less))
-    os.execv(sys.executable, [sys.executable, "-P", __file__, str(fd), arguments])  # noqa: S606 - no shell is meant
+    os.execv(sys.executable, [sys.executable, "-P", __file__, str(fd), arguments])  # noqa: S606 - without a shell
 
 
-def _play(worker: Callable[[str, str, str], int | None], birth: SpawnRequest) -> NoReturn:
-    """Be a worker to the end, which comes at once: taking the interpreter apart would hold the slot."""
+def _run_worker(worker: Callable[[str, str, str], int | None], request: SpawnRequest) -> NoReturn:
+    """Run a worker, then exit at once: a regular shutdown of the interpreter would occupy the slot longer."""
     code = 1
     try:
-        code = worker(birth.address, birth.secret, birth.worker) or 0
-    except BaseException:  # noqa: BLE001 - it is printed and the exit code tells
+        code = worker(request.address, request.secret, request.worker) or 0
+    except BaseException:  # noqa: BLE001 - printed, and shown by the exit code
         traceback.print_exc()
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as an interpreter ends: first threads,
-    atexit._run_exitfuncs()  # noqa: SLF001 - then what user code wants done at exit
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as in a regular exit: wait for threads,
+    atexit._run_exitfuncs()  # noqa: SLF001 - then run the user's exit handlers
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
@@ -472,25 +472,25 @@ def _play(worker: Callable[[str, str, str], int | None], birth: SpawnRequest) ->
 
 def main() -> None:
     fd, settings = int(sys.argv[1]), ForkServerSettings(**json.loads(sys.argv[2]))
-    sys.argv = [settings.entry.rpartition(":")[0] or settings.entry]  # as `python FILE` would have it
+    sys.argv = [settings.entry.rpartition(":")[0] or settings.entry]  # as in `python FILE`
     os.set_inheritable(fd, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     line = socket.socket(fileno=fd)
     threads = LibraryThreads()
-    with _leaving_if_abandoned(line):
-        barren = _prepare(settings, threads)
-    why = _unsafe_to_fork() if not barren and (settings.imports_entry or settings.preload) else ""
+    with _exiting_if_abandoned(line):
+        import_error = _prepare(settings, threads)
+    why = _unsafe_to_fork() if not import_error and (settings.imports_entry or settings.preload) else ""
     if why:
         threads.restore_environment()
         _start_over(fd, settings, why)
-    gc.freeze()  # workers share what is there now, and need not look through it
-    birth = ForkServer(line, settings.grace_s, barren, settings.note).serve()
-    if birth is None:
-        os._exit(0)  # what user code wants done at exit concerns its workers
+    gc.freeze()  # workers share these objects; their garbage collector need not visit them
+    request = ForkServer(line, settings.grace_s, import_error, settings.note).serve()
+    if request is None:
+        os._exit(0)  # exit handlers of the user's code run in workers only
     threads.restore_environment()
-    os.environ.update(birth.env)
+    os.environ.update(request.env)
     threads.give()
-    _play(named(settings.worker), birth)
+    _run_worker(named(settings.worker), request)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The workers of one job as a process group that can be formed anew while they train."""
+"""The workers of one job: a torch process group that is formed again at every resize."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -27,21 +27,24 @@ from stretto.torch.pack import NOTHING, Packed, as_bytes, landing
 _MEET_S = 120.0
 """How long members wait for each other when a group forms."""
 _EXCHANGE_S = 600.0
-"""How long a worker waits for its peers' gradients; hung peers are noticed from outside long before."""
+"""How long a worker waits for its peers' gradients; the controller notices hung workers much earlier."""
 _EXIT_S = 10.0
-"""How long a script that ends waits for what peers were to say."""
+"""How long a script waits at exit for a pending exchange."""
+
+
+_NOT_ASKED = (-1, -1)
 
 
 class PeerLostError(Exception):
-    """A worker of the group is gone; the others cannot go on without it."""
+    """A worker of the group is gone, so the others cannot continue."""
 
 
 class DivergedError(InputError):
-    """Workers of one run hold different models, or are about to: trying again would repeat it."""
+    """Workers of one run hold different models, or are about to. A retry would fail the same way."""
 
 
 class OrderKind(IntEnum):
-    """What a group can agree to do."""
+    """What a group can agree to do at a step boundary."""
 
     NOTHING = 0
     REGROUP = 1
@@ -52,7 +55,7 @@ class OrderKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupOrder:
-    """Something all workers do at the same step boundary."""
+    """An action that all workers take at the same step boundary."""
 
     code: OrderKind
     first: int = 0
@@ -64,20 +67,23 @@ class GroupOrder:
 ENDS_GROUP = frozenset({OrderKind.REGROUP, OrderKind.PARK})
 
 
-def waited(work: Any) -> None:
-    """Wait for an exchange; PeerLostError if somebody does not take part."""
+@contextmanager
+def _peer_errors() -> Iterator[None]:
+    """Errors of an exchange mean that a worker does not take part: PeerLostError."""
     try:
-        work.wait()
+        yield
     except RuntimeError as error:
         raise PeerLostError(str(error)) from error
 
 
-def _nothing() -> None:
-    """The wish of somebody who has none."""
+@_peer_errors()
+def waited(work: Any) -> None:
+    """Wait for an exchange."""
+    work.wait()
 
 
 class Rendezvous:
-    """A key-value store of this process, where the groups that it leads come together."""
+    """A key-value store in this process, where the groups form in which it is rank 0."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._host = host
@@ -85,7 +91,7 @@ class Rendezvous:
 
     @functools.cached_property
     def store(self) -> Any:
-        # By itself the store would listen to everybody who can reach this machine.
+        # By default, TCPStore would listen on all network interfaces.
         listener = socket.create_server((self._host, 0))
         port = listener.getsockname()[1]
         return TCPStore(
@@ -93,16 +99,16 @@ class Rendezvous:
         )
 
     def new_address(self) -> str:
-        """Where to find it, `host:port/corner`; nobody met there before."""
+        """The address for a new group, `host:port/prefix`, with a prefix not used before."""
         self._addresses += 1
         return f"{self._host}:{self.store.port}/{self._addresses}"
 
 
 class Group:
-    """This worker's place among its peers, and what they agree on."""
+    """This worker's process group, and the orders that its members agree on."""
 
     def __init__(self, rendezvous: Rendezvous | None = None) -> None:
-        # What torchrun or a like launcher says holds from the beginning; a controller says it later.
+        # torchrun sets rank and world size in the environment; a controller sends them later.
         launched = rendezvous is None
         self.rank = int(os.environ.get("RANK", "0")) if launched else 0
         self.world = int(os.environ.get("WORLD_SIZE", "1")) if launched else 1
@@ -110,14 +116,14 @@ class Group:
         if launched:
             self._find_users_group()
         self._made = False
-        """Whether the process group is ours, not one that the script has made and may use on."""
+        """Whether we made the process group, not the user's script."""
         self._control: Any = None
         self._pending: tuple[Tensor, Any, int] | None = None
         self._boundaries_left = 0
         self.check_every = 1
-        """Rank 0's choice: boundaries between two looks at what is wanted."""
+        """Step boundaries between two checks for orders; rank 0 decides."""
         self.length_asked_in: tuple[int, int] | None = None
-        """What rank 0 said of this at the last look; None before the group's first one."""
+        """Rank 0's last broadcast: in which loop its code called len(loader); None before the first one."""
         self._rendezvous = rendezvous
 
     @property
@@ -125,7 +131,7 @@ class Group:
         return self.rank == 0
 
     def form(self, *, generation: int, rank: int, world: int, nodes: int, store: str, backend: str) -> None:
-        """Leave the group there was and meet the members of the new one."""
+        """Leave the current group and join the new one."""
         self.leave()
         refuse_users_group()
         self.rank, self.world, self.nodes = rank, world, nodes
@@ -137,7 +143,7 @@ class Group:
             raise PeerLostError(f"the group of {world} did not come together: {error}") from error
 
     def form_from_environment(self, backend: str) -> None:
-        """The script's own group, or as torchrun or a like launcher says; alone where there is none."""
+        """Use the script's own group, or form one under torchrun, or train alone."""
         self._find_users_group()
         if self.world == 1:
             return
@@ -153,7 +159,7 @@ class Group:
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def _make_control(self) -> None:
-        """What is agreed on must not wait for the GPU, so it travels between CPUs."""
+        """Make a group of CPUs for orders, which must not wait for the GPU."""
         gloo = dist.get_backend() == "gloo"
         self._control = dist.group.WORLD if gloo else dist.new_group(backend="gloo")
 
@@ -189,9 +195,9 @@ class Group:
             self.rank, self.world, self.nodes = 0, 1, 1
 
     def _leave_at_exit(self) -> None:
-        """A process that ends with a group may be aborted by the group's threads.
+        """Leave the group at exit, or its threads may abort the process.
 
-        After an exception peers may wait for this worker, and it must not wait for them.
+        Not after an exception: peers may be waiting for this worker, and it must not wait for them.
         """
         if hasattr(sys, "last_value"):
             return
@@ -203,11 +209,9 @@ class Group:
         self.leave()
 
     def start_sum(self, tensor: Tensor) -> Any:
-        """Begin to add up a tensor over all workers, in place."""
-        try:
+        """Start to sum a tensor over all workers, in place."""
+        with _peer_errors():
             return dist.all_reduce(tensor, async_op=True)
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
 
     def sum(self, tensor: Tensor) -> Tensor:
         if self.world > 1:
@@ -219,33 +223,29 @@ class Group:
             return tensor
         if self._control is None:
             raise InputError(
-                f"there is no group of {self.world} workers to ask.",
+                f"the group of {self.world} workers has not formed.",
                 remedy="Call it after run.epochs() has begun and before run.finish().",
             )
-        try:
+        with _peer_errors():
             waited(dist.all_reduce(tensor, group=self._control, async_op=True))
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
         return tensor
 
     def tell(self, numbers: Sequence[float]) -> list[float]:
-        """Rank 0's numbers, for everybody; the others give as many of their own."""
+        """Broadcast rank 0's numbers; the other workers pass as many of any value."""
         if self.world == 1:
             return list(numbers)
         told = torch.tensor(numbers, dtype=torch.float64)
-        try:
+        with _peer_errors():
             dist.broadcast(told, src=0, group=self._control)
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
         return [float(number) for number in told]
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of every worker, by rank; all give as many."""
+        """The numbers of every worker, by rank; all must pass equally many."""
         own = torch.tensor(numbers, dtype=torch.int64)
         return [[int(number) for number in one] for one in self._gathered(own)]
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """What every worker gives, by rank."""
+        """The bytes of every worker, by rank."""
         sizes = [size for (size,) in self.gather([len(content)])]
         own = torch.zeros(max(sizes), dtype=torch.uint8)
         own[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -254,24 +254,20 @@ class Group:
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
         everyones = [torch.empty_like(own) for _ in range(self.world)]
-        try:
+        with _peer_errors():
             dist.all_gather(everyones, own, group=self._control)
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
         return everyones
 
     def spread(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        """Give everybody rank 0's values of tensors that all workers have, in one exchange."""
+        """Overwrite the tensors on all workers with rank 0's values, in one exchange."""
         if self.world == 1 or not tensors:
             return
-        # Bytes: every backend carries them, and tensors of all kinds go together.
+        # As bytes, tensors of all types fit in one message, which every backend can send.
         where = device if dist.get_backend() == "nccl" else torch.device("cpu")
         pieces = [as_bytes(tensor.detach()).to(where) for tensor in tensors]
         together = torch.cat(pieces)
-        try:
+        with _peer_errors():
             dist.broadcast(together, src=0)
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
         if self.is_leader:
             return
         for tensor, piece in zip(tensors, together.split([one.numel() for one in pieces]), strict=True):
@@ -283,13 +279,13 @@ class Group:
         *,
         at_once: bool = False,
         step_hash: int = 0,
-        length_asked_in: tuple[int, int] = (-1, -1),
+        length_asked_in: tuple[int, int] = _NOT_ASKED,
     ) -> GroupOrder | None:
-        """What all workers do now. Everybody asks at the same boundaries; rank 0's `wish` decides.
+        """The order that all workers obey now. All call this at the same boundaries; rank 0 decides.
 
-        The wish travels while the next steps are computed and holds a look later, or, `at_once`, now.
-        `trail` stands for the steps made so far: DivergedError if it is not rank 0's. Of `asked_in`, too,
-        rank 0's holds: the loop in which its code has asked for the loader's length.
+        Rank 0's `next_order` is broadcast during the next steps, and obeyed at the next check; `at_once`
+        means now. `step_hash` describes the optimizer steps so far: DivergedError if it differs from rank
+        0's. `length_asked_in` is the loop in which the code called len(loader); rank 0's is used.
         """
         if self.world == 1:
             self.length_asked_in = length_asked_in
@@ -302,8 +298,8 @@ class Group:
             return agreed
         if at_once and agreed is not None:
             return agreed
-        # What is wished for before an order is obeyed would be for the group as it was.
-        self._send(next_order if agreed is None else _nothing, step_hash, length_asked_in)
+        # Until this order is obeyed, a new one would be meant for the old group.
+        self._send(next_order if agreed is None else lambda: None, step_hash, length_asked_in)
         if at_once:
             return self._take()
         return agreed
@@ -314,10 +310,8 @@ class Group:
         order = (next_order() if self.is_leader else None) or GroupOrder(OrderKind.NOTHING)
         numbers = [order.code, order.first, order.second, self.check_every, step_hash, *length_asked_in]
         note = torch.tensor(numbers, dtype=torch.int64)
-        try:
+        with _peer_errors():
             work = dist.broadcast(note, src=0, group=self._control, async_op=True)
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
         self._pending = (note, work, step_hash)
 
     def _take(self, *, compare: bool = True) -> GroupOrder | None:
@@ -333,25 +327,18 @@ class Group:
         if compare and step_hash != own_step_hash:
             raise DivergedError(
                 f"worker {self.rank} called optimizer.step() in other batches than worker 0, so they no "
-                "longer hold the same model: code that counts batches itself begins at 0 in a worker that "
+                "longer hold the same model. The script's own batch counter begins at 0 in a worker that "
                 "joins later.",
                 remedy="Step with every batch, and let per_worker_batch of run.prepare split large ones; "
                 "keep counters with run.keep().",
             )
         return None if code == OrderKind.NOTHING else GroupOrder(OrderKind(code), first, second)
 
+    @_peer_errors()
     def share(
         self, packed: Packed | None, device: torch.device, own: Packed = NOTHING
     ) -> tuple[bytes, Sequence[Tensor]]:
-        """Rank 0's header and tensors for everybody; the others give None, and memory of their own."""
-        try:
-            return self._share(packed, device, own)
-        except RuntimeError as error:
-            raise PeerLostError(str(error)) from error
-
-    def _share(
-        self, packed: Packed | None, device: torch.device, own: Packed
-    ) -> tuple[bytes, Sequence[Tensor]]:
+        """Send rank 0's header and tensors to all. The others pass None, and receive into `own` tensors."""
         length = torch.tensor([len(packed.header) if packed else 0], dtype=torch.int64)
         dist.broadcast(length, src=0, group=self._control)
         text = (
@@ -368,7 +355,7 @@ class Group:
         return header, tensors
 
     def _broadcast(self, tensor: Tensor, device: torch.device) -> None:
-        """Through the GPUs' own network where that is what the group has, else between CPUs."""
+        """Broadcast with NCCL from GPU to GPU if the group has it, else between CPUs."""
         there = tensor.to(device) if dist.get_backend() == "nccl" else tensor
         dist.broadcast(as_bytes(there.detach()), src=0)
         if self.rank != 0 and there is not tensor:
@@ -376,7 +363,7 @@ class Group:
 
 
 def own_device() -> torch.device:
-    """The GPU that a launcher like torchrun has in mind for this process, or the only one it can see."""
+    """The GPU of this process: the one for LOCAL_RANK, set by torchrun, or the only visible one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -385,5 +372,5 @@ def own_device() -> torch.device:
 
 
 def backend_for(device: torch.device) -> str:
-    """Of a process group whose workers have such a device."""
+    """The torch.distributed backend for workers with such a device."""
     return os.environ.get("STRETTO_BACKEND") or ("nccl" if device.type == "cuda" else "gloo")

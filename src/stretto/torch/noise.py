@@ -1,19 +1,19 @@
 """The gradient noise scale, measured on a few steps without making the device wait.
 
 The gradient of a batch of B examples is the true gradient G plus noise: E|g_B|^2 = |G|^2 + S / B, with S
-the trace of one example's gradient covariance. At the initial batch M0: sqr = |G|^2, var = S / M0. Both are
-had unbiased from gradients of different batches at the same parameters:
+the trace of one example's gradient covariance. At the initial batch M0: sqr = |G|^2, var = S / M0. Unbiased
+estimates of both come from gradients of different batches at the same parameters:
 
 - Several workers: the mean of |g|^2 over their shares (small) and the exchanged gradient (big) give
   |G|^2 = (B_big |g_big|^2 - B_small |g_small|^2) / (B_big - B_small)
   S     = (|g_small|^2 - |g_big|^2) / (1 / B_small - 1 / B_big)
-- One worker with several passes: its first, a, and the rest, b, give
+- One worker with several passes: the gradient of its first pass, a, and that of the rest, b, give
   |G|^2 = a.b and S = |a - b|^2 / (1 / B_a + 1 / B_b).
-  A worker that makes one pass a step makes two now and then (`splits`). To compare one step with the next
-  would be cheaper, but the second one's parameters depend on the first one's noise, and at ordinary learning
-  rates that makes |G|^2 look several times too small.
+  A worker with one pass per step occasionally splits a step in two (`splits`). Comparing consecutive steps
+  would be cheaper, but biased: the second step's parameters depend on the noise of the first, and at ordinary
+  learning rates that makes |G|^2 look several times too small.
 
-For Adam and its like the gradient is the one that they step with (adam.py).
+For Adam and similar optimizers, the gradient is the preconditioned one (rules.py).
 """
 
 from __future__ import annotations
@@ -32,50 +32,53 @@ from stretto.core.observations import NoiseSample
 from stretto.torch.rules import AdamPreconditioner, is_adam_like
 
 EARLY_STEPS, EARLY_PERIOD = 32, 4
-"""At first one step in so many is sampled: until some samples are there, nothing is known."""
+"""In the first EARLY_STEPS steps, sample one step in EARLY_PERIOD."""
 SAMPLE_PERIOD = 24
-"""Later, where there are workers or passes to compare, one step in so many."""
+"""After these, sample one step in this many, if there are several workers or passes to compare."""
 SPLIT_BUDGET = 0.0075
-"""Else, the share of the time that splitting steps may take."""
+"""With one worker and one pass, split steps may take at most this share of the time."""
 LEAST_PERIOD = 4
-"""But not more often than this, however cheap."""
+"""Even if splitting is cheap, split at most one step in this many."""
 FRESH_SAMPLES, FRESH_PERIOD = 16, 8
-"""At another batch than the initial one every step goes by the estimate, and noise changes by factors in the
-course of a training, most at its beginning. So a lone worker then splits so many steps while their number
-doubles, though at most one in FRESH_PERIOD. Soon that is less than the budget allows."""
+"""Away from the initial batch, every learning rate depends on the estimate, and early in training the noise
+changes by large factors. So a single worker then splits FRESH_SAMPLES steps each time the number of steps
+doubles, but at most one in FRESH_PERIOD. After a while this is less than SPLIT_BUDGET allows."""
 UNKNOWN_COST = 1.5
-"""What a split step is taken to add before that was measured, in plain steps: where launching
-the work takes longer than the work, a pass of half the batch takes as long as one of the whole."""
+"""Assumed cost of a split, in plain steps, before it was measured. If a step is bound by kernel launches,
+half a batch takes as long as a whole one."""
 SMOOTHING = 0.998
-"""What is left of a sample's weight after one step at the initial batch."""
+"""Decay of a sample's weight per step at the initial batch."""
 LEAST_KEPT = 0.9
-"""But so much is left when the next sample comes, or there would be too few to average."""
+"""Minimum weight left when the next sample comes, so that enough samples are averaged."""
 TYPICAL_KEPT = 0.9
-"""The same for the size of S that samples are seen in relation to, which changes faster."""
+"""Decay of the typical S, which samples are weighted by."""
 FEWEST_SAMPLES = 6
-"""Fewer say nothing that a batch size should depend on."""
+"""With fewer samples, batch sizes do not depend on the estimate."""
 READ_STEPS = 4
-"""A device is never so many steps behind that reading a result of then would keep anybody waiting long."""
+"""Read results this many steps late, so that we never wait for the GPU."""
 LEAST_NOISE = 1e-6
-"""A sample's S at the initial batch is taken to be this share of |G|^2 at least, to be divided by."""
+"""Minimum of a sample's S at the initial batch, as a share of |G|^2; avoids a division by 0."""
 
 State = dict[str, Any]
-"""Plain numbers by name, and lists of them: a checkpoint with it loads without unpickling."""
+"""Plain numbers by name, and lists of them, so that torch.load(.., weights_only=True) can read it."""
 
 
 Comparison = Literal["shares", "passes"]
-"""What was compared: workers' shares with the whole, or the first pass with the rest."""
+"""What was compared: workers' shares with the total, or the first pass with the rest."""
 
 
 class NoiseEstimator:
     """Running estimates of the gradient's squared norm and variance for the parameters of one optimizer.
 
-    On a step that is sampled, before the optimizer's: `total`. Before that, where there are several workers,
-    `part` for the gradients of this one's share, as they become ready; and `part_sum`, which the caller sums
-    over workers. Where one worker makes several passes, `first_pass` after the first, also bit by bit.
+    In a sampled step, call these before the optimizer steps:
 
-    Gradients are means over examples, times `loss_scale`. Ranks that make the same calls hold the same
-    estimate at every step, so that a learning rate may depend on it.
+    - with several workers: `part` for the gradients of this worker's share, as they become ready; then sum
+      `part_sum` over workers;
+    - with one worker and several passes: `first_pass` for the gradients of the first pass;
+    - in both cases, at the end: `total`.
+
+    Gradients are means over examples, times `loss_scale`. Ranks that make the same calls have the same
+    estimate at every step, so learning rates may depend on it.
     """
 
     def __init__(self, optimizer: Optimizer, initial_batch: int) -> None:
@@ -85,46 +88,46 @@ class NoiseEstimator:
         self._first: dict[Tensor, Tensor] = {}
         """The first pass's gradients, by parameter."""
         self._memory: dict[Tensor, Tensor] = {}
-        """Where they are copied to every time: fresh memory costs more than the copy."""
+        """Buffers for these copies: allocating new memory would take longer than copying."""
         self._queue: list[_Measured] = []
         self._average = _Average()
         self._cautious: NoiseSample | None = None
 
     @staticmethod
     def compares(step: int) -> bool:
-        """Whether to compare the workers' shares, or the passes, of this step."""
+        """Whether to sample this step, which has several shares or passes anyway."""
         return step % EARLY_PERIOD == 0 if step < EARLY_STEPS else _one_of(SAMPLE_PERIOD, step)
 
     @staticmethod
     def splits(step: int, cost: float | None, *, initial: bool) -> bool:
-        """Whether a lone worker should make this step in two passes, which adds `cost` plain steps.
+        """Whether a single worker should split this step in two passes, at an extra cost of `cost` steps.
 
-        `initial` tells whether it has the initial batch.
+        `initial` says whether the batch is the initial one.
         """
         if step < EARLY_STEPS:
             return step % EARLY_PERIOD == 0
         cost = UNKNOWN_COST if cost is None else cost
         period = max(math.ceil(cost / SPLIT_BUDGET), LEAST_PERIOD)
         if not initial:
-            doubled = 1 << (step.bit_length() - 1)  # the power of two that was passed last
+            doubled = 1 << (step.bit_length() - 1)  # the last power of two passed
             period = min(period, max(doubled // FRESH_SAMPLES, FRESH_PERIOD))
         return _one_of(period, step)
 
     @torch.no_grad()
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        """Adds the squared norm of some parameters' gradients over this worker's share."""
+        """Add the squared norm of some parameters' gradients over this worker's share."""
         norm = self._squared_norm(parameters, gradients)
         self._part = norm if self._part is None else self._part + norm
 
     def part_sum(self) -> Tensor:
-        """The squared norm of the parts given since the last `total`: a 0-d tensor on their device."""
+        """The sum of the `part`s since the last `total`: a 0-d tensor on their device."""
         return torch.zeros(()) if self._part is None else self._part
 
     @torch.no_grad()
     def first_pass(
         self, gradients: Sequence[Tensor], parameters: Sequence[Tensor], *, times: int = 1
     ) -> None:
-        """Keeps some parameters' gradients over the first of several passes, so many times those given."""
+        """Keep some parameters' gradients of the first pass, multiplied by `times`."""
         for one, gradient in zip(parameters, gradients, strict=True):
             if one not in self._memory:
                 self._memory[one] = torch.empty_like(gradient)
@@ -147,10 +150,10 @@ class NoiseEstimator:
         part_sqr: Tensor | None = None,
         loss_scale: float | Tensor = 1.0,
     ) -> None:
-        """Takes the gradient of the whole step, over `batch` examples.
+        """Add a sample, from the gradient of the whole step over `batch` examples.
 
-        `part_batch` examples made up the first pass, or each of `parts` workers' shares (their harmonic mean
-        where they differ). `part_sqr` is the sum of `part_sum` over workers; None: this one's own.
+        `part_batch` is the number of examples of the first pass, or of each of `parts` workers' shares (the
+        harmonic mean if they differ). `part_sqr` is `part_sum` summed over workers; None: this worker's own.
         """
         small_sqr, self._part = self._part if part_sqr is None else part_sqr, None
         first, self._first = self._first, {}
@@ -166,28 +169,28 @@ class NoiseEstimator:
             self._add(step, "passes", part_batch, batch, self._norms_of(first, gradients) / loss_scale**2)
 
     def read(self, step: int) -> None:
-        """Takes in what was measured a few steps ago: computed by now, and read by all ranks at this step."""
+        """Add results measured READ_STEPS ago. They are computed by now, and all ranks read them now."""
         if self._queue and self._queue[0].step <= step - READ_STEPS:
             self._take(self._queue.pop(0))
 
     def sample(self) -> NoiseSample | None:
-        """The present estimate, or None before the first; never waits for the device."""
+        """The current estimate; None before the first. Never waits for the device."""
         return self._average.sample(self._initial_batch)
 
     def cautious(self) -> NoiseSample | None:
-        """What a batch size may depend on; None while too little is known.
+        """The estimate for choosing batch sizes; None while there are too few samples.
 
-        A squared gradient that is lost in the noise, estimated as 0, would make every batch look worthwhile.
-        So it counts as its standard error at least.
+        If the gradient cannot be told from noise, |G|^2 may be estimated as 0, which would justify any batch.
+        So we use at least its standard error.
         """
         return self._cautious
 
     def state_dict(self) -> State:
-        """Everything; waits for what is still being computed."""
+        """The whole state; waits for pending results."""
         return {**asdict(self._average), "pending": [measured.numbers() for measured in self._queue]}
 
     def load_state_dict(self, state: State) -> None:
-        """Goes on from a `state_dict`, of whichever rank."""
+        """Resume from a `state_dict` of any rank."""
         self._average = _Average(**{key: value for key, value in state.items() if key != "pending"})
         self._judge()
         self._queue = [
@@ -197,7 +200,7 @@ class NoiseEstimator:
         self._part, self._first = None, {}
 
     def _norms_of(self, first: dict[Tensor, Tensor], gradients: dict[Tensor, Tensor]) -> Tensor:
-        """Squared norms of first and whole gradient and of their difference; uses the first one up."""
+        """Squared norms of the first pass' gradient, the total and their difference. Overwrites `first`."""
         common = [one for one in first if one in gradients]
         rows = []
         for before, whole in self._chunks(
@@ -215,7 +218,7 @@ class NoiseEstimator:
     def _chunks(
         self, parameters: Sequence[Tensor], *columns: Sequence[Tensor]
     ) -> Iterator[list[list[Tensor]]]:
-        """Lists of gradients as the optimizer sees them, perhaps bit by bit."""
+        """Gradients in chunks; for Adam, preconditioned."""
         if self._preconditioner is not None:
             yield from self._preconditioner.divided(parameters, *columns)
         elif parameters:
@@ -236,22 +239,22 @@ class NoiseEstimator:
         self._judge()
 
     def _judge(self) -> None:
-        """Once for all the steps until the next sample."""
+        """Update the cautious estimate; it holds until the next sample."""
         known = self._average.count >= FEWEST_SAMPLES
         self._cautious = self._average.sample(self._initial_batch, cautious=True) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Squared norms on their way from the device, and what they are of."""
+    """The squared norms of one sampled step, maybe still on their way from the device."""
 
     step: int
     source: Comparison
     part_batch: float
-    """Of a share, or of the first pass."""
+    """Examples of a share, or of the first pass."""
     batch: int
     norms: Tensor
-    """In the host's memory as soon as `done`: (small, big), or (first, whole, their difference)."""
+    """(small, big), or (first, total, their difference); valid once `done` has happened."""
     done: torch.cuda.Event | None = None
 
     def read(self) -> list[float]:
@@ -277,11 +280,11 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Average:
-    """Weighted means of the samples' |G|^2 and S, whose ratio is what matters.
+    """Weighted means of the samples' |G|^2 and S; only their ratio matters.
 
-    In the course of training both change by orders of magnitude, far more than their ratio, and a sample of
-    batch B errs in |G|^2 by about S / B. So it counts with weight B^2 / S (S as it typically is at the time),
-    and SMOOTHING ** (its age in steps at the initial batch).
+    During training both change by orders of magnitude, much more than their ratio. The error of a sample's
+    |G|^2 at batch B is about S / B. So a sample has the weight B^2 / (typical S), times SMOOTHING ** (its age
+    in steps at the initial batch).
     """
 
     count: float = 0.0
@@ -289,15 +292,15 @@ class _Average:
     sqr_sum: float = 0.0
     trace_sum: float = 0.0
     square_sum: float = 0.0
-    """Of (|G|^2 B / S)^2: samples whose errors are alike."""
+    """Sum of (|G|^2 B / S)^2, terms with similar errors."""
     typical: float = 0.0
-    """S as it was lately."""
+    """A running mean of S."""
     step: int = 0
 
     def add(self, measured: _Measured, initial_batch: int) -> None:
         sqr, trace = measured.estimate()
         if not (math.isfinite(sqr) and math.isfinite(trace)) or not any(measured.read()):
-            return  # an overflow, or no parameter that counts yet
+            return  # an overflow, or all parameters are still in Adam's warm-up
         scale = measured.batch / initial_batch
         size = abs(trace) + LEAST_NOISE * initial_batch * abs(sqr)
         typical = self.typical or size
@@ -314,16 +317,16 @@ class _Average:
     def sample(self, initial_batch: int, *, cautious: bool = False) -> NoiseSample | None:
         if not self.count:
             return None
-        # Estimates can fall below zero, the truth cannot.
+        # Estimates can be negative, but the true values cannot.
         sqr, trace = self.sqr_sum / self.weight, max(self.trace_sum / self.weight, 0.0)
         least = self._ratio_error() * trace if cautious else 0.0
         return NoiseSample(sqr=max(sqr, least), var=trace / initial_batch)
 
     def _ratio_error(self) -> float:
-        """Standard error of |G|^2 / S.
+        """The standard error of |G|^2 / S.
 
-        With z = |G|^2 B / S of a sample and r the ratio, z - r B has one variance v for all batches; r is
-        fitted with weights B^2, whose sum is about `trace_sum`, and so has variance v over that sum.
+        Let z = |G|^2 B / S of a sample, and r the ratio. Then z - r B has the same variance v at all batch
+        sizes. r is fitted with weights B^2, whose sum is about `trace_sum`, so its variance is v / that sum.
         """
         if self.trace_sum <= 0:
             return 0.0
@@ -333,10 +336,9 @@ class _Average:
 
 
 def _one_of(period: int, step: int) -> bool:
-    """Whether this is the one step of its period that is taken, which lies elsewhere in the next.
+    """Whether to take this step: one per period, at a pseudo-random place, at least half a period apart.
 
-    Passes may be as long as a period, and the same steps of each, its last ones, cannot be compared. Two that
-    are taken lie at least half a period apart.
+    With a fixed place, all taken steps could be the last ones of a pass, which cannot be sampled.
     """
     number, place = divmod(step, period)
     return place == crc32(number.to_bytes(8)) % (period // 2)

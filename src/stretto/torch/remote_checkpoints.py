@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stretto.core.errors import InputError
-from stretto.torch.checkpoint import FileDigest, RemoteCheckpoint, difference, measured
+from stretto.torch.checkpoint import FileDigest, RemoteCheckpoint, measured, mismatch
 from stretto.wire.checkpoint_meta import (
     META_FILE,
     STATE_FILE,
@@ -107,7 +107,7 @@ class RemoteStore:
             files.invalidate_cache()
             try:
                 with files.open(path, "rb") as file:
-                    return difference(measured(file), content)
+                    return mismatch(measured(file), content)
             except FileNotFoundError:
                 return "is missing"
 

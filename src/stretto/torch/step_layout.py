@@ -1,12 +1,12 @@
-"""How the examples of a step are shared out over workers and passes.
+"""How the examples of one step are split over workers and passes.
 
-A step takes n examples: the total batch, or what is left of the data. They are cut into
+A step takes n examples: the total batch, or fewer at the end of the data. They are cut into
 
     parts = workers * passes
 
-shares whose sizes differ by one at most; worker r makes pass p with share p * workers + r. The gradient of
-a step must be that of the mean over all n examples, and each share's gradient is a mean over its own, so
-a share of size s counts with weight s * parts / n before the average over parts: exactly 1 when even.
+shares whose sizes differ by at most one. In pass p, worker r computes share p * workers + r. The gradient of
+the step must be the mean over all n examples, but each share's gradient is a mean over that share only. So a
+share of s examples gets the weight s * parts / n before we average over the parts. It is 1 for equal shares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stretto.torch.backward import Backward
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Who takes part in a step, and how large it is."""
+    """The size of a step, and how it is split."""
 
     total: int
     """Examples of a full step."""
@@ -43,7 +43,7 @@ class StepLayout:
         return replace(self, passes=passes)
 
     def shares(self, examples: int) -> list[Share]:
-        """This worker's passes in a step of so many examples."""
+        """This worker's passes in a step of `examples` examples."""
         return [self._share(examples, number) for number in range(self.passes)]
 
     def _share(self, examples: int, number: int) -> Share:
@@ -61,7 +61,7 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One pass of one worker: the examples from `start` to `stop` of the step."""
+    """One pass of one worker: examples `start` to `stop` of the step."""
 
     start: int
     stop: int
@@ -73,14 +73,14 @@ class Share:
 
 
 UNSHARED = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_examples=1)
-"""Outside any elastic loader every pass is a step of its own."""
+"""Outside an elastic loop nothing is shared out: every pass is a whole step."""
 
 
 @lru_cache(maxsize=256)
 def cut_alike(lead: StepLayout, lead_examples: int | None, beside: StepLayout, beside_examples: int) -> bool:
-    """Whether both steps give every worker shares of the same weight: all workers answer alike.
+    """Whether both steps give every worker shares of the same weight; the answer is equal on all workers.
 
-    Without `lead_examples` every pass of the lead is a step of its own, of weight 1 on every worker.
+    If `lead_examples` is None, the leading loop is not shared out: its weight is 1 on every worker.
     """
     return all(
         _weights(lead, lead_examples, rank) == _weights(beside, beside_examples, rank)
@@ -89,7 +89,7 @@ def cut_alike(lead: StepLayout, lead_examples: int | None, beside: StepLayout, b
 
 
 def _weights(layout: StepLayout, examples: int | None, rank: int) -> set[float]:
-    """Of a worker's passes. Equal proportions are equal numbers: each is one division of whole numbers."""
+    """The weights of a worker's passes. They compare exactly: each is one division of whole numbers."""
     if examples is None:
         return {UNSHARED.weight}
     return {share.weight for share in replace(layout, rank=rank).shares(examples)}
@@ -97,28 +97,27 @@ def _weights(layout: StepLayout, examples: int | None, rank: int) -> set[float]:
 
 @dataclass(slots=True)
 class CurrentStep:
-    """The pass that is being computed: the loader sets it, reducers and optimizers look at it."""
+    """The step and pass under computation. The loader sets it; reducers and optimizers read it."""
 
     base: StepLayout
-    """Of an ordinary step."""
+    """The layout of an ordinary step."""
     layout: StepLayout
-    """Of the present step."""
+    """The layout of this step."""
     share: Share = UNSHARED
     batches_given: int = 0
-    """Batches that the loop which leads has given."""
+    """Batches that the leading loop has yielded."""
     step: int = 0
-    """Steps of elastic loops done before this one."""
+    """Steps of elastic loops completed before this one."""
     updates: int = 0
-    """Steps in which an optimizer stepped, or that `run.steps` counted, before this one."""
+    """Earlier steps in which an optimizer stepped, or that `run.steps` counted."""
     is_updated: bool = False
-    """Whether an optimizer has stepped since the last step was over."""
+    """Whether an optimizer has stepped since the last step ended."""
     asks_completion: bool = False
-    """The code asks which passes complete a step, so it need not take each for one."""
+    """The user's code reads `run.step_is_complete`, so it knows that a step may take several passes."""
     schedule_uses: int = 0
-    """How often prepared schedulers were told to step, or code has asked how much of the training is done:
-    what learning rates may follow."""
+    """Calls of prepared schedulers and reads of `run.progress`: learning rates may follow either."""
     refusal: InputError | None = None
-    """Why no optimizer may step any more."""
+    """If set, no optimizer may step any more, for this reason."""
     backward: Backward = field(default_factory=Backward)
     stepped_ids: set[int] = field(default_factory=set)
-    """Ids of the optimizers that were told to step since the last batch."""
+    """Ids of the optimizers whose `step()` was called since the last batch."""
