@@ -444,9 +444,9 @@ def test_files_by_name(tmp_path: Path) -> None:
     assert store.names() == []
     store.put("a/b", source, content)
     assert (store.names(), store.read("a/b")) == (["a"], b"content")
-    assert store.holds("a/b", content)
-    assert not store.holds("a/b", FileDigest(7, ""))
-    assert not store.holds("a/c", content)
+    assert store.has("a/b", content)
+    assert not store.has("a/b", FileDigest(7, ""))
+    assert not store.has("a/c", content)
     store.get("a/b", tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == b"content"
     with pytest.raises(StoreError, match=r"a/b has 7 bytes instead of 8"):

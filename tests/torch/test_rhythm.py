@@ -43,7 +43,7 @@ def test_a_pattern_is_known_once_it_came_twice(length: int, place: int) -> None:
     pattern[place % length] = 1
     rhythm, anew = StepPattern(), []
     for count, steps in enumerate(pattern * 4, start=1):
-        rhythm.beat(steps, needed=1)
+        rhythm.record(steps, needed=1)
         if rhythm.begins_anew:
             anew.append(count)
     assert anew == [2 * length, 3 * length, 4 * length]
@@ -54,7 +54,7 @@ def test_a_pattern_has_every_optimizer_in_it() -> None:
     """The second one steps with every third batch."""
     rhythm, anew = StepPattern(), []
     for count, steps in enumerate([1, 1, 3] * 3, start=1):
-        rhythm.beat(steps, needed=3)
+        rhythm.record(steps, needed=3)
         if rhythm.begins_anew:
             anew.append(count)
     assert anew == [6, 9]
@@ -63,11 +63,11 @@ def test_a_pattern_has_every_optimizer_in_it() -> None:
 def test_a_step_that_was_skipped_is_an_exception() -> None:
     rhythm = StepPattern()
     for steps in beats("1111011", 1):
-        rhythm.beat(steps, needed=1)
+        rhythm.record(steps, needed=1)
     assert rhythm.is_broken
     assert not rhythm.begins_anew
     for steps in beats("1", 20):
-        rhythm.beat(steps, needed=1)
+        rhythm.record(steps, needed=1)
     assert rhythm.is_plain
 
 
@@ -77,7 +77,7 @@ def joins(epochs: list[str], *, length: int, asks: bool = False) -> list[tuple[i
     for epoch, pattern in enumerate(epochs):
         cadence.begin(epoch, 0)
         for count, steps in enumerate(beats(pattern, 1), start=1):
-            cadence.beat(steps, 1, waits=not steps, asked_length=asks)
+            cadence.record(steps, 1, waits=not steps, asked_length=asks)
             cadence.agree(cadence.length_asked_in)
             again = StepPatterns()
             again.restore(json.loads(json.dumps(cadence.state()), object_hook=_int_keys))
@@ -126,7 +126,7 @@ def test_workers_agree_on_where_to_join_if_only_one_asks_for_the_length(asker: i
             cadence.begin(epoch, 0)
         for count, steps in enumerate(beats("0101011", 1), start=1):
             for rank, cadence in enumerate(cadences):
-                cadence.beat(steps, 1, waits=not steps, asked_length=rank == asker and epoch == 0)
+                cadence.record(steps, 1, waits=not steps, asked_length=rank == asker and epoch == 0)
                 cadence.agree(said)
             said = cadences[0].length_asked_in
             first, second = (cadence.may_join(lambda: 7) for cadence in cadences)

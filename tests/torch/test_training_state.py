@@ -126,7 +126,7 @@ def test_older_checkpoints_have_no_kept_values(tmp_path: Path, capsys: pytest.Ca
     state = again.keep(best=0.5)
     assert list(again.epochs(2)) == [0, 1]
     assert (state.best, again.step) == (0.5, 7)
-    assert "no best: begun with what run.keep() was given" in capsys.readouterr().out
+    assert "no best: the initial value is used" in capsys.readouterr().out
 
 
 def sgd(run: Run) -> Any:
@@ -239,7 +239,7 @@ def test_counted_steps_without_a_step_of_the_optimizer_are_no_result(
     model, optimizer = sgd(run)
     if steps_before:
         make_step(model, optimizer)
-    with pytest.raises(InputError, match=r"nothing was trained: 10 batches .* told to step"):
+    with pytest.raises(InputError, match=r"nothing was trained: 10 batches .* was never called"):
         list(run.steps(10, batch_size=2))
     run.finish_saving()
     assert not list(tmp_path.rglob("state.pt"))
@@ -256,7 +256,7 @@ def test_loops_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         make_step(model, optimizer)
         with pytest.raises(InputError, match="inside `for step in run"):
             next(iter(loader))
-    with pytest.raises(InputError, match=r"run\.epochs\(\) comes after"):
+    with pytest.raises(InputError, match=r"run\.epochs\(\) was called after"):
         next(iter(run.epochs(1)))
     with pytest.raises(InputError, match=r"run\.share is known only inside"):
         _ = run.share

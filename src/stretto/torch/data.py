@@ -196,7 +196,6 @@ class ElasticLoader:
     `after_step(loader)` runs after each complete step; True if steps are now split differently.
     `after_beside(loader, inside)` runs after a batch of a BESIDE loop; `inside`: it is nested in the other.
     `is_over(loader)` says whether the loop is finished; an adaptive loop may take more or less than one pass.
-
     `layout_at(step)` returns how to split a step; `lay_out(layout)` applies a new split.
     `after(loader, ran_out)` runs when a loop ends, also by `break`.
     """

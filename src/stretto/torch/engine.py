@@ -561,7 +561,7 @@ class Engine:
             self._stepped = True
         elif waits and loader is not self.step_loop:
             self._forbid_accumulation()
-        self._step_patterns.beat(steps, len(self.steppers), waits=waits, asked_length=loader.asked_length)
+        self._step_patterns.record(steps, len(self.steppers), waits=waits, asked_length=loader.asked_length)
         self._step_hash = (self._step_hash * 31 + steps + 1) % _STEP_HASHES
 
     def _forbid_accumulation(self) -> None:

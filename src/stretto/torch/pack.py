@@ -1,6 +1,6 @@
-"""Training state as a JSON header and a list of tensors, and back. Nothing is pickled.
+"""Splits training state into a JSON header and a list of tensors, and back, without pickle.
 
-The header holds the structure; plain JSON stands for itself, everything else is an object with one key:
+The header holds the structure. Plain JSON stands for itself; everything else is an object with one key:
 
     null, true, 3, 0.5, "text", [..]    as in JSON
     {"dict": [[key, value], ..]}        keys may be any scalar or a tuple; so for OrderedDict and Counter
@@ -27,26 +27,26 @@ from stretto.core.errors import InputError
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 _REMEDY = "Keep numbers, text, tensors, lists, tuples and dicts in the state, nothing else."
 
-_DENSE = "Only dense tensors can be handed on; keep this one as what it was made from."
+_DENSE = "Only dense tensors can be kept; keep the data that this one was made from."
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A value as its description and the tensors in it, contiguous, on the devices where they are."""
+    """A value as a JSON header and its tensors: contiguous, on their own devices."""
 
     header: bytes
     tensors: list[Tensor]
 
 
 def pack(value: Any) -> Packed:
-    """Take a nested value apart. InputError names the path of what is neither data nor a tensor."""
+    """Pack a nested value. InputError names the path of anything that is neither data nor a tensor."""
     tree, tensors = take_apart(value)
     described = [[_name(one.dtype), list(one.shape), one.device.type == "cpu"] for one in tensors]
     return Packed(json.dumps([tree, described], separators=(",", ":")).encode(), tensors)
 
 
 def unpack(header: bytes, tensors: Sequence[Tensor]) -> Any:
-    """The value that was packed. A tensor that was on the CPU goes back there, others stay where they are."""
+    """The packed value. Tensors that were on the CPU go back there, others stay where they are."""
     tree, described = json.loads(header)
     homes = [one.cpu() if on_cpu else one for one, (_, _, on_cpu) in zip(tensors, described, strict=True)]
     return put_together(tree, homes)
@@ -57,10 +57,10 @@ NOTHING = Packed(b"[null,[]]", [])
 
 
 def landing(header: bytes, device: torch.device | str, own: Packed = NOTHING) -> list[Tensor]:
-    """Tensors to receive into, one for each of `Packed.tensors`: new ones on `device`, or the receiver's own.
+    """Tensors to receive `Packed.tensors` into: new ones on `device`, or the receiver's own.
 
-    A tensor of `own` serves what has its place in the tree, its dtype and its shape: memory in use already
-    is written to faster than memory the system has yet to find.
+    A tensor of `own` is reused for the one at the same place in the tree, if dtype and shape match: writing
+    to memory in use is faster than allocating new memory.
     """
     tree, described = json.loads(header)
     ours = {theirs: own.tensors[index] for theirs, index in _counterparts(tree, json.loads(own.header)[0])}
@@ -74,7 +74,7 @@ def landing(header: bytes, device: torch.device | str, own: Packed = NOTHING) ->
 
 
 def _counterparts(theirs: Any, ours: Any) -> Iterator[tuple[int, int]]:
-    """Indices of the tensors that lie at the same place of two trees."""
+    """Pairs of indices of tensors at the same place in two trees."""
     if isinstance(theirs, list) and isinstance(ours, list):
         for one, other in zip(theirs, ours, strict=False):
             yield from _counterparts(one, other)
@@ -89,12 +89,12 @@ def _counterparts(theirs: Any, ours: Any) -> Iterator[tuple[int, int]]:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, flat: every backend carries bytes, few carry all dtypes."""
+    """The memory of a contiguous tensor as flat bytes, which every backend can send."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def take_apart(value: Any) -> tuple[Any, list[Tensor]]:
-    """The structure of a value as JSON data, and its tensors; each once, however often it appears."""
+    """The structure of a value as JSON data, and its tensors, each listed once."""
     parts = _Parts()
     try:
         tree = parts.take(value, ())
@@ -121,13 +121,13 @@ def put_together(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 class _Parts:
-    """The tensors met so far while a value is taken apart."""
+    """Takes a value apart, and collects its tensors."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self._indices: dict[tuple[Any, ...], int] = {}
         self._alive: list[Tensor] = []
-        """Keeps temporary tensors, so that no address is used twice meanwhile."""
+        """Keeps temporary tensors alive, so that no memory address is reused meanwhile."""
 
     def take(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, np.generic):

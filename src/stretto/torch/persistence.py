@@ -1,4 +1,4 @@
-"""What a run writes: metrics, periodic checkpoints, and the best one."""
+"""What rank 0 of a run saves: metrics, periodic checkpoints and the best checkpoint."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from stretto.wire.checkpoint_meta import STATE_FILE, BestCheckpoint
 from stretto.wire.messages import Saved
 
 OWN_NAMES = frozenset({"epoch", "workers", "batch"})
-"""What every line has besides the user's metrics."""
+"""Fields that every line of `metrics.jsonl` has besides the user's metrics."""
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl` in the job's folder. Never ends training: what goes wrong is noted."""
+    """Appends to `metrics.jsonl` in the job's folder. Errors become notes; they never stop training."""
 
     def __init__(self, folder: Path, *, tensorboard: bool, note: Callable[[str], None]) -> None:
         self._path = folder / "metrics.jsonl"
         self._note = note
         self._failed = False
-        self._board = _board(folder / "tensorboard", note) if tensorboard else None
+        self._tensorboard = _tensorboard(folder / "tensorboard", note) if tensorboard else None
 
     def write(self, epoch: int, values: Mapping[str, float], *, workers: int, batch: int) -> None:
         line: dict[str, float] = {"epoch": epoch, "workers": workers, "batch": batch, **values}
@@ -42,20 +42,20 @@ class MetricsLog:
             if not self._failed:
                 self._note(f"Metrics cannot be written to {self._path}: {error}.")
             self._failed = True
-        if self._board is not None:
+        if self._tensorboard is not None:
             for name, value in values.items():
-                self._board.add_scalar(name, value, epoch)
-            self._board.flush()
+                self._tensorboard.add_scalar(name, value, epoch)
+            self._tensorboard.flush()
             self._close_to_others()
 
     def _close_to_others(self) -> None:
-        """TensorBoard makes its files by the umask."""
+        """Make TensorBoard's files private; it creates them by the umask."""
         with contextlib.suppress(OSError):
             for path in (self._path.parent / "tensorboard").glob("events.*"):
                 os.close(open_private(path, os.O_RDONLY))
 
 
-def _board(folder: Path, note: Callable[[str], None]) -> Any:
+def _tensorboard(folder: Path, note: Callable[[str], None]) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
     except ImportError as error:
@@ -67,22 +67,22 @@ def _board(folder: Path, note: Callable[[str], None]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavingSettings:
-    """What is kept, and how often."""
+    """What to save, and how often."""
 
     folder: Path | None
-    """None: nothing is kept."""
+    """None: save nothing."""
     every_s: float
     checkpoints: int
     metric: str | None = None
-    """The checkpoint of the epoch in which this was best is kept too."""
+    """The checkpoint of the epoch with the best value of this metric is kept, too."""
     maximise: bool = True
     tensorboard: bool = False
     store: str = ""
-    """An fsspec URL where checkpoints are kept, too, so that others can go on from them."""
+    """An fsspec URL; checkpoints are copied there, so that other nodes can resume from them."""
 
 
 class Persistence:
-    """Rank 0's hand on the disk; the others only know the best score, as any of them may lead one day."""
+    """Saves for rank 0. The other workers only track the best score, as they may become rank 0."""
 
     def __init__(
         self, saving: SavingSettings, *, note: Callable[[str], None], on_saved: Callable[[Saved], None]
@@ -95,18 +95,18 @@ class Persistence:
         self._log: MetricsLog | None = None
         self._saved_s = time.monotonic()
         self.best: float | None = None
-        """The best score of the metric so far; more is better."""
+        """The best score of the metric so far; higher is better."""
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another checkpoint."""
+        """Whether it is time for the next checkpoint."""
         every_s = self._saving.every_s
         return self._saving.folder is not None and time.monotonic() - self._saved_s >= every_s
 
     def load(self) -> dict[str, Any] | None:
-        """The state of the newest checkpoint that is whole.
+        """The state of the newest intact checkpoint.
 
-        The best one is told again: whoever saved it may have been killed before it could tell.
+        Reports the best checkpoint again: the process that saved it may have been killed before reporting it.
         """
         if self._saving.folder is None:
             return None
@@ -128,7 +128,7 @@ class Persistence:
         loaded: LoadedCheckpoint,
         best: BestCheckpoint | None,
     ) -> None:
-        """Copy what an outage kept from the store; a best one there that is newer counts more."""
+        """Copy checkpoints that an outage of the store held up, and report the newer of the best ones."""
         there = next((one for one in elsewhere if one.best), None)
         if there is not None:
             self._on_saved(Saved(progress=there.progress, path=f"{there.where}/{STATE_FILE}", best=True))
@@ -140,7 +140,7 @@ class Persistence:
     def save(
         self, state: Callable[[], dict[str, Any]], progress: float, *, best: bool = False, wait: bool = False
     ) -> bool:
-        """Whether a checkpoint is written, or, with `wait`, whether it is safe; a store counts, if given."""
+        """Save a checkpoint. False if it was skipped or, with `wait`, if it is not on the disk or in the store."""
         if self._saving.folder is None:
             return False
         self._saved_s = time.monotonic()
@@ -164,7 +164,7 @@ class Persistence:
         self._log.write(epoch, values, workers=workers, batch=batch)
 
     def is_best(self, values: Mapping[str, float]) -> bool:
-        """Whether an epoch with these values is the best so far; it is from now on."""
+        """Whether these values have the best score so far; if so, remember the score."""
         value = values.get(self._saving.metric) if self._saving.metric else None
         if value is None:
             return False
@@ -175,7 +175,7 @@ class Persistence:
         return True
 
     def finish(self) -> None:
-        """Wait until everything is on the disk, and in the store as far as it can be."""
+        """Wait until everything is on the disk and, if possible, in the store."""
         if self._store is not None:
             self._store.close()
         if self._mirror is not None:

@@ -1,4 +1,4 @@
-"""Where a run is: its epoch, its loop over a loader or its counted steps, and how much work that is."""
+"""How far a run has got: its epoch, its place in each loop, and the work done."""
 
 from __future__ import annotations
 
@@ -12,106 +12,102 @@ from stretto.torch.data import DataPosition, DataSource
 from stretto.torch.step_layout import CurrentStep
 
 _APART = 1_000_003
-"""Shuffles of an epoch's loops are so far apart that they are never the same."""
+"""Pass numbers of one epoch's loops differ by this much, so that no two shuffles are equal."""
 _ROUNDING = 1e-6
 _BESIDE = 1_000
-"""Loops beside others count from here on."""
+"""Loops beside a leading one are numbered from here on."""
 
 
 class DataLoop(Protocol):
-    """A pass over the data, by a loader or by counting."""
+    """A loop over data: an elastic loader's, or that of `run.steps`."""
 
     position: DataPosition
     asked_length: bool
-    """Somebody has asked for its length while it went on."""
+    """Whether the user's code called len() within the loop."""
 
     @property
     def source(self) -> DataSource: ...
 
     @property
     def left(self) -> int:
-        """Examples of it that are still to be trained on."""
+        """Examples left in the current pass."""
 
 
 class TrainingProgress:
-    """The place in the user's loops. A newcomer runs them from the top and skips what was done without it.
+    """The place in the user's loops. A new worker runs the loops from the top and skips what is done.
 
-    A loop is one pass over the data. With an adaptive batch, an epoch's first loop over the data that counts
-    is the work of one pass at the initial batch instead, and goes on where that of the last epoch ended.
+    Usually a loop is one pass over the data. With an adaptive batch, the epoch's first loop over the adaptive
+    data source is longer or shorter: it does as much work as one pass at the initial batch size. The next
+    epoch continues in the data where this loop ended.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.units = 0.0
-        """Adaptive batch: steps at the initial batch that the work done so far is worth."""
+        """With an adaptive batch: the work done, in steps at the initial batch size."""
         self.in_epoch = False
         self.counted: DataSource | None = None
-        """Adaptive batch: the data that counts."""
+        """The adaptive data source, if there is one."""
         self.counts = False
-        """Whether the present loop is the epoch's one that counts."""
+        """Whether the current loop is the epoch's adaptive one."""
         self._has_counted = False
-        """Whether the epoch's loop that counts has begun."""
+        """Whether the epoch's adaptive loop has begun."""
         self._counted_at: DataPosition | None = None
-        """Where in the data that counts the run is."""
+        """The position in the adaptive data source."""
         self._first: DataSource | None = None
-        """What an epoch's first loop is over."""
-        self._loop = -1
-        """Which of the epoch's loops over a loader is going on, or was last."""
+        """The data source of the epoch's first loop."""
+        self.loop = -1
+        """The number of the epoch's current or latest loop over a loader."""
         self._loops: dict[int, DataPosition] = {}
         self._done_loops = -1
-        """Loops of the epoch up to this one were over when this worker came."""
+        """The epoch's loops up to this number were finished before this worker joined."""
         self._beside: dict[int, DataPosition] = {}
-        """Where the loops beside the present one are, by the numbers of their loaders."""
+        """Positions of the loops beside the leading one, by the numbers of their loaders."""
         self._begun_beside = 0
-        """Loops beside others that the epoch has had."""
+        """Loops beside others that this epoch has had."""
         self._mid_epoch = False
-        """The state that was taken up lies within an epoch."""
+        """Whether the restored state lies within an epoch."""
         self._epoch_began_s: float | None = None
 
     @property
-    def loop(self) -> int:
-        """Which of the epoch's loops over a loader is going on, or was last."""
-        return self._loop
-
-    @property
     def epoch_s(self) -> float | None:
-        """Since the present epoch began; None once it was interrupted."""
+        """Seconds since the current epoch began; None if it was interrupted."""
         return None if self._epoch_began_s is None else time.monotonic() - self._epoch_began_s
 
     def interrupt(self) -> None:
-        """The time that this epoch takes says nothing about others."""
+        """Do not time this epoch: a resize has disturbed it."""
         self._epoch_began_s = None
 
     def begin_epoch(self) -> None:
         self.in_epoch = True
-        self._loop = -1
+        self.loop = -1
         self._has_counted = False
         self._epoch_began_s = None if self._mid_epoch else time.monotonic()
         self._mid_epoch = False
 
     def enter_loop(self, loader: DataLoop) -> None:
-        self._loop += 1
-        if self._loop == 0:
+        self.loop += 1
+        if self.loop == 0:
             self._first = loader.source
         self.counts = loader.source is self.counted and not self._has_counted
         self._has_counted = self._has_counted or self.counts
 
     def find_place(self, loader: DataLoop) -> bool:
-        """Put the loader where this loop is; False if nothing is left of it."""
-        if self._loop <= self._done_loops:
+        """Set the loader's position for this loop; False if the loop is already finished."""
+        if self.loop <= self._done_loops:
             return False
-        begun = self._counted_at if self.counts else self._loops.get(self._loop)
+        begun = self._counted_at if self.counts else self._loops.get(self.loop)
         if begun is not None:
             loader.position = DataPosition(begun.pass_number, begun.examples)
         elif self.counts:
             loader.position = DataPosition()
         else:
-            loader.position = DataPosition(self.epoch + _APART * self._loop)
+            loader.position = DataPosition(self.epoch + _APART * self.loop)
         self.advance(loader)
         return True
 
     def enter_beside(self, number: int, loader: DataLoop) -> None:
-        """A loop begins beside the present one, or is the one that goes on there already."""
+        """A loop begins or resumes beside the leading one."""
         if number not in self._beside:
             self._beside[number] = DataPosition(self.epoch + _APART * (_BESIDE + self._begun_beside))
             self._begun_beside += 1
@@ -121,11 +117,11 @@ class TrainingProgress:
         self._beside.pop(number, None)
 
     def advance(self, loader: DataLoop) -> None:
-        """A step is done."""
+        """Record the loader's position after a step."""
         if self.counts:
             self._counted_at = loader.position
         else:
-            self._loops[self._loop] = loader.position
+            self._loops[self.loop] = loader.position
 
     def is_over(self, loader: DataLoop) -> bool:
         if not self.counts:
@@ -133,7 +129,7 @@ class TrainingProgress:
         return self.units >= (self.epoch + 1) * _units_per_epoch(loader.source) - 1e-9
 
     def steps_by(self, worth: float) -> int:
-        """Whole steps that so much more work completes, of as many an epoch as at the initial batch."""
+        """How many scheduler steps `worth` more work completes; as many per epoch as at the initial batch."""
         assert self.counted is not None
         source = self.counted
         of_a_pass = source.examples / source.batch_size
@@ -147,23 +143,23 @@ class TrainingProgress:
         self._loops, self._done_loops = {}, -1
         self._beside, self._begun_beside = {}, 0
         if self.counted is not None:
-            # An epoch that the user ended early is over all the same: the next one does not catch up.
+            # If the user's code ended the epoch early, the next epoch does not make up for it.
             self.units = max(self.units, self.epoch * _units_per_epoch(self.counted))
 
     @property
     def examples(self) -> int:
-        """Done by the first loop of the present epoch."""
+        """Examples done by the epoch's first loop."""
         begun = self._loops.get(0)
         return 0 if begun is None else begun.examples
 
     @property
     def has_looped(self) -> bool:
-        """Whether the present epoch has had a loop over a loader."""
-        return self._loop >= 0
+        """Whether this epoch has had a loop over a loader."""
+        return self.loop >= 0
 
     @property
     def epochs_done(self) -> float:
-        """Epochs done, the present one in part."""
+        """Epochs done, with the done part of the current one."""
         if self.counted is not None:
             return self.units / _units_per_epoch(self.counted)
         begun = self._loops.get(0) if self.in_epoch else None
@@ -176,7 +172,7 @@ class TrainingProgress:
             "epoch": self.epoch,
             "units": self.units,
             "in_epoch": self.in_epoch,
-            "loop": self._loop,
+            "loop": self.loop,
             "loops": {loop: _as_list(at) for loop, at in self._loops.items()},
             "beside": {number: _as_list(at) for number, at in self._beside.items()},
             "begun_beside": self._begun_beside,
@@ -203,25 +199,25 @@ def _units_per_epoch(source: DataSource) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounting:
-    """How a run counts its steps."""
+    """The arguments of `run.steps`."""
 
     batch_size: int
     """Examples of a step, over all workers."""
     report_every: int
-    """Steps of an epoch: after these, what was reported counts."""
+    """Steps of an epoch."""
 
     @property
     def source(self) -> DataSource:
-        """An epoch as data: the numbers of its examples."""
+        """One epoch as a data source: the numbers of its examples."""
         numbers = range(self.report_every * self.batch_size)
         return DataSource(dataset=numbers, batch_size=self.batch_size, shuffle=False)  # type: ignore[arg-type]
 
 
 class StepLoop:
-    """The steps of one epoch after the other, as an elastic loader gives batches.
+    """The steps of one epoch of `run.steps`. The engine passes in these callbacks:
 
-    `before(loop)` is asked when an epoch's steps begin: False if they were over when this worker came.
-    `after_step(loop)` is told when a step is complete, and `after()` when the epoch's steps are over.
+    `before(loop)` runs when the epoch's steps begin; False if they were finished before this worker joined.
+    `after_step(loop)` runs after each complete step, `after()` when the epoch's steps are over.
     """
 
     def __init__(
@@ -239,7 +235,7 @@ class StepLoop:
         self.asked_length = False
         self._counting = counting
         self._last = last
-        """Where training ends, in steps."""
+        """The number of steps at which training ends."""
         self._current = current
         self._before = before
         self._after_step = after_step
@@ -248,7 +244,7 @@ class StepLoop:
 
     @property
     def left(self) -> int:
-        """Examples of the epoch that are still to be trained on."""
+        """Examples left in the epoch."""
         return self._steps * self._counting.batch_size - self.position.examples
 
     @property
@@ -256,7 +252,7 @@ class StepLoop:
         return self.left <= self._counting.batch_size
 
     def epoch(self) -> Iterator[int]:
-        """What is left of the present epoch: the number of each step, once for each of its passes."""
+        """The rest of the epoch: yields the number of each step, once per pass."""
         if not self._before(self):
             return
         begun = self._current.updates - self.position.examples // self._counting.batch_size

@@ -1,9 +1,9 @@
-"""Averaging gradients over passes and workers.
+"""Averages gradients over passes and workers (all-reduce in buckets).
 
-After `backward()` of a step's last pass every `.grad` is what one worker would have got from the whole
-batch in one go, so clipping, unscaling and logging see the right thing. Before that, `.grad` is None: the
-passes are added up out of sight. Gradients lie side by side in flat buckets, and a bucket's exchange starts
-as soon as its last gradient is there, while the rest of the backward pass goes on.
+After `backward()` of a step's last pass, every `.grad` is the gradient of the whole batch, as one worker
+would compute it in one pass. So clipping, unscaling and logging see the right values. Before that, `.grad` is
+None: the passes are summed in buffers of our own. Gradients lie side by side in flat buckets. A bucket is
+exchanged as soon as its last gradient is there, while the backward pass continues.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from stretto.torch.timing import Wait, timing_event
 
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20
-"""The first bucket is small, so that the exchange begins early."""
+"""The first bucket is small, so that the first exchange starts early."""
 
 
 class GradientObserver(Protocol):
-    """Whoever wants to see gradients: a worker's own before they are averaged, and the average."""
+    """Something that observes gradients before and after they are averaged."""
 
     def wants(self) -> bool:
-        """Whether it looks at the present step; the same on all workers."""
+        """Whether to observe the current step; the same on all workers."""
 
     def part(self, gradients: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter]) -> None:
-        """A worker's mean over its passes, bucket by bucket; or the first of one worker's passes."""
+        """A worker's gradient before averaging, bucket by bucket; with one worker, that of the first pass."""
 
     def whole(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """The gradient of the step is complete."""
+        """The step's gradient is complete, in `.grad`."""
 
 
 class _Bucket:
-    """Some parameters of one kind, and one buffer for all their gradients."""
+    """Parameters of one dtype and device, with one buffer for all their gradients."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
         first = parameters[0]
         sizes = [parameter.numel() for parameter in parameters]
         self.buffer = torch.empty(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
-        *pieces, self._marks = self.buffer.split([*sizes, len(sizes)])
+        *pieces, self._has_gradient = self.buffer.split([*sizes, len(sizes)])
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         self.missing = len(parameters)
-        """Gradients of the present backward pass that are not there yet."""
+        """Gradients of this backward pass that have not arrived yet."""
         self.is_begun = False
-        """Whether the buffer holds gradients of the present step that are not shown."""
+        """Whether the buffer holds gradients of this step that are not in `.grad`."""
         self._seen: set[int] = set()
-        """Places of the parameters that had a gradient in any pass of this step."""
+        """Indices of parameters that had a gradient in any pass of this step."""
         self.work: Any = None
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Show gradients that are there already as our own, so that they are not weighed again."""
+        """Move existing gradients into the buffer, so that they are not weighted again."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             gradient = parameter.grad
             if gradient is None or gradient.layout is not torch.strided or _is(gradient, view):
@@ -68,7 +68,7 @@ class _Bucket:
 
     @torch.no_grad()
     def take(self, weight: float) -> None:
-        """Add the gradients of a backward pass that is complete, and hide them."""
+        """Add the gradients of a complete backward pass to the buffer, and set `.grad` to None."""
         for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             gradient = parameter.grad
             if gradient is None:
@@ -79,10 +79,10 @@ class _Bucket:
                 raise InputError(
                     f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, which cannot be "
                     "averaged over workers or passes.",
-                    remedy="Make its layer with sparse=False.",
+                    remedy="Create its layer with sparse=False.",
                 )
             self._seen.add(place)
-            if not _is(gradient, view):  # else it was added to what we have shown, with its weight
+            if not _is(gradient, view):  # else autograd has added to our buffer, with the weight
                 if self.is_begun:
                     view.add_(gradient, alpha=weight)
                 else:
@@ -92,30 +92,31 @@ class _Bucket:
 
     @torch.no_grad()
     def start_mean(self, group: Group, workers: int) -> None:
-        """Begin to average over the workers; beside it, whether anybody has a gradient."""
-        self._marks.fill_(1.0 if len(self._seen) == len(self.parameters) else 0.0)
+        """Start to average over workers; with the gradients, sum which parameters have one."""
+        self._has_gradient.fill_(1.0 if len(self._seen) == len(self.parameters) else 0.0)
         if len(self._seen) < len(self.parameters):
             for place in self._seen:
-                self._marks[place] = 1.0
+                self._has_gradient[place] = 1.0
         self.buffer.mul_(1.0 / workers)
         self.work = group.start_sum(self.buffer)
 
     def give(self, *, exchanged: bool) -> None:
-        """Show the average. A parameter without a gradient anywhere stays without."""
+        """Put the average into `.grad`. Parameters without a gradient on any worker keep None."""
         shown = set(self._seen)
         if exchanged and len(shown) < len(self.parameters):
-            shown.update(place for place, mark in enumerate(self._marks.abs().tolist()) if mark > 0)
+            workers = self._has_gradient.abs().tolist()
+            shown.update(place for place, count in enumerate(workers) if count > 0)
         for place in shown:
             self.parameters[place].grad = self.views[place]
         self._seen.clear()
-        self.is_begun = False  # what is not in `.grad` any more when the next gradients come was dropped
+        self.is_begun = False
 
 
 class Reducer:
-    """Watches the parameters of one optimizer. Idle, at no cost, while one worker makes one pass a step.
+    """Averages the gradients of one optimizer's parameters. Costs nothing with one worker and one pass.
 
-    Several backward passes may add to one step, as they do to `.grad` without us: what is shown already is
-    averaged again together with what was added, and an average stays what it is.
+    Several backward passes may add to one step, as in plain PyTorch. Then `.grad`, already averaged, is
+    averaged again with what was added; averaging an average does not change it.
     """
 
     def __init__(
@@ -130,38 +131,38 @@ class Reducer:
         self._hooks: list[Any] = []
         self._launched = 0
         self._share: Share | None = None
-        """The pass that gradients came from last."""
+        """The pass of the latest gradients."""
         self._has_stepped = False
-        """The optimizer was told to step in the present pass."""
+        """Whether the optimizer's `step()` was called in this pass."""
         self._backwards = 0
-        """Backward passes of the present pass that were over before that."""
+        """Calls of `backward()` in this pass, before `step()`."""
         self._usual_backwards = 0
-        """The same of the pass before."""
+        """The same number in the previous pass."""
         self._observer: GradientObserver | None = None
         self.has_gradients = False
         self._event_now = timing_event()
         self.waits: list[Wait] = []
-        """Of the last step, for other workers' gradients."""
+        """When the last step waited for other workers' gradients."""
         current.backward.add(self)
 
     def watch(self, observer: GradientObserver) -> None:
         self._observer = observer
 
     def warm_up(self) -> None:
-        """Have the memory of the first exchange at hand, where nobody waits for it yet."""
-        self._take_note()
+        """Allocate the buckets before the group forms, when no worker waits for this one."""
+        self._find_parameters()
         self._make_buckets()
         for bucket in self._buckets:
-            bucket.buffer.zero_()  # only what was written to once is really there
+            bucket.buffer.zero_()  # memory is allocated when first written to
 
     def arrange(self) -> None:
-        """Take note of a new layout, and of the parameters that are trained now."""
+        """Adapt to a new layout and to the parameters that are trainable now."""
         self._remove_hooks()
         self.waits = []
         self._share = None
-        self._take_note()
+        self._find_parameters()
         if self._current.layout.parts == 1:
-            if self._observer is None:  # else a step in two passes comes again soon
+            if self._observer is None:  # else we will need them again at the next split step
                 self._drop_buckets()
             return
         self._make_buckets()
@@ -171,17 +172,17 @@ class Reducer:
         self._add_hooks(self._parameters)
 
     def stepped(self) -> None:
-        """The optimizer was told to step; inside a step, what still comes in this pass is not for it."""
+        """The optimizer's `step()` was called. In an incomplete step, later gradients are dropped."""
         self._has_stepped = True
 
     def catch_up(self) -> None:
-        """See to parameters that are trained by now, of which nothing was noticed yet; before a step."""
-        if self._hooks and self._take_in():
+        """Before a step: handle parameters that became trainable without our notice."""
+        if self._hooks and self._add_new_parameters():
             self.launch()
             self.collect()
 
     def release(self) -> None:
-        """Leave gradients alone from now on."""
+        """Stop averaging gradients."""
         self._remove_hooks()
         self._drop_buckets()
 
@@ -196,14 +197,14 @@ class Reducer:
             hook.remove()
         self._hooks = []
 
-    def _take_note(self) -> None:
+    def _find_parameters(self) -> None:
         trained = [parameter for parameter in self._all_parameters() if parameter.requires_grad]
         if [id(one) for one in trained] != [id(one) for one in self._parameters]:
             self._parameters = trained
             self._drop_buckets()
 
-    def _take_in(self) -> bool:
-        """Make buckets for parameters that were thawed or added meanwhile; whether there are such."""
+    def _add_new_parameters(self) -> bool:
+        """Make buckets for parameters that were unfrozen or added; False if there are none."""
         new = [one for one in self._all_parameters() if one.requires_grad and one not in self._place_of]
         self._parameters += new
         self._add_buckets(new)
@@ -225,7 +226,7 @@ class Reducer:
 
     @property
     def _weight(self) -> float:
-        """Of a gradient of the present pass in the worker's own mean over its passes."""
+        """The weight of this pass' gradient in the worker's mean over its passes."""
         return (
             1.0
             if self._current.share is UNSHARED
@@ -234,9 +235,9 @@ class Reducer:
 
     @property
     def _measures(self) -> bool:
-        """Whether the watcher looks at what is complete now.
+        """Whether to call the observer now.
 
-        Of a step that several backward passes add to, workers cannot tell whose part is whose.
+        With several calls of `backward()` per step, a worker's own part cannot be separated.
         """
         if self._has_stepped or self._observer is None or not self._observer.wants():
             return False
@@ -249,7 +250,7 @@ class Reducer:
             bucket.missing = len(bucket.parameters)
 
     def _weighed(self, parameter: torch.nn.Parameter, gradient: Tensor) -> Tensor | None:
-        """A gradient that is about to be added to one that we have shown."""
+        """Weight a gradient that autograd will add to our buffer."""
         _, view = self._place_of[parameter]
         if parameter.grad is None or not _is(parameter.grad, view) or self._weight == 1.0:
             return None
@@ -277,10 +278,10 @@ class Reducer:
             self.waits = []
             for bucket in self._buckets:
                 bucket.is_begun = False
-        self._take_in()
+        self._add_new_parameters()
 
     def _launch_ready(self) -> None:
-        """In one order on all workers: a bucket waits for those before it."""
+        """Launch buckets in the same order on all workers: each waits for those before it."""
         while self._launched < len(self._buckets) and self._buckets[self._launched].missing <= 0:
             self._launch(self._buckets[self._launched])
 
@@ -330,12 +331,12 @@ class Reducer:
 
 
 def _is(gradient: Tensor, view: Tensor) -> bool:
-    """Whether a gradient is the one that we have shown, perhaps zeroed or added to since."""
+    """Whether a gradient lies in our buffer."""
     return gradient.data_ptr() == view.data_ptr()
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[_Bucket]:
-    """Gradients come in about the reverse order of the parameters."""
+    """Buckets in reverse order of the parameters, about the order in which gradients arrive."""
     buckets: list[_Bucket] = []
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.nn.Parameter]] = {}
     sizes: dict[tuple[torch.device, torch.dtype], int] = {}

@@ -1,12 +1,12 @@
-"""Checkpoints where every node can read them: copied to an fsspec URL while training goes on.
+"""Checkpoints in a store that every node can read: copied to an fsspec URL during training.
 
-    URL/00000003.250000-9f86d081884c7d65/state.pt     as in the folder
+    URL/00000003.250000-9f86d081884c7d65/state.pt     as on the local disk
     URL/00000003.250000-9f86d081884c7d65/meta.json    written last
 
-There is a checkpoint where there is a readable `meta.json`. Nothing is moved into place: in an object store a
-move is a copy, and a file there appears in one piece; elsewhere JSON that was cut short cannot be read. A
-name is the progress in epochs and part of the checksum: the newest is the largest, whoever wrote it, and a
-worker that has not heard yet that another took over cannot mix its files with the other's.
+A checkpoint exists once its meta.json is readable. We do not rename into place, because an object store would
+copy all the data again; its files appear in one piece anyway, and elsewhere a truncated meta.json cannot be
+read. A name is the progress in epochs plus part of the checksum. So the newest name is the largest, and two
+workers that both believe to be rank 0 never mix their files.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ from stretto.wire.store_url import UNCOPIED, check_store
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked to; it may tomorrow."""
+    """The store failed; a later attempt may succeed."""
 
 
 class RemoteStore:
-    """Whole files by name under one URL. Names have `/` between their parts.
+    """Files under one URL; names have `/` between their parts.
 
-    Whatever the file system raises comes out as StoreError, except that FileNotFoundError says that there is
-    no such file.
+    All errors of the file system become StoreError, except FileNotFoundError in `get` and `read`.
     """
 
     def __init__(self, url: str) -> None:
-        check_store(url)  # what cannot work tomorrow either is said at once
+        check_store(url)  # fails now if it can never work
         self.url = url.rstrip("/") if not url.endswith("://") else url
         self._files: Any = None
         self._root = ""
@@ -57,19 +56,19 @@ class RemoteStore:
         return f"{self.url}/{name}"
 
     def put(self, name: str, source: Path, content: FileDigest) -> None:
-        """Copy a file there and read it again: no other check means the same in every store."""
+        """Upload a file and read it back: the only check that works in every store."""
         with _as_store_error():
             files, path = self._at(name)
             try:
                 files.put_file(str(source), path)
-            except FileNotFoundError:  # stores that have folders want them made
+            except FileNotFoundError:  # stores with folders need the folder first
                 files.makedirs(path.rpartition("/")[0], exist_ok=True)
                 files.put_file(str(source), path)
         if problem := self._problem(name, content):
             raise StoreError(f"{self.where(name)} {problem}")
 
-    def holds(self, name: str, content: FileDigest) -> bool:
-        """Whether there is a file of this name with this content."""
+    def has(self, name: str, content: FileDigest) -> bool:
+        """Whether the store has this file with this content."""
         return not self._problem(name, content)
 
     def get(self, name: str, target: Path) -> None:
@@ -87,15 +86,15 @@ class RemoteStore:
         """The first parts of all names, sorted."""
         with _as_store_error():
             files, path = self._at("")
-            files.invalidate_cache()  # somebody else may have written
+            files.invalidate_cache()  # another process may have written
             try:
                 found = files.ls(path, detail=False)
-            except FileNotFoundError:  # nothing was put there yet
+            except FileNotFoundError:  # nothing was written yet
                 return []
             return sorted({one.rstrip("/").rpartition("/")[2] for one in found})
 
     def delete(self, name: str) -> None:
-        """A file, or all whose names begin with these parts; none is fine, too."""
+        """Delete a file, or a folder with all its files, if it exists."""
         with _as_store_error():
             files, path = self._at(name)
             with contextlib.suppress(FileNotFoundError):
@@ -112,7 +111,7 @@ class RemoteStore:
                 return "is missing"
 
     def _at(self, name: str) -> tuple[Any, str]:
-        """The file system, opened when it is first needed, and what it calls a file of this name."""
+        """The fsspec file system, opened on first use, and the path of a file in it."""
         if self._files is None:
             import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
@@ -123,7 +122,7 @@ class RemoteStore:
 
 @contextlib.contextmanager
 def _as_store_error(*, missing: bool = False) -> Iterator[None]:
-    """`missing`: that there is no such file is an answer."""
+    """Turn errors into StoreError; with `missing`, FileNotFoundError is kept."""
     try:
         yield
     except Exception as error:
@@ -135,17 +134,17 @@ def _as_store_error(*, missing: bool = False) -> Iterator[None]:
 
 _NAME = re.compile(r"\d{8}\.\d{6}-[0-9a-f]{16}")
 _PAUSES_S = (1.0, 3.0)
-"""Between attempts, where somebody waits for the store."""
-_TROUBLE = (StoreError, CorruptError, InputError, OSError)
-"""What may keep a checkpoint from being copied."""
+"""Pauses between attempts while training waits for the store."""
+_COPY_ERRORS = (StoreError, CorruptError, InputError, OSError)
+"""Errors that a failed copy may raise."""
 T = TypeVar("T")
 
 
 class RemoteCheckpoints:
-    """The newest `keep` checkpoints of a job, and the newest one that was saved as the best, in a store.
+    """The checkpoints of one job in a store: the newest `keep`, and the newest one saved as the best.
 
-    Copying happens in a thread of its own and never raises: the first failure of an outage is noted, and
-    what could not be copied waits for the next attempt, unless there is a newer one by then.
+    A background thread copies them. It never raises: the first failure of an outage is reported to `note`,
+    and the checkpoint waits for the next attempt, unless a newer one replaces it.
     """
 
     def __init__(
@@ -166,40 +165,38 @@ class RemoteCheckpoints:
         self._lock = threading.Lock()
         self._newest: Path | None = None
         self._best: Path | None = None
-        """What waits to be copied; a best one is never newer than the newest, and goes first."""
+        """Checkpoints that wait to be copied. The best one is copied first; it is never the newer one."""
         self._copying: Path | None = None
         self._noted: set[str] = set()
 
     def offer(self, folder: Path, *, best: bool) -> None:
-        """Copy the checkpoint in this folder when the ones before it are copied, or instead of them."""
+        """Queue the checkpoint in this folder; it replaces one that still waits (but not a best one)."""
         with self._lock:
             self._newest = folder
             self._best = folder if best else self._best
         self._copier.submit(self._copy)
 
     def in_use(self) -> set[Path]:
-        """The folders that are still needed to copy from."""
+        """Folders that must not be deleted yet."""
         with self._lock:
             return {one for one in (self._copying, self._best, self._newest) if one is not None}
 
     def flush(self) -> bool:
-        """Whether everything that was offered is safe now; an unwilling store is asked a few times."""
+        """Copy everything that waits, with retries; False if that failed."""
         return self._copier.submit(self._copy, *self._pauses_s).result()
 
     def close(self) -> None:
-        """Wait until what was offered is copied, or could not be."""
+        """Wait until each offered checkpoint is copied or has failed."""
         self._copier.shutdown()
 
     def found(self) -> list[RemoteCheckpoint]:
-        """The checkpoints in the store, newest first. InputError if it does not say."""
+        """The checkpoints in the store, newest first. InputError if the store cannot be read."""
         found: list[RemoteCheckpoint] = []
-        for name in reversed(self._patiently(self._names)):
+        for name in reversed(self._retried(self._names)):
             try:
-                meta = self._patiently(partial(self._meta, name))
+                meta = self._retried(partial(self._meta, name))
             except CorruptError as error:
-                self._note(
-                    f"Checkpoint {self._store.where(name)} cannot be used: {error}. It is passed over."
-                )
+                self._note(f"Checkpoint {self._store.where(name)} cannot be used: {error}. It is ignored.")
                 continue
             if meta is not None:
                 where, fetch = self._store.where(name), partial(self._fetch, name)
@@ -212,7 +209,7 @@ class RemoteCheckpoints:
         return [name for name in self._store.names() if _NAME.fullmatch(name)]
 
     def _meta(self, name: str) -> CheckpointMeta | None:
-        """None where copying has not come to its end."""
+        """The content of its meta.json; None if the copy is incomplete."""
         file = f"{name}/{META_FILE}"
         try:
             return parse_meta(self._store.read(file), self._store.where(file))
@@ -222,35 +219,35 @@ class RemoteCheckpoints:
     def _fetch(self, name: str, folder: Path) -> None:
         for file in (META_FILE, STATE_FILE):
             try:
-                self._patiently(partial(self._store.get, f"{name}/{file}", folder / file))
+                self._retried(partial(self._store.get, f"{name}/{file}", folder / file))
             except FileNotFoundError as error:
                 raise CorruptError(f"{file} is missing") from error
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def _retried(self, ask: Callable[[], T]) -> T:
         try:
-            return _insist(ask, self._pauses_s)
+            return _with_retries(ask, self._pauses_s)
         except StoreError as error:
             raise InputError(
                 f"the checkpoints there cannot be read: {error}.",
                 where=self._store.url,
-                remedy="Make it readable and start again; training goes on from what is there.",
+                remedy="Make it readable and start again; training resumes from the newest checkpoint.",
             ) from error
 
     def _copy(self, *pauses_s: float) -> bool:
         try:
-            _insist(self._copy_waiting, pauses_s)
-        except _TROUBLE as error:
+            _with_retries(self._copy_waiting, pauses_s)
+        except _COPY_ERRORS as error:
             self._mark_uncopied()
             self._note_once(
                 "copy",
-                f"A checkpoint could not be copied to {self._store.url}: {error}. It stays on its node, and "
-                "copying is tried again with the next one.",
+                f"A checkpoint could not be copied to {self._store.url}: {error}. It stays on its node; the "
+                "next checkpoint is the next attempt.",
             )
             return False
         return True
 
     def _mark_uncopied(self) -> None:
-        """Whoever clears up after the job is to leave its checkpoints."""
+        """Leave a file that tells cleanup to keep the job's checkpoints on this node."""
         if self._copying is not None:
             with contextlib.suppress(OSError):
                 (self._copying.parent / UNCOPIED).touch()
@@ -269,10 +266,10 @@ class RemoteCheckpoints:
             meta = read_meta(folder)
             name = f"{meta.progress:015.6f}-{meta.sha256[:16]}"
             self._put(name, meta, folder)
-        except _TROUBLE:
+        except _COPY_ERRORS:
             if folder.exists():
                 raise
-            self._forget(folder)  # removed by whoever leads now
+            self._forget(folder)  # a new rank 0 has deleted it
             return
         self._forget(folder)
         (folder.parent / UNCOPIED).unlink(missing_ok=True)
@@ -289,7 +286,7 @@ class RemoteCheckpoints:
     def _put(self, name: str, meta: CheckpointMeta, folder: Path) -> None:
         there = self._readable(name)
         state = FileDigest(meta.size_bytes, meta.sha256)
-        if there is None or not self._store.holds(f"{name}/{STATE_FILE}", state):
+        if there is None or not self._store.has(f"{name}/{STATE_FILE}", state):
             self._store.put(f"{name}/{STATE_FILE}", folder / STATE_FILE, state)
         if there is None or (meta.best and not there.best):
             with (folder / META_FILE).open("rb") as file:
@@ -303,9 +300,9 @@ class RemoteCheckpoints:
             return None
 
     def _remove_old(self, just_copied: str) -> None:
-        """Also what a worker left that was killed while it copied: it is older, and not whole.
+        """Delete old checkpoints, and older incomplete copies of workers that were killed.
 
-        What was just copied stays even if it is not the newest: the newer ones may be spoilt.
+        The one just copied stays even if it is not the newest, as newer ones may be damaged.
         """
         try:
             names = self._names()
@@ -314,9 +311,9 @@ class RemoteCheckpoints:
             oldest = min((name for name, _ in whole[: self._keep]), default="")
             for name in names:
                 if name < oldest and name not in {best, just_copied}:
-                    self._store.delete(f"{name}/{META_FILE}")  # it is no checkpoint from now on
+                    self._store.delete(f"{name}/{META_FILE}")  # from now on it is not a checkpoint
                     self._store.delete(name)
-        except InputError:  # another version wrote one of them, and it may be the best: all are kept
+        except InputError:  # another version wrote one, and it may be the best: keep all
             return
         except StoreError as error:
             self._note_once("remove", f"Old checkpoints stay in {self._store.url}: {error}.")
@@ -329,7 +326,7 @@ class RemoteCheckpoints:
             self._note(text)
 
 
-def _insist(ask: Callable[[], T], pauses_s: Sequence[float]) -> T:
+def _with_retries(ask: Callable[[], T], pauses_s: Sequence[float]) -> T:
     for pause_s in pauses_s:
         try:
             return ask()

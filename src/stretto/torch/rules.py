@@ -1,17 +1,17 @@
-"""How a learning rate follows the batch size (AdaScale and others), and the gradient that Adam steps with.
-
-They divide it element by element by sqrt(v / (1 - beta2^t)) + eps, v being a running mean of its squares, so
-that is the gradient whose noise matters. An element that hardly ever had a gradient, such as the weight of a
-pixel that is nearly always blank, has a v of nearly nothing: the first gradient it gets would outweigh all
-others. So sqrt(v) counts as LEAST_ROOT of its tensor's at least.
+"""How learning rates follow the batch size (AdaScale and others), and Adam's preconditioned gradient.
 
 With r = batch / initial batch and the gain of models.noise, in [1, r], a rate is multiplied by
 
-    adascale    gain          as far as the larger batch makes the gradient better
+    adascale    gain
     linear      r
     sqrt        sqrt(r)
-    auto        gain for SGD and its like; sqrt(gain) for Adam and its like, whose steps are as long
-                whatever the gradient's length, so that only its noise, a square root, is left to follow
+    auto        gain for SGD and similar optimizers; sqrt(gain) for Adam and similar ones, whose step length
+                does not depend on the gradient's length
+
+Adam divides each element of the gradient by sqrt(v / (1 - beta2^t)) + eps, where v is a running mean of its
+squares. The noise of this preconditioned gradient is the one that matters. An element whose gradient was
+almost always 0, such as the weight of a pixel that is nearly always blank, has a tiny v, so its next gradient
+would outweigh all others. So we use at least LEAST_ROOT times the root mean square of its tensor's sqrt(v).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
 from stretto.core.observations import NoiseSample
 
 ADAM_WARM_STEPS = 5
-"""Before it, the second moment says too little about a parameter: it is left out."""
+"""Parameters with fewer steps are left out, as their second moment is not reliable yet."""
 LEAST_ROOT = 0.1
-"""Of the root mean square of sqrt(v) over the elements of a tensor."""
+"""Minimum of sqrt(v), relative to its root mean square over a tensor."""
 CPU_CHUNK, GPU_CHUNK = 1 << 15, 1 << 24
-"""Elements divided by the preconditioner at once: what a cache holds, or a small share of a card."""
+"""Elements preconditioned at once: they fit in a CPU's cache, or take a small part of a GPU's memory."""
 
 
 def is_adam_like(optimizer: Optimizer) -> bool:
-    """Whether steps are divided by a running second moment, element by element."""
+    """Whether the optimizer divides gradients by a running second moment."""
     return isinstance(optimizer, (Adam, AdamW, NAdam, RAdam))
 
 
 class AdamPreconditioner:
-    """What Adam divides each element of a gradient by."""
+    """Divides gradients as Adam does."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -48,7 +48,7 @@ class AdamPreconditioner:
     def divided(
         self, parameters: Sequence[Tensor], *columns: Sequence[Tensor]
     ) -> Iterator[list[list[Tensor]]]:
-        """Gradients of warm parameters, divided: new tensors, a bounded number of elements at a time."""
+        """Preconditioned gradients of parameters past their warm-up, as new tensors in bounded chunks."""
         place = {one: index for index, one in enumerate(parameters)}
         for group in self._optimizer.param_groups:
             warm = [one for one in group["params"] if one in place and self._is_warm(one)]
@@ -71,13 +71,13 @@ class AdamPreconditioner:
         state = self._optimizer.state.get(parameter)
         if not state or "exp_avg_sq" not in state:
             return False
-        # The count may live on the device: it is read until it suffices, and then no more.
+        # The step count may be on the device, so we stop reading it once it is large enough.
         if parameter not in self._warm and float(state["step"]) >= ADAM_WARM_STEPS:
             self._warm.add(parameter)
         return parameter in self._warm
 
     def _corrections(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Any]:
-        """sqrt(1 - beta2^t) of each parameter: numbers, or tensors if t is on the device."""
+        """sqrt(1 - beta2^t) of each parameter; tensors if t is on the device."""
         if not parameters:
             return []
         steps = torch.stack([torch.as_tensor(self._optimizer.state[one]["step"]) for one in parameters])
@@ -86,7 +86,7 @@ class AdamPreconditioner:
 
 
 def _roots(moments: list[Tensor]) -> list[Tensor]:
-    """Square roots of second moments, none far below the others of its tensor."""
+    """Square roots of second moments, at least LEAST_ROOT of their tensor's root mean square."""
     roots = torch._foreach_sqrt(moments)  # noqa: SLF001
     norms = torch._foreach_norm(roots, 2)  # noqa: SLF001
     least = [norm * (LEAST_ROOT / root.numel() ** 0.5) for norm, root in zip(norms, roots, strict=True)]
@@ -94,7 +94,7 @@ def _roots(moments: list[Tensor]) -> list[Tensor]:
 
 
 class _Row(NamedTuple):
-    """A piece of a parameter: its second moment, and the same piece of its gradients."""
+    """A piece of a parameter's second moment, and the same piece of its gradients."""
 
     correction: Any
     moment: Tensor
@@ -128,10 +128,9 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def lr_factor(rule: Rule, optimizer: Optimizer, noise: NoiseSample | None, scale: float) -> float:
-    """What learning rates are multiplied by for a step at `scale` times the initial batch.
+    """The factor of learning rates for a step at `scale` times the initial batch.
 
-    Before any noise was measured, the rules that follow it leave the rate as it is, but a smaller batch
-    has its share.
+    Before noise is measured, the rules that depend on it use the factor min(scale, 1).
     """
     match rule:
         case "linear":
@@ -146,11 +145,11 @@ def lr_factor(rule: Rule, optimizer: Optimizer, noise: NoiseSample | None, scale
 
 
 def progress_of_step(noise: NoiseSample | None, scale: float) -> float:
-    """Steps at the initial batch that one step at `scale` times it is worth: the gain.
+    """The gain: how many steps at the initial batch one step at `scale` times that batch is worth.
 
-    Before any noise was measured, a step counts as one, but a smaller batch as its share of one.
+    Before noise is measured, it is min(scale, 1).
     """
     if noise is None:
         return min(scale, 1.0)
-    left = noise.var / scale + noise.sqr  # models.noise.gain for plain numbers: this runs at every step
+    left = noise.var / scale + noise.sqr  # as models.noise.gain, but fast: this runs at every step
     return (noise.var + noise.sqr) / left if left > 0 else 1.0

@@ -1,8 +1,8 @@
-"""The handle that training code holds: `run.prepare`, `run.epochs`, `run.report`."""
+"""`Run`, the handle for training code: `run.prepare`, `run.epochs`, `run.report`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from stretto.torch.stepper import Stepper, follow_the_work, quiet_inside_steps
 
 
 class Run:
-    """One training run, alone or under a controller that may resize it at any step.
+    """One training run: started by hand, or by a controller that may resize it at any step.
 
         def train(config, run):
             model = Net(config["width"])
@@ -43,8 +43,8 @@ class Run:
         if __name__ == "__main__":
             train({"width": 64, "lr": 0.1}, stretto.torch.Run())
 
-    With a `folder`, a run by hand keeps checkpoints there, every `checkpoint_every_s` and at the end, and
-    goes on from them. Under torchrun the same script trains with a group of fixed size.
+    With a `folder`, a run started by hand saves checkpoints there, every `checkpoint_every_s` and at the end,
+    and resumes from them. Under torchrun the same script trains with a fixed number of workers.
     """
 
     def __init__(
@@ -73,92 +73,95 @@ class Run:
                 store=task.store,
             )
         self._engine = Engine(session, saving, seed=task.seed if task else seed)
-        self._whole = 0
-        """Epochs, or steps, of the whole training."""
+        self._length = 0
+        """Epochs, or steps in `run.steps`, of the whole training."""
 
     @property
     def device(self) -> torch.device:
-        """Where this worker computes."""
+        """The device of this worker."""
         return self._engine.device
 
     @property
     def rank(self) -> int:
+        """The rank of this worker."""
         return self._engine.group.rank
 
     @property
     def workers(self) -> int:
-        """How many train together at present."""
+        """The current number of workers."""
         return self._engine.group.world
 
     @property
     def is_main(self) -> bool:
-        """Whether this worker's reports count; all others' are passed over."""
+        """Whether this is rank 0; only its reports count."""
         return self._engine.group.is_leader
 
     @property
     def batch_size(self) -> int:
-        """Examples of a step at present, over all workers."""
+        """Examples of a step now, over all workers."""
         return self._engine.current.base.total
 
     @property
     def step_is_complete(self) -> bool:
-        """Whether this pass is the last of its step: `backward()` shows gradients, and `step()` steps."""
+        """Whether this pass is the last of its step: only then `.grad` is set and `step()` has an effect."""
         self._engine.current.asks_completion = True
         return self._engine.current.share.last
 
     @property
     def step(self) -> int:
-        """Optimisation steps made so far: the same on all workers, across resizes and restarts."""
+        """Optimisation steps so far; the same on all workers, across resizes and restarts."""
         return self._engine.current.updates
 
     @property
     def progress(self) -> float:
-        """How much of the training is done, from 0 to 1: the same on all workers."""
-        self._engine.current.schedule_uses += 1
-        return min(self._done / self._whole, 1.0) if self._whole else 0.0
+        """The done part of the training, from 0 to 1; the same on all workers."""
+        engine = self._engine
+        engine.current.schedule_uses += 1
+        done = engine.progress.epochs_done if engine.counting is None else engine.current.updates
+        return min(done / self._length, 1.0) if self._length else 0.0
 
     @property
     def share(self) -> int:
-        """Examples that this worker takes at once now: its part of `batch_size`, at least 1."""
+        """In `run.steps`: how many of the `batch_size` examples this worker draws now; at least 1."""
         return len(self.examples)
 
     @property
     def examples(self) -> range:
-        """The numbers of those examples, counted from the beginning of the training.
+        """In `run.steps`: the numbers of those examples, counted from the beginning of the training.
 
-        Every number is given to one worker once. Where there are more workers than examples in a step, a
-        worker without a part of its own is lent an example, which does not count.
+        Each number goes to one worker, once. If a step has fewer examples than there are workers, a worker
+        without a share borrows an example, which has weight 0.
         """
         share = self._engine.current.share
         if self._engine.step_loop is None or share is UNSHARED:
             raise InputError(
                 "run.share is known only inside `for step in run.steps(n)`.",
-                remedy="Ask for it in the loop, each time: it changes when workers come and go.",
+                remedy="Read it in the loop, in every step: it changes when workers join or leave.",
             )
         first = self.step * share.step_examples + min(share.start, share.step_examples - 1)
         return range(first, first + max(share.stop - share.start, 1))
 
     @property
     def report_is_due(self) -> bool:
-        """In `run.steps`: whether this step ends an epoch, so that what is reported now counts for it."""
+        """In `run.steps`: whether this step ends an epoch, so it is time to call `run.report`."""
         loop = self._engine.step_loop
         return loop is not None and loop.is_at_last_step and self.step_is_complete
 
     def keep(self, **values: Any) -> KeptAttributes:
-        """Values of your own that newcomers and checkpoints get; set and read them as attributes.
+        """Your own values, saved in checkpoints and sent to new workers; read and set them as attributes.
 
             state = run.keep(best=0.0, patience=3)
             for epoch in run.epochs(30):
                 ...
                 state.best = max(state.best, accuracy)
 
-        From the first epoch on they are what the other workers have, or the checkpoint. Rank 0's count: all
-        workers get them at the end of an epoch and before workers change. Set them alike on all workers
-        where code decides by them.
+        When training begins, they are replaced by the other workers' or the checkpoint's values. All workers
+        get rank 0's values at the end of an epoch and before workers join or leave. If your code decides by a
+        value, set it equally on all workers.
         """
         if self._engine.joined:
             raise InputError(
-                "keep() comes after training has begun.",
+                "keep() was called after training has begun.",
                 remedy="Call it before run.epochs() or run.steps().",
             )
         self._engine.kept.add(values)
@@ -175,17 +178,18 @@ class Run:
     ) -> Any:
         """Make models, optimizers, loaders, schedulers and scalers elastic; returns them in the same order.
 
-        Everything but loaders comes back as the very object that was given, a model without the wrapper that
-        would average gradients a second time. An optimizer may be given as a function of the model before it.
-        Anything with `state_dict` and `load_state_dict` is carried along.
+        Loaders are replaced by elastic ones, a DistributedDataParallel by the model inside; all others come
+        back as the same objects. An optimizer may be given as a function of the model before it. Anything
+        else with `state_dict` and `load_state_dict` is saved and restored, too.
 
-        `adaptive` lets the batch size of the first loader follow the gradient noise, up to `max_batch_size`,
-        and the learning rate follow it by `lr_rule`. `per_worker_batch` bounds what one worker takes at once;
-        what is more is split into passes unless `accumulate` is False.
+        With `adaptive`, the batch size of the first loader follows the gradient noise, up to
+        `max_batch_size`, and the learning rate follows the batch size by `lr_rule`. `per_worker_batch` is the
+        smallest and the largest batch of one worker; larger ones take several passes, unless `accumulate` is
+        False.
         """
         if self._engine.joined:
             raise InputError(
-                "prepare() comes after training has begun.", remedy="Call it before run.epochs()."
+                "prepare() was called after training has begun.", remedy="Call it before run.epochs()."
             )
         if lr_rule not in RULES:
             raise InputError(f"there is no lr_rule {lr_rule!r}.", remedy=f"There are {', '.join(RULES)}.")
@@ -213,7 +217,7 @@ class Run:
             return thing
         if not isinstance(thing, Stateful):
             raise InputError(
-                f"something of type {type(thing).__name__} cannot be prepared.",
+                f"an object of type {type(thing).__name__} cannot be prepared.",
                 remedy="Give models, optimizers, DataLoaders, schedulers, or anything with state_dict().",
             )
         if isinstance(thing, torch.nn.Module):
@@ -252,10 +256,10 @@ class Run:
         sampler: Any = None,
         **options: Any,
     ) -> ElasticLoader:
-        """An elastic loader; `batch_size` is the total over all workers, `options` are DataLoader's."""
+        """Make an elastic loader. `batch_size` is the total over all workers; `options` are DataLoader's."""
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise InputError(
-                "the dataset has no length, so its examples cannot be shared out.",
+                "the dataset has no length, so its examples cannot be split over workers.",
                 remedy="Use a dataset with __getitem__ and __len__.",
             )
         if batch_size < 1:
@@ -290,21 +294,21 @@ class Run:
         )
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs still to be trained, from 0 or where the run was left, to `count`.
+        """Loop over the epochs left to train, up to `count`; a resumed run continues where it stopped.
 
-        A loop that is left early, with `break` for instance, keeps what was reported of its last epoch and
-        the model, unless it is left in the midst of the data. All workers must decide so alike.
+        After `break`, the values reported in that epoch count and the model is saved, except inside a loop
+        over data. All workers must break in the same epoch.
         """
         engine, task = self._engine, self._session.task
         if engine.counting is not None:
             raise InputError(
-                "run.epochs() comes after run.steps().",
+                "run.epochs() was called after run.steps().",
                 remedy="Train in one loop, over run.steps() or over run.epochs().",
             )
         engine.join()
         if task is not None and task.epochs is not None:
             count = min(count, task.epochs)
-        self._whole = count
+        self._length = count
         while engine.progress.epoch < count:
             engine.begin_epoch()
             try:
@@ -320,10 +324,10 @@ class Run:
             engine.save_result()
 
     def steps(self, count: int, *, batch_size: int, report_every: int | None = None) -> Iterator[int]:
-        """The steps still to be trained, from 0 or where the run was left, to `count`.
+        """Loop over the steps left to train, up to `count`; for code that draws its own data.
 
-        For code that draws its own data. `batch_size` is the total over all workers: in each step this one
-        draws `run.share` examples, and the loss is their mean.
+        `batch_size` is the total over all workers. In each step a worker draws `run.share` examples, and its
+        loss is their mean.
 
             for step in run.steps(5000, batch_size=64, report_every=250):
                 x, y = get_batch(run.share)
@@ -332,13 +336,13 @@ class Run:
                 if run.report_is_due:
                     run.report(loss=evaluate(model))
 
-        `report_every` steps are an epoch: what was reported counts when it is over, and `max_epochs` of a
-        study counts such. Without it an epoch is a tenth of the steps.
+        `report_every` steps are one epoch, also for `epochs` of a job and `max_epochs` of a study. Reported
+        values count when an epoch ends. By default an epoch is a tenth of the steps.
         """
         for name, value in (("count", count), ("batch_size", batch_size), ("report_every", report_every)):
             if value is not None and not (type(value) is int and value >= 1):
                 raise InputError(
-                    f"run.steps() is given {name}={value!r}.", remedy="Give a whole number from 1 up."
+                    f"run.steps() is given {name}={value!r}.", remedy="Give a whole number of at least 1."
                 )
         if report_every is None:
             report_every = ceil(count / 10)
@@ -353,7 +357,7 @@ class Run:
         if epochs is not None:
             begun = engine.steps_before_epoch
             count = min(count, begun + max(epochs - engine.progress.epoch, 0) * counting.report_every)
-        self._whole = count
+        self._length = count
         while engine.current.updates < count:
             engine.begin_epoch()
             loop = engine.step_loop = StepLoop(
@@ -378,18 +382,12 @@ class Run:
         if task is None:
             engine.save_result()
 
-    @property
-    def _done(self) -> float:
-        """Of `_whole`."""
-        engine = self._engine
-        return engine.current.updates if engine.counting is not None else engine.progress.epochs_done
-
     def report(self, **values: float) -> None:
-        """Metrics of the present epoch; several calls add up. Rank 0's values count."""
+        """Report metrics of the current epoch, in one call or several. Rank 0's values count."""
         if taken := sorted(values.keys() & OWN_NAMES):
             raise InputError(
                 f"run.report was given {', '.join(taken)}, which Stretto writes itself.",
-                remedy="Leave it out or call it something else.",
+                remedy="Leave it out or rename it.",
             )
         numbers = {name: _number(name, value) for name, value in values.items()}
         self._engine.add_values(numbers)
@@ -404,14 +402,14 @@ class Run:
         return float(total[0] / total[1])
 
     def finish(self) -> None:
-        """Leave the group; models and optimizers are ordinary ones from now on.
+        """End training: models and optimizers are ordinary ones again.
 
-        Only code that goes on after training needs this, and none under a controller.
+        Only needed in scripts that do more after training; under a controller it happens by itself.
         """
         self._engine.finish()
 
     def finish_saving(self) -> None:
-        """Wait until everything that was to be saved is on the disk."""
+        """Wait until all checkpoints are on the disk."""
         self._engine.finish_saving()
 
 
@@ -427,12 +425,9 @@ def _refuse_lazy(module: torch.nn.Module) -> None:
 
 def _number(name: str, value: object) -> float:
     try:
-        return float(value)  # type: ignore[arg-type]  # whatever can be a number, such as a tensor of one
+        return float(value)  # type: ignore[arg-type]  # also tensors with one element
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"run.report was given {name}={str(value)[:80]!r}, which is not a number ({error}).",
-            remedy="Report numbers only; print whatever else there is.",
+            remedy="Report numbers only; print other values.",
         ) from error
-
-
-Train = Callable[[dict[str, Any], Run], Any]

@@ -1,4 +1,4 @@
-"""A worker's line to its controller, and what it is when there is none."""
+"""A worker's connection to its controller, and its stand-in for a script started by hand."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from stretto.wire.messages import (
 
 _BEAT_S = 1.0
 _ACK_S = 10.0
-"""A controller that takes longer to decide on a result is not waited for."""
+"""How long a worker waits for the controller's decision on a result."""
 GRACE_S = 30.0
-"""How long a worker whose controller is gone may take to save its state."""
+"""How long a worker may take to save a checkpoint after its controller is gone."""
 
 
 class StopTraining(BaseException):
-    """Leave the training loop now: parked, dismissed, or nobody wants the result any more."""
+    """Raised to leave the user's training loop, for example because the job is parked."""
 
     def __init__(self, why: str, *, saved: bool = False, leaves: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.saved = saved
         self.leaves = leaves
-        """The process ends, too."""
+        """Whether the process ends, too."""
 
 
 class Session(Protocol):
-    """Where orders come from and reports go."""
+    """The source of orders and the destination of reports."""
 
     @property
     def task(self) -> Task | None:
-        """What was asked for; None when somebody runs the script by hand."""
+        """The task from the controller; None in a script started by hand."""
 
     @property
     def rendezvous(self) -> Rendezvous | None:
-        """Where groups that this worker leads come together."""
+        """Where groups form in which this worker is rank 0."""
 
     def send(self, message: FromWorker) -> None: ...
 
     def next_order(self) -> GroupOrder | None:
-        """What the controller wants this group to do next."""
+        """The controller's next order for this group."""
 
     def wait_for_form(self, generation: int | None) -> Form | Leave:
-        """The place in a group: of this generation, or of the first that comes."""
+        """This worker's place in the group of `generation`; None: in the next group."""
 
     def wait_for_ack(self, epoch: int) -> None: ...
 
@@ -67,29 +67,29 @@ class Session(Protocol):
 
 
 class StandaloneSession:
-    """Nobody to report to: the script was started by hand."""
+    """The session of a script started by hand: no controller, no orders."""
 
     task: Task | None = None
     rendezvous: Rendezvous | None = None
 
     def send(self, message: FromWorker) -> None:
-        """Nobody listens."""
+        """Drop the message."""
 
     def next_order(self) -> GroupOrder | None:
         return None
 
     def wait_for_form(self, generation: int | None) -> Form | Leave:
-        raise AssertionError(f"nobody forms group {generation}")
+        raise AssertionError(f"no controller forms group {generation}")
 
     def wait_for_ack(self, epoch: int) -> None:
-        """Nobody decides."""
+        """Do not wait."""
 
     def count_step(self) -> None:
-        """Nobody watches."""
+        """Do not count."""
 
 
 class ControlledSession:
-    """Listens and beats in threads of its own; orders are taken up at step boundaries."""
+    """The session of a worker under a controller. Two threads receive messages and send heartbeats."""
 
     def __init__(self, channel: Channel, *, grace_s: float = GRACE_S) -> None:
         host = os.environ.get("STRETTO_HOST", "127.0.0.1")
@@ -114,7 +114,7 @@ class ControlledSession:
         return self._task
 
     def next_task(self) -> Task:
-        """What is to be trained now. Departure if nothing more will come."""
+        """Wait for the next task. StopTraining if the controller is gone."""
         with self._changed:
             self._wait(lambda: self._is_new)
             self._is_new = False
@@ -150,7 +150,7 @@ class ControlledSession:
         self._steps += 1
 
     def _wait(self, found: object) -> None:
-        """Until something is there. Without a controller it never will be."""
+        """Wait until `found()` is true. StopTraining if the controller is gone before."""
         assert callable(found)
         self._changed.wait_for(lambda: self._gone or found())
         if not found():
@@ -161,12 +161,12 @@ class ControlledSession:
             for message in self._channel.messages():
                 self._take(message)  # type: ignore[arg-type]
         except WireError as error:
-            os.write(2, f"stretto: the controller makes no sense: {error}\n".encode())
+            os.write(2, f"stretto: the controller sent an invalid message: {error}\n".encode())
         with self._changed:
             self._gone = True
             self._changed.notify_all()
         time.sleep(self._grace_s)
-        os._exit(75)  # the main thread did not get to a step boundary, or cannot save
+        os._exit(75)  # the main thread did not reach a step boundary in time, or cannot save
 
     def _take(self, message: ToWorker) -> None:
         with self._changed:
@@ -175,7 +175,7 @@ class ControlledSession:
                     self._begin(message)
                 case Form() | Leave():
                     self._forms[message.generation] = message
-                    # A batch that was ordered before was for the group as it was; the Form has its own.
+                    # Earlier batch orders were for the old group; the Form has its own batch.
                     self._orders = deque(order for order in self._orders if order.code is not OrderKind.BATCH)
                 case SetBatch():
                     self._orders.append(
@@ -190,7 +190,8 @@ class ControlledSession:
             self._changed.notify_all()
 
     def _begin(self, task: Task) -> None:
-        """Whatever else was said concerned the task before."""
+        """Start a task; earlier messages belonged to the previous one."""
+
         self._task, self._is_new = task, True
         self._forms.clear()
         self._orders.clear()

@@ -1,4 +1,4 @@
-"""The state that newcomers and checkpoints get: everything prepared, kept values, random states."""
+"""The state in checkpoints, also sent to new workers: prepared objects, kept values, random generators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stretto.torch.pack import as_bytes, pack, put_together, take_apart
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything with the two methods that PyTorch's own objects have."""
+    """An object with `state_dict` and `load_state_dict`, as PyTorch's own have."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -25,7 +25,7 @@ class Stateful(Protocol):
 
 
 class PreparedObjects:
-    """The prepared objects, in the order in which the code prepares them."""
+    """The prepared objects, in the order of preparation."""
 
     def __init__(self) -> None:
         self._things: list[tuple[str, Stateful]] = []
@@ -47,12 +47,12 @@ class PreparedObjects:
         }
 
     def modules(self) -> dict[str, Any]:
-        """The part of the state that is copied, never kept, by whoever loads it: that of modules."""
+        """The state of modules, which `load_state_dict` copies, so that it can be received in place."""
         states = [one.state_dict() if isinstance(one, torch.nn.Module) else None for one in self.things]
         return {"things": states}
 
     def names(self) -> dict[int, str]:
-        """Of the modules' parameters, by id; with the module's place where there are several."""
+        """Names of the modules' parameters, by id; with the module's number if there are several."""
         modules = [thing for _, thing in self._things if isinstance(thing, torch.nn.Module)]
         names: dict[int, str] = {}
         for place, module in enumerate(modules):
@@ -62,11 +62,11 @@ class PreparedObjects:
         return names
 
     def buffers(self) -> list[torch.Tensor]:
-        """What modules keep beside their parameters, such as running averages; each once."""
+        """The saved buffers of all modules, such as running averages; each once."""
         buffers: dict[int, torch.Tensor] = {}
         for _, thing in self._things:
             if isinstance(thing, torch.nn.Module):
-                saved = thing.state_dict()  # what is not saved may differ in shape between workers
+                saved = thing.state_dict()  # unsaved buffers may differ in shape between workers
                 buffers |= {id(one): one for name, one in thing.named_buffers() if name in saved}
         return list(buffers.values())
 
@@ -74,9 +74,9 @@ class PreparedObjects:
         kinds = [kind for kind, _ in self._things]
         if state["kinds"] != kinds:
             raise InputError(
-                f"the saved state is of {', '.join(state['kinds']) or 'nothing'}, and the code prepares "
+                f"the saved state is of {', '.join(state['kinds']) or 'nothing'}, but the code prepares "
                 f"{', '.join(kinds) or 'nothing'}.",
-                remedy="Prepare the same objects in the same order, or start a run of another name.",
+                remedy="Prepare the same objects in the same order, or start a run with another name.",
             )
         for (kind, thing), saved in zip(self._things, state["things"], strict=True):
             try:
@@ -84,12 +84,12 @@ class PreparedObjects:
             except (RuntimeError, ValueError, KeyError) as error:
                 raise InputError(
                     f"the saved state does not fit the {kind} of this code: {error}.",
-                    remedy="Prepare the same objects, or start a run of another name.",
+                    remedy="Prepare the same objects, or start a run with another name.",
                 ) from error
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of every generator that training code usually draws from."""
+    """The state of the global random generators of torch, Python and numpy."""
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -119,7 +119,7 @@ def restore_rng_state(state: dict[str, Any]) -> None:
 
 
 def seed_rngs(seed: int) -> None:
-    """Another worker, other draws."""
+    """Seed the global random generators, differently in every worker."""
     torch.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -129,23 +129,23 @@ def seed_rngs(seed: int) -> None:
 
 
 _REMEDY = (
-    "Keep numbers, text, tensors, and lists, tuples and dicts of them; give whatever has state_dict() and "
+    "Keep numbers, text, tensors, and lists, tuples and dicts of them. Give objects with state_dict() and "
     "load_state_dict() to run.prepare()."
 )
 
 
 class KeptValues:
-    """The kept values of a run by name; all of them can be saved and loaded."""
+    """The values given to `run.keep`, by name. All can be saved in a checkpoint."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """More to keep. InputError for what cannot be kept, or is kept already."""
+        """Add values. InputError if one cannot be saved, or its name is taken."""
         for name, value in values.items():
             if name.startswith("_"):
                 raise InputError(
-                    f"run.keep() is given {name}, and names with a leading underscore are Python's own.",
+                    f"run.keep() is given {name}, but names with a leading underscore are reserved.",
                     remedy="Choose another name.",
                 )
             if name in self._values:
@@ -161,8 +161,8 @@ class KeptValues:
     def set(self, name: str, value: Any) -> None:
         if name not in self._values:
             raise InputError(
-                f"{name} is set, and it was not given to run.keep(), so it would not be kept.",
-                remedy=f"{self._known(name)} Give run.keep() a first value for each.",
+                f"{name} was not given to run.keep(), so it would not be saved.",
+                remedy=f"{self._known(name)} Give run.keep() an initial value for each.",
             )
         _check(name, value)
         self._values[name] = value
@@ -172,28 +172,28 @@ class KeptValues:
         return dict(self._values)
 
     def state_dict(self) -> dict[str, Any]:
-        """InputError for a value that was changed in place to one that cannot be saved."""
+        """All values. InputError if one was changed in place so that it cannot be saved."""
         for name, value in self._values.items():
             _check(name, value)
         return dict(self._values)
 
     def digest(self) -> int:
-        """Another number for other values."""
+        """A hash of all values."""
         return _digest(self.state_dict())
 
     def take(self, leaders: Mapping[str, Any]) -> None:
-        """Have the values of the worker that leads; those that are equal stay the same objects."""
+        """Copy rank 0's values; equal values stay the same objects."""
         for name, value in leaders.items():
             if name in self._values and _digest(value) != _digest(self._values[name]):
                 self._values[name] = value
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Take up saved values; returns what a reader should know about names that do not match."""
+        """Load saved values; returns notes about names that do not match."""
         notes = []
         if unknown := sorted(saved.keys() - self._values.keys()):
             notes.append(f"The saved state has {', '.join(unknown)}, which this code does not keep.")
         if new := sorted(self._values.keys() - saved.keys()):
-            notes.append(f"The saved state has no {', '.join(new)}: begun with what run.keep() was given.")
+            notes.append(f"The saved state has no {', '.join(new)}: the initial value is used.")
         self._values.update({name: value for name, value in saved.items() if name in self._values})
         return notes
 
@@ -204,7 +204,7 @@ class KeptValues:
 
 
 class KeptAttributes:
-    """What `run.keep` returns: its attributes are the kept values, and no others can be set."""
+    """Returned by `run.keep`: its attributes are the kept values; others cannot be set."""
 
     _kept: KeptValues
 
@@ -212,7 +212,7 @@ class KeptAttributes:
         object.__setattr__(self, "_kept", kept)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for by whoever copies or prints objects
+        if name.startswith("_"):  # copy and pickle look for such names
             raise AttributeError(name)
         return self._kept.get(name)
 
@@ -233,7 +233,7 @@ def _digest(value: Any) -> int:
 
 
 def _check(name: str, value: object) -> None:
-    """InputError unless a checkpoint can hold the value and give it back."""
+    """InputError unless a checkpoint can store and restore the value."""
     if value is None or type(value) in {bool, float} or (type(value) is int and value.bit_length() < 64):
         return
     try:

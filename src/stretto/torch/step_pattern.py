@@ -1,14 +1,14 @@
-"""When in a loop optimizers step, and so where a newcomer may join.
+"""In which batches optimizers step, and so where a new worker may join.
 
-Code that steps with every batch can be joined anywhere. Code that accumulates gradients by hand,
+A new worker can join code that steps with every batch at any time. Code that accumulates gradients by hand,
 
     for i, (x, y) in enumerate(loader):
         (loss_of(model(x), y) / 4).backward()
         if (i + 1) % 4 == 0:
             optimizer.step()
 
-counts its batches, and a newcomer's count begins at 0. It would step at other moments than its peers, unless
-it joins where the pattern of steps begins anew. So the pattern is learnt: it is what came twice in a row.
+counts its batches, but a new worker's count begins at 0. It steps with the same batches as its peers only if
+it joins where the pattern of steps begins again. We learn this pattern: a sequence seen twice in a row.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Callable
 from typing import Any
 
 _LONGEST = 1024
-"""Batches without a pattern, after which there is none."""
+"""After this many batches without a pattern we stop searching."""
 _RECOVERY = 16
-"""Steps in a row, after which a batch without one was an exception."""
+"""After this many steps in a row, an earlier batch without a step counts as an exception."""
 _NOWHERE = (-1, -1)
 
 
 class StepPattern:
-    """Beats, one for each batch: which optimizers were told to step, as the bits of a number."""
+    """The repeating pattern of steps. A batch is a number whose bits say which optimizers stepped."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Beats since the pattern began to be looked for."""
+        """Batches recorded."""
         self.pattern: list[int] = []
-        """What repeats; empty while that is not known."""
+        """The repeating sequence; empty while unknown."""
         self.is_broken = False
-        """There was a pattern, or time enough to see one, and it did not hold."""
-        self._beats: list[int] = []
+        """Whether a pattern failed to hold, or none was found in time."""
+        self._batches: list[int] = []
         self._streak = 0
 
     @property
@@ -42,11 +42,11 @@ class StepPattern:
 
     @property
     def is_plain(self) -> bool:
-        """Every batch is a step."""
+        """Whether every batch has the same steps."""
         return len(self.pattern) == 1
 
-    def beat(self, steps: int, needed: int) -> None:
-        """A batch is done. A pattern has all `needed` optimizers in it, or something is still to come."""
+    def record(self, steps: int, needed: int) -> None:
+        """Record a batch. In a pattern, each of the `needed` optimizers steps at least once."""
         self.count += 1
         if self.pattern:
             if steps != self.pattern[(self.count - 1) % len(self.pattern)]:
@@ -56,60 +56,60 @@ class StepPattern:
             if self._streak >= _RECOVERY:
                 self.pattern, self._streak = [steps], 0
         else:
-            self._beats.append(steps)
+            self._batches.append(steps)
             self._look(needed)
 
     def _look(self, needed: int) -> None:
-        half, odd = divmod(len(self._beats), 2)
-        first, there = self._beats[:half], 0
+        half, odd = divmod(len(self._batches), 2)
+        first, there = self._batches[:half], 0
         for steps in first:
             there |= steps
-        if not odd and there & needed == needed and first == self._beats[half:]:
-            self.pattern, self._beats = first, []
-        elif len(self._beats) >= _LONGEST:
-            self._beats, self.is_broken = [], True
+        if not odd and there & needed == needed and first == self._batches[half:]:
+            self.pattern, self._batches = first, []
+        elif len(self._batches) >= _LONGEST:
+            self._batches, self.is_broken = [], True
 
     def state(self) -> list[Any]:
-        return [self.count, list(self.pattern), self.is_broken, list(self._beats), self._streak]
+        return [self.count, list(self.pattern), self.is_broken, list(self._batches), self._streak]
 
     def restore(self, state: list[Any]) -> None:
-        self.count, self.pattern, self.is_broken, self._beats, self._streak = state
+        self.count, self.pattern, self.is_broken, self._batches, self._streak = state
 
 
 class StepPatterns:
-    """The rhythm of the present loop, whose index begins at 0, and that of the run, for other counters."""
+    """Two patterns: of the current loop, for its own index, and of the run, for counters over all loops."""
 
     def __init__(self) -> None:
         self._run, self._loop = StepPattern(), StepPattern()
         self._at: list[int] = [-1, -1]
-        """The epoch and the number of the present loop."""
+        """The epoch and the number of the current loop."""
         self._steps_of: dict[int, int] = {}
-        """Which optimizers step in an epoch's loops, as seen in the last one that came to its end."""
+        """For each loop of an epoch, which optimizers stepped when it last ran to its end."""
         self._ends_evenly: dict[int, bool] = {}
-        """Whether the pattern held to the end of that one."""
+        """Whether the pattern held until the end then."""
         self._stepped = 0
-        """The optimizers that stepped in the present loop."""
+        """The optimizers that stepped in the current loop."""
         self._is_idle = True
-        """Nothing was trained in the present loop."""
+        """Whether nothing was trained in the current loop."""
         self.length_asked_in: tuple[int, int] = _NOWHERE
-        """The loop in which this worker's code asked for the loader's length last: its epoch and number."""
+        """The epoch and number of the loop in which this worker's code last called len(loader)."""
         self._agreed_length_asked_in: tuple[int, int] = _NOWHERE
-        """The same of rank 0, as all workers know it. Such code may step with the last batch."""
+        """The same of rank 0, known to all workers. Such code may step with the last batch."""
         self.always_steps = True
-        """Every batch so far was a step of every optimizer, or nothing was trained."""
+        """Whether every optimizer has stepped with every batch so far."""
         self._usual: int | None = None
-        """What steps with every batch, once that is known: most code is of this kind."""
+        """The optimizers that step with every batch, once known; a shortcut, as most code is of this kind."""
 
     def begin(self, epoch: int, loop: int) -> None:
-        """A loop begins, unless it is the one that a newcomer joins."""
+        """A loop begins, or a new worker joins the current one."""
         if self._at == [epoch, loop]:
             return
         self._at = [epoch, loop]
         self._loop, self._usual = StepPattern(), None
         self._stepped, self._is_idle = 0, True
 
-    def beat(self, steps: int, optimizers: int, *, waits: bool, asked_length: bool) -> None:
-        """A batch is done: which optimizers stepped, of how many, and whether gradients wait for a step."""
+    def record(self, steps: int, optimizers: int, *, waits: bool, asked_length: bool) -> None:
+        """Record a batch: which of the `optimizers` stepped, and whether gradients wait for a later step."""
         if asked_length:
             self.length_asked_in = self._here
         if steps == self._usual:
@@ -122,13 +122,13 @@ class StepPatterns:
         self._is_idle = False
         self._stepped |= steps
         self.always_steps &= steps == everyone
-        self._loop.beat(steps, self._steps_of.get(self._at[1]) or everyone)
-        self._run.beat(steps, everyone)
+        self._loop.record(steps, self._steps_of.get(self._at[1]) or everyone)
+        self._run.record(steps, everyone)
         plain = self._loop.is_plain and self._run.is_plain and self.always_steps
         self._usual = steps if plain else None
 
     def agree(self, length_asked_in: tuple[int, int]) -> None:
-        """Rank 0's `asked_in`: only what all workers know may decide where somebody joins."""
+        """Take over rank 0's `length_asked_in`: all workers must decide alike where a new worker joins."""
         self._agreed_length_asked_in = length_asked_in
 
     @property
@@ -140,20 +140,20 @@ class StepPatterns:
         return self._agreed_length_asked_in == self._here
 
     def end(self) -> None:
-        """The loop came to its end."""
+        """The loop ran to its end."""
         self._steps_of[self._at[1]] = self._stepped
         self._ends_evenly[self._at[1]] = bool(self._loop.pattern)
 
     @property
     def may_save(self) -> bool:
-        """Whether somebody who goes on from here later does so as if nothing had happened.
+        """Whether a run can resume from here without a loss.
 
-        Of a loop that only looks at data, what it has added up so far would be lost.
+        In a loop that only evaluates, what the code has summed up so far would be lost.
         """
         return self.always_steps and not self._is_idle
 
     def may_join(self, batches: Callable[[], int]) -> bool:
-        """Whether a newcomer may join here, amid a loop of so many batches."""
+        """Whether a new worker may join here, within a loop of `batches()` batches."""
         if self._is_idle:
             return False
         if self._loop.is_plain:
@@ -162,7 +162,8 @@ class StepPatterns:
             return self._run.begins_anew
         if not self._loop.begins_anew:
             return False
-        # Code may step with the last batch, too, of which a newcomer could not tell that it is the last.
+        # Code may step with the last batch, too, but a new worker would not recognise the last batch.
+
         even = batches() % len(self._loop.pattern) == 0
         return even or self._asks or self._ends_evenly.get(self._at[1], False)
 

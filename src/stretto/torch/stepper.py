@@ -1,4 +1,4 @@
-"""One optimizer under an elastic batch: it steps when a step is complete, at the rate its batch deserves."""
+"""Patches an optimizer: it steps only when a step is complete, with a learning rate that fits the batch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from stretto.torch.timing import SplitCost
 
 
 class Stepper:
-    """Patches `optimizer.step`: nothing happens in the middle of a step.
+    """Patches `optimizer.step` so that it does nothing before the last pass of a step.
 
-    The optimizer stays the user's own object. With `noise` its gradients are watched, and its learning
-    rates are multiplied by the rule's factor for as long as a step takes.
+    The optimizer stays the user's object. After `adapt`, its gradient noise is measured, and during a step
+    its learning rates are multiplied by the rule's factor.
     """
 
     def __init__(
@@ -43,42 +43,42 @@ class Stepper:
         self._scaler: Any = None
         self._split_cost = SplitCost()
         self._split_steps: float | None = None
-        """What a split adds, in plain steps: kept, as every step asks."""
+        """The cost of splitting a step, in plain steps; cached, as every step reads it."""
         self.reducer = Reducer(self.parameters, current, group)
         self._step = optimizer.step
         self._is_released = False
         self.waits = False
-        """Gradients came that the optimizer was not told to step with yet."""
+        """Whether there are gradients for a later step: accumulated by hand."""
         self._watches_rates = False
         self._rates: list[float] | None = None
-        """Of the last step of the loop, where they are watched."""
+        """Learning rates at the loop's last step, in an adaptive loop."""
         self._schedule_uses = 0
         self._probed: list[torch.nn.Parameter] = []
         self._seen: list[tuple[int, int] | None] | None = []
-        """Of the gradients, after the last batch; None if that was a step."""
+        """Versions of the probed gradients after the last batch; None if that was a step."""
         self._at_step: tuple[int, int] | None = None
-        """Of the first gradient, after the last step."""
+        """Version of the first probed gradient after the last step."""
         self._refusals: list[Any] = []
-        """Hooks that refuse what is added to gradients of a batch without a step."""
+        """Hooks that refuse additions to the gradients of a batch without a step."""
 
         @functools.wraps(self._step)
         def step(_: Optimizer, *args: Any, **options: Any) -> Any:
             return self._patched(*args, **options)
 
-        # A method, as schedulers made later look behind it for the function.
+        # Must be a bound method: schedulers look for its __func__.
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for settings in self.optimizer.param_groups for parameter in settings["params"]]
 
     def adapt(self, initial_batch: int, rule: Rule, scaler: Any) -> None:
-        """Measure gradient noise, and let learning rates follow the batch size."""
+        """Measure gradient noise, and let learning rates follow the batch size by `rule`."""
         self._initial_batch, self._rule, self._scaler = initial_batch, rule, scaler
         self.noise = NoiseEstimator(self.optimizer, initial_batch)
         self.reducer.watch(self)
 
     def begin_loop(self, *, adapts: bool) -> None:
-        """Gradients that are there now are not those of the loop. `adapts`: its batch does."""
+        """A loop begins, so existing gradients are not from it. `adapts`: its batch size may change."""
         self.allow_adding()
         self._rates, self._watches_rates = None, adapts
         trained = [one for one in self.parameters() if one.requires_grad]
@@ -86,7 +86,7 @@ class Stepper:
         self._seen = self._probe()
 
     def stepped(self) -> None:
-        """A batch is done that the optimizer was told to step with; brief, as it comes with every batch."""
+        """A batch is done in which the optimizer stepped."""
         self.waits = False
         self._at_step = _version_of(self._probed[0].grad) if self._probed else None
         self._seen = None
@@ -94,7 +94,7 @@ class Stepper:
             self.allow_adding()
 
     def passed(self) -> bool:
-        """A batch is done that it was not told to step with: whether gradients were left that wait."""
+        """A batch is done in which the optimizer did not step; True if it left gradients for a later step."""
         self.allow_adding()
         before, self._seen = self._seen, self._probe()
         came = any(one is not None for one in self._seen)
@@ -106,9 +106,9 @@ class Stepper:
         return came
 
     def refuse_adding(self, refuse: Callable[[], None]) -> None:
-        """Call `refuse` if the next gradients are added to those of the batch that is over.
+        """Call `refuse` if the next gradients are added to those of the finished batch.
 
-        A batch that is skipped leaves gradients, too, which are dropped or zeroed before the next ones come.
+        A skipped batch leaves gradients, too, but the code drops or zeroes them before the next `backward()`.
         """
 
         def look(parameter: torch.nn.Parameter, left: tuple[int, int] | None, _: Tensor) -> None:
@@ -128,11 +128,11 @@ class Stepper:
         self._refusals = []
 
     def _probe(self) -> list[tuple[int, int] | None]:
-        """Changes with every gradient that is added to a few of the parameters."""
+        """Versions of the gradients of a few parameters; they change whenever a gradient is added."""
         return [_version_of(parameter.grad) for parameter in self._probed]
 
     def gradients(self) -> dict[int, Tensor] | None:
-        """Those that wait for a step, by the places of their parameters."""
+        """Gradients for a later step, by the places of their parameters; None if there are none."""
         if not self.waits:
             return None
         return {place: one.grad for place, one in enumerate(self.parameters()) if one.grad is not None}
@@ -144,15 +144,15 @@ class Stepper:
             parameters[place].grad = gradient.to(parameters[place].device, copy=True)
 
     def sample(self) -> NoiseSample | None:
-        """What batch sizes and learning rates may depend on."""
+        """The noise estimate for batch sizes and learning rates."""
         return None if self.noise is None else self.noise.cautious()
 
     def skip(self) -> None:
-        """What happens until the next step is no part of it."""
+        """Do not time the next step."""
         self._split_cost.skip()
 
     def release(self) -> None:
-        """Let the optimizer step as it would without us."""
+        """Restore the optimizer's ordinary behaviour."""
         self._is_released = True
         self.allow_adding()
         self.reducer.release()
@@ -160,12 +160,12 @@ class Stepper:
     def _patched(self, *args: Any, **options: Any) -> Any:
         if self._is_released:
             return self._step(*args, **options)
-        if self._current.refusal is not None:  # although the code went on after it
+        if self._current.refusal is not None:  # the code caught the first one
             raise self._current.refusal
         closure, *_ = (*args, options.pop("closure", None))
         if closure is not None:
             raise InputError(
-                "the optimizer was given a closure, which it would call at moments of its own choosing.",
+                "step() of the optimizer was called with a closure, which elastic training does not support.",
                 remedy="Call backward() and then step() without arguments.",
             )
         self._current.stepped_ids.add(id(self.optimizer))
@@ -185,7 +185,7 @@ class Stepper:
             self._end_step(self.noise)
 
     def _refuse_other_schedules(self) -> None:
-        """InputError if rates change from step to step, and by nothing that knows what a step is worth."""
+        """InputError if rates change between steps, and not by a prepared scheduler or run.progress."""
         now = [float(one["lr"]) for one in self.optimizer.param_groups if not isinstance(one["lr"], Tensor)]
         before, self._rates = self._rates, now
         followed, self._schedule_uses = (
@@ -196,15 +196,15 @@ class Stepper:
             return
         if before != now and not followed:
             raise InputError(
-                f"the learning rate goes from {before[0]:.6g} to {now[0]:.6g} between two steps of a loop "
-                "with adaptive=True, and not by a scheduler that was given to run.prepare: as steps grow, "
-                "there are fewer of them, and a schedule that counts them would never come to its end.",
+                f"the learning rate changes from {before[0]:.6g} to {now[0]:.6g} between two steps of a loop "
+                "with adaptive=True, but not by a scheduler that was given to run.prepare. Larger batches "
+                "mean fewer steps, so a schedule that counts steps would never end.",
                 remedy="Give the scheduler to run.prepare, which then advances it by the work done; compute "
-                "rates from run.progress; change them once an epoch; or leave adaptive=True out.",
+                "rates from run.progress; change them once per epoch; or leave out adaptive=True.",
             )
 
     def _count(self) -> None:
-        """Of several optimizers, the first one's steps count where no loop tells steps apart."""
+        """Count a step. Outside elastic loops, only the first optimizer's steps count."""
         if self._current.share is not UNSHARED:
             self._current.is_updated = True
         elif self._is_first:
@@ -235,21 +235,21 @@ class Stepper:
             self._split_steps = self._split_cost.in_steps
 
     def _factor(self) -> float:
-        """What rates are multiplied by, for the examples of this very step.
+        """The factor of learning rates for this step.
 
-        The last one of a pass may have few: too noisy a gradient for the rate of a large batch. It has the
-        user's own rate at least, as it would without us.
+        The last step of a pass may have few examples, too few for the rate of a large batch. Its factor is at
+        least 1, if the batch is not below the initial one.
         """
         current = self._current
         examples = current.layout.total
         if current.share is not UNSHARED:
             examples = max(current.share.step_examples, min(examples, self._initial_batch))
         if examples == self._initial_batch:
-            return 1.0  # by every rule
+            return 1.0  # the same in all rules
         return lr_factor(self._rule, self.optimizer, self.sample(), examples / self._initial_batch)
 
     def splits(self, step: int) -> bool:
-        """Whether one worker should make this step in two passes, to tell its noise without bias."""
+        """Whether a single worker should split this step in two passes, to measure noise without bias."""
         initial = self._current.base.total == self._initial_batch
         return self.noise is not None and self.noise.splits(step, self._split_steps, initial=initial)
 
@@ -258,7 +258,7 @@ class Stepper:
         return self._current.layout.passes > self._current.base.passes
 
     def _loss_scale(self) -> float | Tensor:
-        """Still on the GPU where it is there: `get_scale` would wait for it."""
+        """The scaler's current scale, left on the GPU: `get_scale` would wait for it."""
         if self._scaler is None or not self._scaler.is_enabled():
             return 1.0
         there: Tensor | None = self._scaler._scale  # noqa: SLF001
@@ -297,14 +297,14 @@ class Stepper:
 
 
 def _version_of(gradient: Tensor | None) -> tuple[int, int] | None:
-    """Changes with every gradient that takes the place of this one, or is added to it."""
+    """A value that changes when this gradient is replaced or added to."""
     return None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
 
 
 def follow_the_work(scheduler: Any, current: CurrentStep, steps: Callable[[], int | None]) -> None:
-    """Make a scheduler advance once per step, and by what a step is worth where the batch adapts.
+    """Make a scheduler advance once per step, or, in an adaptive loop, by the step's worth.
 
-    `steps()` says how many steps at the initial batch the present one makes up for; None where none counts.
+    `steps()` returns how many steps at the initial batch the current one replaces; None outside such a loop.
     """
     kind = type(scheduler)
 
@@ -319,8 +319,8 @@ def follow_the_work(scheduler: Any, current: CurrentStep, steps: Callable[[], in
             return
         if args or options:
             raise InputError(
-                f"the {kind.__name__} is told where it is, amid a loop with adaptive=True, whose number of "
-                "steps is not known before.",
+                f"step() of the {kind.__name__} was called with arguments in a loop with adaptive=True, "
+                "whose number of steps is not known in advance.",
                 remedy="Call step() without arguments: it advances by the work done.",
             )
         left = getattr(self, "total_steps", math.inf) - self.last_epoch  # OneCycleLR raises beyond its end
@@ -331,9 +331,9 @@ def follow_the_work(scheduler: Any, current: CurrentStep, steps: Callable[[], in
 
 
 def quiet_inside_steps(thing: Any, methods: Sequence[str], current: CurrentStep) -> None:
-    """Make some methods of an object do nothing while a step is not complete.
+    """Make some methods of an object do nothing before the last pass of a step.
 
-    Through a class of its own: attributes of a scheduler are part of its saved state.
+    We replace the class, not attributes: attributes of a scheduler are part of its saved state.
     """
     kind = type(thing)
 
@@ -343,12 +343,10 @@ def quiet_inside_steps(thing: Any, methods: Sequence[str], current: CurrentStep)
         @functools.wraps(method)
         def patched(*args: Any, **options: Any) -> Any:
             optimizers = [one for one in args[1:] if isinstance(one, Optimizer)] if name == "step" else []
-            current.stepped_ids.update(
-                map(id, optimizers)
-            )  # also where a scaler finds no number and does not step
+            current.stepped_ids.update(map(id, optimizers))  # also if a scaler skips the step
             if current.share.last:
                 return method(*args, **options)
-            for optimizer in optimizers:  # it takes note, and does nothing
+            for optimizer in optimizers:  # the patched step() only records the call
                 optimizer.step()
             return None
 

@@ -1,4 +1,4 @@
-"""How long steps take, by configuration, by the clock of the device that does the work."""
+"""Measures how long steps take, per configuration, by the clock of the device that computes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from stretto.torch.step_layout import StepLayout
 
 
 class TimingEvent(Protocol):
-    """A moment in the course of the work; times between two of the same kind can be told."""
+    """A point in the device's work, such as the end of a step."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the work has come so far."""
+        """Whether the device has reached it."""
 
     def since_s(self, earlier: Self) -> float:
-        """Seconds from an earlier one to this one; both must be over."""
+        """Seconds since an earlier event; both must be over."""
 
 
 Wait = tuple[TimingEvent, TimingEvent]
-"""When one began and when it was over."""
+"""Beginning and end of a wait."""
 
 
 class CpuEvent:
-    """Now, by the processor's clock."""
+    """The current time, by the CPU's clock."""
 
     is_over = True
 
@@ -44,10 +44,10 @@ class CpuEvent:
 
 
 class CudaEvent:
-    """When the card has done what it was given until now.
+    """The time when the GPU has finished all work queued so far.
 
-    The processor runs ahead of it, by more of the short steps than of the long ones, so that its own clock
-    says little of single steps, and makes the first ones of a larger batch look cheap.
+    The CPU queues work ahead of the GPU, more short steps than long ones. So the CPU's clock is wrong for
+    single steps, and makes the first steps of a larger batch look cheap.
     """
 
     def __init__(self, device: int) -> None:
@@ -63,7 +63,7 @@ class CudaEvent:
 
 
 def timing_event() -> Callable[[], TimingEvent]:
-    """What makes marks in this process: of the card that is the present one now, if there is one."""
+    """The constructor of timing events in this process: on the current GPU, if there is one."""
     return (
         functools.partial(CudaEvent, torch.cuda.current_device()) if torch.cuda.is_available() else CpuEvent
     )
@@ -82,7 +82,7 @@ class _Sum:
 
 
 class _Step(NamedTuple):
-    """Cheap to make, as there is one for every step."""
+    """A timed step. A tuple, because one is made for every step and must be cheap."""
 
     configuration: Configuration
     waits: tuple[Wait, ...]
@@ -99,10 +99,10 @@ class _Step(NamedTuple):
 
 
 class SpeedMeter:
-    """Adds up the time from one step boundary to the next: a card's is read once it is over, not waited for.
+    """Sums the times between step boundaries, without waiting for the GPU.
 
-    With p passes a step takes p * pass + sync, so that one pass and the wait come to
-    (seconds - sync) / p + sync: what a step without accumulation would take.
+    A step of p passes takes p * pass + sync. We report the time of a step without accumulation:
+    (seconds - sync) / p + sync.
     """
 
     def __init__(self, event_now: Callable[[], TimingEvent] | None = None) -> None:
@@ -111,23 +111,20 @@ class SpeedMeter:
         self._pending: deque[_Step] = deque()
         self._sums: dict[Configuration, _Sum] = {}
         self._layout: StepLayout | None = None
-        """Of the last step, and its configuration: kept, as every step asks."""
+        """The last step's layout; with `_key`, a cache."""
         self._key: Configuration = (0, 0, 0, 0)
 
     def skip(self) -> None:
-        """What happens until the next boundary is not an ordinary step."""
+        """Do not time the step until the next boundary."""
         self._since = None
 
     def begin(self) -> None:
-        """What happened since the last boundary is no part of the next step."""
+        """Do not count the time since the last boundary."""
         if self._since is not None:
             self._since = self._event_now()
 
     def boundary(self, layout: StepLayout, nodes: int, waits: Iterable[Wait], *, usual: bool) -> None:
-        """A step is over; `usual` if it had the examples and passes that a step should have.
-
-        It has waited for other workers so and so often.
-        """
+        """A step is over; `usual` if it had the usual examples and passes. `waits`: for other workers."""
         since, self._since = self._since, self._event_now()
         if since is not None and usual:
             if layout is not self._layout or nodes != self._key[0]:
@@ -149,12 +146,12 @@ class SpeedMeter:
 
     @property
     def step_s(self) -> float | None:
-        """Mean time of a whole step of the newest configuration since the last `take`."""
+        """Mean time of a step in the newest configuration since the last `take`."""
         newest = list(self._sums.values())[-1:]
         return newest[0].seconds / newest[0].steps if newest and newest[0].steps else None
 
     def take(self, fewest_steps: int = 1) -> tuple[SpeedSample, ...]:
-        """What was measured since the last time; what has fewer steps goes on being added up."""
+        """Take the measurements so far; configurations with fewer steps than `fewest_steps` stay."""
         sums = {key: one for key, one in self._sums.items() if one.steps >= fewest_steps}
         self._sums = {key: one for key, one in self._sums.items() if key not in sums}
         return tuple(
@@ -171,29 +168,29 @@ class SpeedMeter:
 
 
 FEWEST_SPLITS = 3
-"""So many split steps tell what one costs by their median: a first one may have to load code."""
+"""Split steps needed for the median; the first ones may be slow because code is loaded."""
 RECENT_SPLITS = 9
 
 
 class SplitCost:
-    """What a step in two passes takes more than the step before it, which was made in one."""
+    """The extra time of a step split in two passes, compared with the step before it."""
 
     def __init__(self, event_now: Callable[[], TimingEvent] | None = None) -> None:
         self._event_now = event_now or timing_event()
         self._batch = 0
         self._ends: deque[tuple[int, TimingEvent]] = deque(maxlen=3)
-        """Of the latest steps."""
+        """The ends of the latest steps."""
         self._pending: deque[tuple[TimingEvent, TimingEvent, TimingEvent]] = deque()
         self._ratios: deque[float] = deque(maxlen=RECENT_SPLITS)
         self._before: float | None = None
-        """Of the batch before: a larger one's splits hardly cost more."""
+        """The cost at the previous batch size, used until the new one is measured."""
 
     def skip(self) -> None:
-        """The latest step was no ordinary one, or something else comes before the next."""
+        """Do not use the latest step, nor the time until the next one."""
         self._ends.clear()
 
     def boundary(self, step: int, batch: int, *, split: bool) -> None:
-        """A step of so many examples is over: one that was split, or one of the two before such a step."""
+        """A step of `batch` examples is over: a split step, or one of the two before it."""
         if batch != self._batch:
             self._batch, self._before = batch, self.in_steps
             self._pending.clear()
@@ -206,7 +203,7 @@ class SplitCost:
 
     @property
     def in_steps(self) -> float | None:
-        """In plain steps, median of the latest; None while there are too few to tell."""
+        """The median cost in plain steps; None while there are too few samples."""
         if len(self._ratios) < FEWEST_SPLITS:
             return self._before
         return max(statistics.median(self._ratios) - 1.0, 0.0)

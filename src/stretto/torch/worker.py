@@ -1,4 +1,4 @@
-"""A worker process from its first word to its last, and finding the training function it runs."""
+"""The main function of a worker process, and loading the user's training function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stretto.wire.messages import Failed, Finished, Left, Task
 
 
 def split_entry(entry: str) -> tuple[Path, str]:
-    """The file and the function of an entry."""
+    """The file and the function of an entry `FILE:FUNCTION`."""
     path, colon, function = entry.rpartition(":")
     if not colon or not path or not function.isidentifier():
         raise InputError(
@@ -39,7 +39,7 @@ def split_entry(entry: str) -> tuple[Path, str]:
 
 
 def load_entry(entry: str) -> Callable[..., Any]:
-    """The function, its file imported once per process. What the file itself raises is passed on."""
+    """The training function; its file is imported once per process. Errors of the file itself are raised."""
     path, name = split_entry(entry)
     refuse_own_groups()
     module = _load(path)
@@ -55,7 +55,7 @@ def load_entry(entry: str) -> Callable[..., Any]:
 
 @functools.cache
 def _load(path: Path) -> ModuleType:
-    """Import a file under its own name, with its folder first on the path, as `python FILE` would."""
+    """Import a file under its own name, with its folder first in sys.path, like `python FILE`."""
     if not path.is_file():
         raise InputError(f"{path} is not a file.", remedy="Give the path of the training script.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -74,20 +74,20 @@ def _load(path: Path) -> ModuleType:
 
 
 def main(address: str, secret: str, worker_id: str) -> int:
-    """Train what the controller asks for, one task after the other; the exit code."""
+    """Train one task after the other, as the controller asks; returns the exit code."""
     grace_s = float(os.environ.get("STRETTO_GRACE_S", str(GRACE_S)))
     signal.signal(signal.SIGTERM, _dismiss)
     session = ControlledSession(connect(address, secret, worker_id), grace_s=grace_s)
     try:
         task = session.next_task()
         while True:
-            last_word = _train(session, task)
+            result = _train(session, task)
             sys.stdout.flush()
             sys.stderr.flush()
-            session.send(last_word)
-            if isinstance(last_word, Failed):
+            session.send(result)
+            if isinstance(result, Failed):
                 return 1
-            if not task.stays or last_word.leaves:
+            if not task.stays or result.leaves:
                 return 0
             task = session.next_task()
             _write_to(Path(task.folder) / "stdout.log")
@@ -96,13 +96,13 @@ def main(address: str, secret: str, worker_id: str) -> int:
 
 
 def _dismiss(number: int, frame: object) -> None:
-    """Nobody needs this worker any more; what it is just saving may still be the best there is."""
+    """Handle SIGTERM: stop training; a checkpoint that is being saved is still finished."""
     del number, frame
     raise StopTraining("dismissed", leaves=True)
 
 
 def _write_to(log: Path) -> None:
-    """From now on what is printed belongs to another job."""
+    """Redirect output to the log of the next job."""
     make_private_folder(log.parent)
     fd = open_private(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(fd, 1)
@@ -121,13 +121,13 @@ def _train(session: ControlledSession, task: Task) -> Finished | Failed | Left:
     except StopTraining as departure:
         return Left(departure.why, saved=departure.saved, leaves=departure.leaves)
     except PeerLostError as error:
-        print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's own log
+        print(f"stretto: {error}", file=sys.stderr)  # noqa: T201 - the job's log
         number = scarce_in(str(error))
         return Left("peer lost", leaves=True) if number is None else Failed(f"{error}: {limit_text(number)}")
     except StrettoError as error:
         print(error, file=sys.stderr)  # noqa: T201 - likewise
         return Failed(str(error), final=isinstance(error, DivergedError))
-    except BaseException:  # noqa: BLE001 - whatever user code raises is reported
+    except BaseException:  # noqa: BLE001 - any error of user code is reported
         text = traceback.format_exc()
         sys.stderr.write(text)
         return Failed(text)
@@ -136,12 +136,13 @@ def _train(session: ControlledSession, task: Task) -> Finished | Failed | Left:
         if run is not None:
             run.finish_saving()
         signal.signal(signal.SIGTERM, _dismiss)
-    gc.collect()  # models and loaders of this task, before there is another
+    gc.collect()  # frees models and loaders before the next task
     return Finished(leaves=bool(_children()))
 
 
 def _children() -> list[str]:
-    """Processes that the training code has left."""
+    """Child processes that the training code left behind."""
+
     try:
         return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     except OSError:
