@@ -131,7 +131,7 @@ def test_an_own_process_group_is_refused_under_a_controller(tmp_path: Path) -> N
                     gang.form("w0")
                 said = gang.wait("w0", Failed).traceback
                 assert said.startswith("the training code calls torch.distributed.init_process_group")
-                assert "Leave the call" in said
+                assert "Leave out the call" in said
 
 
 # Nothing to train on

@@ -55,7 +55,7 @@ def test_models_and_optimizers_are_ordinary_ones_after_the_end(launched: Launche
     for seen in launched.seen:
         workers, weight, *refusals = seen["after_finish"]
         assert (workers, weight) == (RANKS, pytest.approx(alone))
-        assert "there is no group of 2 workers" in refusals[0]
+        assert "the group of 2 workers has not formed" in refusals[0]
         assert "begins after run.finish()" in refusals[1]
 
 

@@ -277,7 +277,7 @@ def test_loops_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     first.finish()
     again = Run(tmp_path)
     sgd(again)
-    with pytest.raises(InputError, match=r"report_every=1\), and this code loops over .*report_every=2\)"):
+    with pytest.raises(InputError, match=r"report_every=1\), but this code loops over .*report_every=2\)"):
         next(iter(again.steps(20, batch_size=2)))
 
 

@@ -140,7 +140,7 @@ class Persistence:
     def save(
         self, state: Callable[[], dict[str, Any]], progress: float, *, best: bool = False, wait: bool = False
     ) -> bool:
-        """Save a checkpoint. False if it was skipped or, with `wait`, if it is not on the disk or in the store."""
+        """Save a checkpoint. False if it was skipped or, with `wait`, if it is not safely stored."""
         if self._saving.folder is None:
             return False
         self._saved_s = time.monotonic()

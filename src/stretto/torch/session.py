@@ -191,7 +191,6 @@ class ControlledSession:
 
     def _begin(self, task: Task) -> None:
         """Start a task; earlier messages belonged to the previous one."""
-
         self._task, self._is_new = task, True
         self._forms.clear()
         self._orders.clear()

@@ -142,7 +142,6 @@ def _train(session: ControlledSession, task: Task) -> Finished | Failed | Left:
 
 def _children() -> list[str]:
     """Child processes that the training code left behind."""
-
     try:
         return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     except OSError:
