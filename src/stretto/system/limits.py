@@ -1,4 +1,4 @@
-"""Limits of the machine that keep something from being started: what is said, and when it is tried again."""
+"""Limits of the machine that make a start fail: how to recognise and explain them, and when to retry."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
-"""Errors that may be over when something else has ended."""
+"""Errors that may go away when another process ends."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
 PATIENCE_S = 600.0
-"""How long a start is tried again before it counts as failed."""
+"""How long a start is retried before it counts as failed."""
 _PIDS_MAX = Path("/sys/fs/cgroup/pids.max")
 
 
 def scarce_number(error: BaseException) -> int | None:
-    """Of an error that says that a limit is reached, which one; None of any other."""
+    """The errno of an error that means a limit is reached; None for other errors."""
     if isinstance(error, OSError) and error.errno in SCARCE:
         return error.errno
     if isinstance(error, MemoryError):
@@ -28,12 +28,12 @@ def scarce_number(error: BaseException) -> int | None:
 
 
 def scarce_in(text: str) -> int | None:
-    """Likewise, of what was said about an error that a library met."""
+    """The same, from a library's error message."""
     return next((number for number in sorted(SCARCE) if os.strerror(number) in text), None)
 
 
 def limit_text(number: int) -> str:
-    """Which limit an error means, and what to do about it."""
+    """A sentence that names the limit behind an errno, and what to do."""
     if number == errno.EMFILE:
         most = _shown(resource.RLIMIT_NOFILE)
         return f"the limit of open files of a process (ulimit -n: {most}) is reached; raise it, or run fewer"
@@ -50,16 +50,17 @@ def limit_text(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a start that a limit kept from being is tried again."""
+    """When to retry a start that failed because of a limit."""
 
     first_s: float
-    """When it was tried first."""
+    """The time of the first attempt."""
     again_s: float
+    """The time of the next attempt."""
     wait_s: float
 
     @classmethod
     def at(cls, now_s: float, last: Retry | None) -> Retry | None:
-        """After another attempt that came to nothing; None if there were enough."""
+        """The retry after a failed attempt; None if PATIENCE_S is over."""
         if last is None:
             return cls(now_s, now_s + FIRST_WAIT_S, FIRST_WAIT_S)
         if now_s - last.first_s >= PATIENCE_S:
@@ -74,7 +75,7 @@ def _shown(limit: int) -> str:
 
 
 def _pids() -> str:
-    """What the container allows, which is often less."""
+    """The container's limit of processes, which is often lower."""
     try:
         most = _PIDS_MAX.read_text(encoding="ascii").strip()
     except OSError:

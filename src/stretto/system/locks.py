@@ -1,6 +1,6 @@
-"""A lock that one process at a time holds, and that goes with it however it ends.
+"""A lock between processes, released however its holder ends.
 
-The lock is on an open file (flock), so none is ever stale. What the file says of its holder is for people.
+It locks an open file (flock), so it is never stale. The file's content describes the holder, for people.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class LockedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lock, by its own words."""
+    """The process that holds a lock, as it described itself."""
 
     pid: int
     since_s: float
-    """On the wall clock."""
+    """Unix time."""
     command: str
     host: str
     devices: tuple[str, ...] = ()
-    """One for every slot it trains on: a GPU's name, or nothing for a core."""
+    """One for every slot it trains on: a GPU's name, or empty for a CPU core."""
 
 
 def myself() -> Holder:
-    """This process as a holder."""
+    """This process."""
     program, *words = sys.argv or [""]
     command = shlex.join([Path(program).name or "python", *words])
     if len(command) > _LONGEST_COMMAND:
@@ -59,14 +59,14 @@ class FileLock:
     """Held by this process from now until it is released or the process ends."""
 
     def __init__(self, path: Path) -> None:
-        """LockedError if another holds it, OSError if there can be no such file."""
+        """Take the lock. LockedError if another process holds it, OSError if the file cannot be made."""
         self.path = path
         self.fd = _taken(path)
         self.holder = myself()
         self.say(self.holder)
 
     def say(self, holder: Holder) -> None:
-        """Write down who holds it; that a full disk does not let us is no reason not to hold it."""
+        """Write the holder into the file. A full disk is ignored: the lock holds anyway."""
         self.holder = holder
         content = json.dumps(asdict(holder)).encode()
         with suppress(OSError):
@@ -75,7 +75,7 @@ class FileLock:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its path still names the locked file: its folder may have been moved or removed."""
+        """Whether the path still leads to the locked file; its folder may have been moved or deleted."""
         return self.fd >= 0 and _is_at(self.path, self.fd)
 
     def release(self, *, remove: bool = False) -> None:
@@ -89,7 +89,7 @@ class FileLock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock now; one that this user may not open is looked up in the kernel."""
+    """Whether a process holds the lock. If we may not open the file, we ask /proc/locks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
@@ -108,7 +108,7 @@ def is_held(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Who holds a lock, or held it last; None if that is not written there."""
+    """The current or last holder of a lock; None if the file does not say."""
     try:
         said = read_json(path, most_bytes=_MOST_BYTES)
     except (OSError, UnreadableError):
@@ -127,7 +127,7 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _taken(path: Path) -> int:
-    """Not at the first try only: whoever just looks at a lock holds it for an instant."""
+    """The locked file. We try several times, because `is_held` takes the lock for an instant."""
     for _ in range(_TRIES):
         fd = open_private(path, os.O_RDWR | os.O_CREAT, mode=LOCK_MODE)
         try:
@@ -141,7 +141,8 @@ def _taken(path: Path) -> int:
         else:
             if _is_at(path, fd):
                 return fd
-            os.close(fd)  # its last holder removed it meanwhile: that file is no lock any more
+            os.close(fd)  # its last holder has deleted the file: start again with a new one
+
     raise LockedError(path)
 
 

@@ -1,4 +1,4 @@
-"""JSON of our own files, which may be damaged: whatever cannot be used is one kind of error."""
+"""Reads our own JSON files, which may be damaged; any damage raises UnreadableError."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 256 << 20
-"""Of a file; ours are far smaller."""
+"""The maximum size of a file; ours are much smaller."""
 MOST_DEPTH = 100
-"""Lists and objects within each other; what is read is walked through by functions that call themselves."""
+"""The maximum nesting, as recursive functions process what was read."""
 MOST_DIGITS = 300
-"""Of a whole number, which so always is a float, too."""
+"""The maximum length of an integer, so that it fits in a float."""
 
 
 class UnreadableError(ValueError):
-    """It is not JSON that we wrote; the text says what is wrong with it."""
+    """The content is damaged; the text says how."""
 
 
 def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
-    """What a file says. OSError if it cannot be opened, UnreadableError if it says nothing of use."""
+    """The content of a file. OSError if it cannot be opened, UnreadableError if it is damaged."""
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -30,10 +30,10 @@ def read_json(path: Path, *, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def parse_json(content: bytes | str, *, finite: bool = True) -> Any:
-    """What a text says. UnreadableError for anything that could not be used later.
+    """Parse a JSON text. UnreadableError if it is damaged.
 
-    With `finite`, numbers that are none or infinite count as damage; without, a whole number of too many
-    digits is infinite.
+    With `finite`, NaN and infinity count as damage. Without it, an integer with too many digits becomes
+    infinity.
     """
     try:
         parsed = json.loads(
@@ -52,7 +52,7 @@ def parse_json(content: bytes | str, *, finite: bool = True) -> Any:
 
 
 def checksum(tables: dict[str, Any]) -> str:
-    """Of what an object says, however it is laid out."""
+    """A checksum of an object that does not depend on order or white space."""
     written = json.dumps(tables, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(written.encode()).hexdigest()[:16]
 
@@ -72,14 +72,15 @@ def _no_number(text: str) -> float:
 
 
 def _check(parsed: Any, *, finite: bool) -> None:
-    """Without calling itself: what is checked may be deep."""
+    """Check strings, numbers and depth, level by level and without recursion."""
     level = [parsed]
     for _ in range(MOST_DEPTH):
         below: list[Any] = []
         for value in level:
             match value:
                 case str():
-                    value.encode()  # half a surrogate pair cannot be shown
+                    value.encode()  # fails for half a surrogate pair, which cannot be printed
+
                 case float() if finite and not math.isfinite(value):
                     raise UnreadableError("a number is too large")
                 case dict():

@@ -1,8 +1,8 @@
-"""Files and folders that only their owner can read, whatever the umask is.
+"""Files and folders that only their owner can read, whatever the umask.
 
-The umask belongs to the whole process, so also to the user's training code: it is never changed. Modes are
-set on each file and folder instead. `STRETTO_GROUP_READABLE=1` lets the members of the group read them.
-Locks stay closed to the group, as whoever can open a file can lock it.
+We never change the umask, because it also applies to the user's training code. Instead we set the mode of
+each file and folder. `STRETTO_GROUP_READABLE=1` lets the members of the group read them, except locks: anyone
+who can open a file can lock it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO = frozenset({"", "0", "false", "no"})
 
 
 def is_group_readable() -> bool:
-    """Whether the user lets the group read what we write."""
+    """Whether the group may read our files."""
     return os.environ.get(GROUP_READABLE, "").strip().lower() not in _NO
 
 
@@ -38,7 +38,7 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def open_private(path: str | Path, flags: int, *, mode: int | None = None) -> int:
-    """The descriptor of a file that others cannot open; one from before is closed to them, too."""
+    """Open a file that others cannot read; the mode of an existing file is corrected."""
     wanted = file_mode() if mode is None else mode
     fd = os.open(path, flags | os.O_CLOEXEC, wanted)
     _set_mode(fd, wanted)
@@ -46,7 +46,7 @@ def open_private(path: str | Path, flags: int, *, mode: int | None = None) -> in
 
 
 def make_private_folder(path: Path) -> list[Path]:
-    """Make a folder, and those above it that are missing; each that is made here is private, and returned."""
+    """Make a folder and its missing parents, all private; returns those that were made."""
     made: list[Path] = []
     missing: list[Path] = []
     while not path.is_dir():
@@ -67,7 +67,7 @@ def make_private_folder(path: Path) -> list[Path]:
 
 
 def close_to_others(folder: Path) -> None:
-    """A folder from before, such as one that an older version made; only its owner can do this."""
+    """Make an existing folder private, such as one of an older version; ignored if we are not the owner."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -77,7 +77,7 @@ def close_to_others(folder: Path) -> None:
 
 
 def write_private(path: Path, content: bytes, *, on_written: Callable[[int], None] = os.fsync) -> None:
-    """A small file, whole or not at all, and on the disk when this returns."""
+    """Write a small file atomically; it is on the disk when this returns."""
     unfinished = path.with_name(path.name + ".new")
     fd = open_private(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with os.fdopen(fd, "wb") as file:
@@ -91,5 +91,5 @@ def _set_mode(fd: int, wanted: int) -> None:
     found = os.fstat(fd).st_mode
     if stat.S_IMODE(found) & 0o777 == wanted or not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
         return
-    with contextlib.suppress(PermissionError):  # somebody else's, who decides about it
+    with contextlib.suppress(PermissionError):  # another user's file
         os.fchmod(fd, wanted | stat.S_IMODE(found) & stat.S_ISGID)

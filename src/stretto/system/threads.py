@@ -1,4 +1,4 @@
-"""One thread for linear algebra: matrices of a fit are tiny, and more threads only cost time."""
+"""One thread for linear algebra: our matrices are tiny, so more threads would only cost time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from threadpoolctl import threadpool_limits
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Holds every BLAS of this process to one thread."""
-    import scipy.linalg  # noqa: F401, PLC0415  (a library can be held back only once it is loaded)
+    """Limit every BLAS library of this process to one thread."""
+    import scipy.linalg  # noqa: F401, PLC0415  (only loaded libraries can be limited)
 
     with threadpool_limits(limits=1, user_api="blas"):
         yield

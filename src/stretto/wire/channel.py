@@ -1,7 +1,7 @@
-"""An authenticated stream socket, and the thread that listens for workers.
+"""An authenticated connection between controller and worker, and the thread that accepts workers.
 
-The secret is handed to workers by their parent process, never over a socket. Each end sends a random
-number and gets back its HMAC-SHA256 under the secret, bound to the role that answers:
+Workers get the secret from their parent process, never over a socket. Each end proves that it knows the
+secret: it answers a random number with an HMAC-SHA256 that also covers its role.
 
     controller -> worker   nonce
     worker -> controller   name, nonce, HMAC(secret, "worker" name nonce)
@@ -31,7 +31,7 @@ from stretto.wire.messages import Message
 HANDSHAKE_S = 10.0
 LONGEST_GREETING = 1024
 LONGEST_LINE = 1 << 22
-"""A longer line is not a message, so that a peer gone mad costs no memory."""
+"""A longer line is refused, so that a faulty peer cannot fill the memory."""
 
 
 class Channel:
@@ -43,7 +43,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> bool:
-        """Whether it could be sent; False once the other end is gone."""
+        """Send a message; False if the other end is gone."""
         with self._sending:
             try:
                 self._socket.sendall(encode(message))
@@ -52,13 +52,13 @@ class Channel:
             return True
 
     def messages(self) -> Iterator[Message]:
-        """What the other end says, until it is gone. WireError if that makes no sense."""
+        """The messages of the other end, until it is gone. WireError if one is invalid."""
         with self._socket.makefile("rb") as lines:
             while line := _read_line(lines):
                 yield decode(line)
 
     def hang_up(self) -> None:
-        """Both ends notice; whoever reads in another thread wakes up, and closes."""
+        """End the connection; a thread that reads from it wakes up and closes it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -78,7 +78,7 @@ def _read_line(lines: BinaryIO) -> bytes:
 
 
 def connect(address: str, secret: str, worker: str) -> Channel:
-    """A worker's end. WireError if the other side is not the controller of this run."""
+    """The worker's end. WireError if the other end is not this run's controller."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=HANDSHAKE_S)
     try:
@@ -114,15 +114,15 @@ def write_greeting(connection: socket.socket, **fields: str) -> None:
 
 
 def parse_greeting(line: bytes) -> dict[str, str]:
-    """What a line of the handshake says; WireError or ValueError if it makes no sense."""
+    """The fields of a line of the handshake; WireError or ValueError if it is invalid."""
     fields = parse_json(line)
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-        raise WireError("the handshake makes no sense")
+        raise WireError("the handshake is invalid")
     return fields
 
 
 def _read_greeting(connection: socket.socket) -> dict[str, str]:
-    """One short line, byte by byte: what follows it belongs to the channel."""
+    """Read one short line byte by byte: the bytes after it belong to the channel."""
     line = bytearray()
     end_s = time.monotonic() + HANDSHAKE_S
     while not line.endswith(b"\n"):
@@ -139,27 +139,28 @@ def no_delay(connection: socket.socket) -> None:
 
 
 _CHUNK = 1 << 16
-_LOOK_S = 1.0
-"""How often it is seen whether somebody takes too long to greet."""
+_CHECK_S = 1.0
+"""How often we close connections whose handshake takes too long."""
 _SCARCE_S = 0.1
-"""How long nobody is let in after the machine had no room for another connection."""
+"""Pause after a connection failed because the machine ran out of file descriptors or memory."""
 
 
 class Receiver(Protocol):
-    """Who is told about connections, in the one thread that listens: nothing here may take long."""
+    """Callbacks of a `Listener`, called in its single thread, so they must be quick."""
 
     def connected(self, channel: Channel) -> None:
-        """Somebody who knows the secret."""
+        """A worker has connected and proved that it knows the secret."""
 
-    def heard(self, channel: Channel, message: Message) -> None: ...
+    def heard(self, channel: Channel, message: Message) -> None:
+        """A message has arrived."""
 
     def hung_up(self, channel: Channel, why: str) -> None:
-        """The connection is over; `why` says what made no sense on it, or nothing."""
+        """The connection is over; `why` names what was invalid, or is empty."""
 
 
 @dataclass(slots=True, eq=False)
-class _Guest:
-    """A connection that proves itself, and then speaks."""
+class _Peer:
+    """A connection, first in its handshake, then with a channel."""
 
     connection: socket.socket
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -169,9 +170,9 @@ class _Guest:
 
 
 class Listener:
-    """Every connection that knows the secret is handed to the receiver, and then what it says.
+    """Accepts authenticated connections and passes their messages to the receiver.
 
-    The receiver may hang up; only the listener closes, which it does when there is nothing more to hear.
+    The receiver may hang up, but only the listener closes a connection, after its last message.
     """
 
     def __init__(self, secret: str, receiver: Receiver, host: str = "127.0.0.1") -> None:
@@ -182,12 +183,12 @@ class Listener:
         self.address = f"{host}:{self._server.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
-        self._strangers: set[_Guest] = set()
+        self._unproved: set[_Peer] = set()
         self._over = False
         threading.Thread(target=self._listen, name="listen to workers", daemon=True).start()
 
     def close(self) -> None:
-        """Nobody else can connect, and nothing more is heard."""
+        """Stop accepting connections and messages."""
         self._over = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread up
@@ -195,12 +196,12 @@ class Listener:
 
     def _listen(self) -> None:
         while not self._over:
-            for key, _ in self._selector.select(_LOOK_S):
+            for key, _ in self._selector.select(_CHECK_S):
                 if key.data is None:
                     self._accept()
                 else:
                     self._read(key.data)
-            self._turn_away([guest for guest in self._strangers if guest.late_s < time.monotonic()])
+            self._reject([peer for peer in self._unproved if peer.late_s < time.monotonic()])
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data.connection.close()
@@ -210,65 +211,65 @@ class Listener:
         try:
             while True:
                 connection, _ = self._server.accept()
-                connection.setblocking(True)  # whoever writes to it waits until it is written
-                guest = _Guest(connection)
-                self._strangers.add(guest)
-                self._selector.register(connection, selectors.EVENT_READ, guest)
+                connection.setblocking(True)  # writes wait until all is written
+                peer = _Peer(connection)
+                self._unproved.add(peer)
+                self._selector.register(connection, selectors.EVENT_READ, peer)
                 no_delay(connection)
-                write_greeting(connection, nonce=guest.nonce)
+                write_greeting(connection, nonce=peer.nonce)
         except BlockingIOError:
-            pass  # nobody else knocks
+            pass  # no further connection
         except OSError as error:
-            if scarce_number(error) is not None:  # they go on knocking until there is room for them
+            if scarce_number(error) is not None:  # connections wait in the backlog meanwhile
                 time.sleep(_SCARCE_S)
 
-    def _turn_away(self, guests: list[_Guest]) -> None:
-        for guest in guests:
-            self._strangers.discard(guest)
-            self._selector.unregister(guest.connection)
-            guest.connection.close()
+    def _reject(self, peers: list[_Peer]) -> None:
+        for peer in peers:
+            self._unproved.discard(peer)
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
 
-    def _read(self, guest: _Guest) -> None:
+    def _read(self, peer: _Peer) -> None:
         try:
-            chunk = guest.connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+            chunk = peer.connection.recv(_CHUNK, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
             chunk = b""
         if not chunk:
-            self._lose(guest, "")
+            self._lose(peer, "")
             return
-        *lines, guest.unread = (guest.unread + chunk).split(b"\n")
+        *lines, peer.unread = (peer.unread + chunk).split(b"\n")
         try:
             for line in lines:
-                self._take(guest, line)
-            _check_length(guest)
+                self._take(peer, line)
+            _check_length(peer)
         except (WireError, OSError, ValueError, KeyError, RecursionError) as error:
-            self._lose(guest, str(error))
+            self._lose(peer, str(error))
 
-    def _take(self, guest: _Guest, line: bytes) -> None:
-        if guest.channel is not None:
-            self._receiver.heard(guest.channel, decode(line))
+    def _take(self, peer: _Peer, line: bytes) -> None:
+        if peer.channel is not None:
+            self._receiver.heard(peer.channel, decode(line))
             return
         said = parse_greeting(line)
-        if not same(said["proof"], proof_of(self._secret, "worker", said["worker"], guest.nonce)):
+        if not same(said["proof"], proof_of(self._secret, "worker", said["worker"], peer.nonce)):
             raise WireError("wrong secret")
-        write_greeting(guest.connection, proof=proof_of(self._secret, "controller", said["nonce"]))
-        self._strangers.discard(guest)
-        guest.channel = Channel(guest.connection, said["worker"])
-        self._receiver.connected(guest.channel)
+        write_greeting(peer.connection, proof=proof_of(self._secret, "controller", said["nonce"]))
+        self._unproved.discard(peer)
+        peer.channel = Channel(peer.connection, said["worker"])
+        self._receiver.connected(peer.channel)
 
-    def _lose(self, guest: _Guest, why: str) -> None:
-        """A stranger is not told about."""
-        if guest.channel is None:
-            self._turn_away([guest])
+    def _lose(self, peer: _Peer, why: str) -> None:
+        """Close a connection; tell the receiver if it had passed the handshake."""
+        if peer.channel is None:
+            self._reject([peer])
             return
-        self._selector.unregister(guest.connection)
-        self._receiver.hung_up(guest.channel, why)
-        guest.channel.close()
+        self._selector.unregister(peer.connection)
+        self._receiver.hung_up(peer.channel, why)
+        peer.channel.close()
 
 
-def _check_length(guest: _Guest) -> None:
-    longest = LONGEST_GREETING if guest.channel is None else LONGEST_LINE
-    if len(guest.unread) > longest:
+def _check_length(peer: _Peer) -> None:
+    longest = LONGEST_GREETING if peer.channel is None else LONGEST_LINE
+    if len(peer.unread) > longest:
         raise WireError(f"a line of more than {longest} bytes")

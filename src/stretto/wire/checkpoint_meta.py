@@ -1,4 +1,4 @@
-"""What is known of a checkpoint without reading it: the small file beside its state."""
+"""The meta.json of a checkpoint: what can be known without reading its state."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from stretto.system.plain_json import UnreadableError, checksum, parse_json
 
 FORMAT = 2
 UNCHECKED_FORMAT = 1
-"""Of version 0.1: without a checksum of its own."""
+"""The format of version 0.1, without a checksum over meta.json."""
 STATE_FILE = "state.pt"
 META_FILE = "meta.json"
 CHECK = "check"
-"""The checksum of everything else in the file, whatever its format."""
+"""The key of the checksum over all other keys, in any format."""
 _DIGITS = 8
 _MOST_BYTES = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CorruptError(Exception):
-    """What is wrong with a checkpoint."""
+    """A checkpoint is damaged; the text says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
-    """What stands in the small file."""
+    """The content of meta.json."""
 
     format: int
     progress: float
@@ -43,17 +43,17 @@ class CheckpointMeta:
 
 @dataclass(frozen=True, slots=True)
 class BestCheckpoint:
-    """Where the best checkpoint is, and the progress it stands for."""
+    """The state file of the best checkpoint, and its progress in epochs."""
 
     path: Path
     progress: float
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """Those of a job that are all written, the newest first: names are serial numbers."""
+    """The completely written checkpoints of a job, newest first: names are serial numbers."""
     try:
         names = os.listdir(folder)  # noqa: PTH208
-    except OSError:  # not there yet
+    except OSError:  # the folder does not exist yet
         return []
     whole = [name for name in names if name.isdecimal() and len(name) == _DIGITS]
     return [folder / name for name in sorted(whole, reverse=True)]
@@ -71,17 +71,16 @@ def newest_best(folder: Path) -> BestCheckpoint | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsableCheckpoints:
-    """Which checkpoints of a job can be used, as far as can be told without reading their states."""
+    """The state files of a job's usable checkpoints, judged without reading them."""
 
     best: Path | None
-    """The state that was saved as the best."""
     newest: Path | None
     damaged: tuple[str, ...]
-    """In words: those that cannot, the newest first."""
+    """A sentence for each unusable one, newest first."""
 
 
 def usable_checkpoints(folder: Path) -> UsableCheckpoints:
-    """For people; nothing is changed or raised."""
+    """For displays: changes nothing and raises nothing."""
     best: Path | None = None
     newest: Path | None = None
     damaged = [f"{path}: it was found damaged and set aside" for path in _set_aside(folder)]
@@ -117,13 +116,13 @@ def _check_size(state: Path, meta: CheckpointMeta) -> None:
 
 
 def meta_text(meta: CheckpointMeta) -> str:
-    """The content of the small file."""
+    """The text of meta.json."""
     values = asdict(meta)
     return json.dumps({**values, CHECK: checksum(values)})
 
 
 def read_meta(folder: Path) -> CheckpointMeta:
-    """CorruptError if nobody wrote it so; OSError for what may be over tomorrow, such as too many files."""
+    """Read meta.json. CorruptError if it is damaged; OSError for temporary errors, such as too many files."""
     path = folder / META_FILE
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -137,7 +136,7 @@ def read_meta(folder: Path) -> CheckpointMeta:
 
 
 def parse_meta(content: bytes, where: str) -> CheckpointMeta:
-    """InputError if another version of Stretto wrote it, CorruptError if nobody did."""
+    """Parse meta.json. InputError if another version of Stretto wrote it, CorruptError if it is damaged."""
     try:
         values = parse_json(content)
     except UnreadableError as error:
@@ -151,9 +150,9 @@ def parse_meta(content: bytes, where: str) -> CheckpointMeta:
             raise CorruptError(f"{META_FILE} does not match its checksum")
         if found != FORMAT:
             raise InputError(
-                f"this checkpoint has format {found}, and {UNCHECKED_FORMAT} and {FORMAT} are known here.",
+                f"this checkpoint has format {found}, but we read {UNCHECKED_FORMAT} and {FORMAT}.",
                 where=where,
-                remedy="Go on with the version of Stretto that wrote it, or give this run another name.",
+                remedy="Use the version of Stretto that wrote it, or give this run another name.",
             )
     return _meta(values)
 

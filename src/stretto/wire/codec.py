@@ -47,7 +47,11 @@ def _fields(holder: Any) -> dict[str, Any]:
 
 _write = json.JSONEncoder(separators=(",", ":"), default=_fields).encode
 _hints = functools.cache(typing.get_type_hints)
-_parts = functools.cache(lambda kind: (typing.get_origin(kind), typing.get_args(kind)))
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _read(kind: Any, value: Any) -> Any:

@@ -1,21 +1,21 @@
-"""What workers and their controller say to each other. Every message is one JSON object on one line.
+"""The messages between workers and their controller. Each is one JSON object on one line.
 
 A worker's life, seen from the controller:
 
     worker                       controller
     ------                       ----------
                                  Task          what to train, and where its files go
-    Ready                                      warm: the training code stands before its first epoch
-                                 Form          become rank r of a group of n; also tells survivors of a resize
+    Ready                                      the training code is about to begin its first epoch
+                                 Form          become rank r of a group of n; also for survivors of a resize
     Formed                                     the group trains
     Described, Report, Saved, Note             from rank 0 only
-    Printed                                    likewise, where a command runs instead of training code
-    Beat                                       from everybody, all the time
+    Printed                                    from rank 0 of a command
+    Beat                                       from every worker, all the time
                                  Ack           the results up to an epoch were seen and decided on
                                  SetBatch, Park, FinishEpoch    to rank 0: the group agrees on a step
-                                 Park, LetEnd  to every rank, where a command runs
+                                 Park, LetEnd  to every rank of a command
                                  Leave         to a member that is not part of the next group
-    Finished | Failed | Left                   the last word on this task; another may come
+    Finished | Failed | Left                   the end of this task; another task may follow
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from stretto.core.observations import NoiseSample, SpeedSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOrder:
-    """A command to run instead of training code: one process in each worker, told its rank."""
+    """A command to run instead of a training function: one process in each worker."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    """What it is told beyond the environment of its node and its part in the group."""
+    """Environment variables in addition to those of the node and of torchrun."""
     cwd: str
-    """Empty: the worker's own."""
+    """The working folder; empty: the worker's own."""
     keys: tuple[str, ...]
-    """A line of its output that has one of these is a report."""
+    """An output line with one of these keys is a report."""
     tells_missed: bool
-    """First of all, the first process tells what the metrics file has already."""
+    """Whether rank 0 first sends the lines that the metrics file already has."""
     restarts: int
     grace_s: float
-    """Between SIGTERM and SIGKILL."""
+    """Seconds between SIGTERM and SIGKILL."""
     metric: str | None = None
-    """Of a trial: the key that counts."""
+    """In a trial: the study's metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,31 +55,31 @@ class Task:
     """`path/to/train.py:function`."""
     config: dict[str, Value]
     folder: str
-    """Of the job: `metrics.jsonl` and `checkpoints/` go there."""
+    """The job's folder, for `metrics.jsonl` and `checkpoints/`."""
     epochs: int | None
-    """Train no further than this, whatever the code says."""
+    """Maximum number of epochs, even if the code asks for more."""
     seed: int
     metric: str | None = None
-    """Of a study: the checkpoint of its best epoch is kept too."""
+    """The study's metric; the checkpoint of the best epoch is kept, too."""
     maximise: bool = True
     checkpoint_every_s: float = 60.0
     keep_checkpoints: int = 2
     waits_for_ack: bool = False
-    """After reporting an epoch, go on only when the controller has decided (a trial may end there)."""
+    """After each epoch, wait for the controller's decision: a trial may end there."""
     describe_only: bool = False
-    """Go no further than the first loader: it is enough to know what would be trained."""
+    """Stop at the first loop over a loader, after sending `Described`."""
     tensorboard: bool = False
     store: str = ""
-    """An fsspec URL, such as `s3://bucket/run/jobs/a`: checkpoints are kept there, too, for other nodes."""
+    """An fsspec URL such as `s3://bucket/run/jobs/a`; checkpoints are copied there for other nodes."""
     stays: bool = False
-    """After a good end, wait for another task: a process that is there costs nothing to start."""
+    """After success, wait for another task: reusing a process saves its start-up time."""
     command: CommandOrder | None = None
-    """Run this; nothing is imported then."""
+    """If given, run this command; nothing is imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """Examples a worker processes at once, and passes added before each step."""
+    """Examples per worker and pass, and additional passes per step."""
 
     atomic: int
     accumulation: int
@@ -87,73 +87,81 @@ class BatchOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Be rank `rank` of the group of this generation, from the next step boundary on."""
+    """Become rank `rank` of the group of this generation, at the next step boundary."""
 
     generation: int
     rank: int
     world: int
     nodes: int
     store: str
-    """What rank 0 said when it was Ready: where the group meets."""
+    """Rank 0's `Ready.store`, where the group forms."""
     share_state: bool
-    """Somebody is new: rank 0 (a survivor, or whoever loads the checkpoint) gives its state to all."""
+    """Whether rank 0 sends its state to all, because a worker is new."""
     batch: BatchOrder | None
-    """None: the batch size is the training code's own affair."""
+    """None: the training code chooses the batch size."""
     neighbours: tuple[str, ...] = ()
-    """What those on the same node said when they were Ready, this one included, by rank."""
+    """The `Ready.store` of all workers on the same node, this one included, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Not part of this generation: exit at the boundary where the others form it."""
+    """Exit at the step boundary at which the others form this generation."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetBatch:
+    """Use this batch from the next step boundary on."""
+
     batch: BatchOrder
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Save a checkpoint at the next step boundary, and leave."""
+    """Save a checkpoint at the next step boundary, and exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishEpoch:
-    """Save a checkpoint when the present epoch is over, and leave."""
+    """Save a checkpoint at the end of the current epoch, and exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetEnd:
-    """The command has shown all that was wanted of it: it may end by itself within the grace."""
+    """The command has reported its last epoch: give it the grace to end by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
+    """The controller has decided on the results up to this epoch."""
+
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    """The worker is ready to join a group."""
+
     store: str
-    """`host:port/corner` in a key-value store of its own, for the case that it becomes rank 0."""
+    """`host:port/prefix` in its own key-value store, to be used if it becomes rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
+    """The group of this generation trains."""
+
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What the training code turned out to want."""
+    """The data and batch sizes of the training code."""
 
     examples: int
-    """Of one epoch."""
+    """Examples per epoch."""
     batch: int
-    """Total batch size it asks for."""
+    """The initial total batch size."""
     adaptive: bool
     max_batch: int
     per_worker_min: int
@@ -163,23 +171,23 @@ class Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """The metrics reported for one completed epoch."""
+    """The metrics of one completed epoch."""
 
     epoch: int
-    """Epochs completed, this one included."""
+    """Completed epochs, including this one."""
     values: dict[str, float]
     epoch_s: float | None
-    """None if it was interrupted or the group changed on the way."""
+    """None if it was interrupted or the group changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How far training is, and what was measured since the last report."""
+    """The progress of training, and measurements since the last report."""
 
     progress: float
-    """Epochs done, with the part of the present one; statistical epochs if the batch is adaptive."""
+    """Epochs done, with the done part of the current one; statistical epochs if the batch is adaptive."""
     epoch: int
-    """Epochs completed and reported."""
+    """Completed epochs."""
     steps: int
     speeds: tuple[SpeedSample, ...] = ()
     noise: NoiseSample | None = None
@@ -188,6 +196,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
+    """A checkpoint is safely stored."""
+
     progress: float
     path: str
     best: bool = False
@@ -199,19 +209,19 @@ class Printed:
 
     text: str
     missed: bool = False
-    """It is from before the present start, and nobody knows whether it was told then."""
+    """Whether it was printed before this start, and may have been sent then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a reader of the run's history should know."""
+    """A notice for the user, shown in the run's history."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """I am alive, and have taken so many steps."""
+    """A heartbeat: the worker is alive and has made this many steps."""
 
     steps: int
 
@@ -221,7 +231,7 @@ class Finished:
     """The training function returned."""
 
     leaves: bool = False
-    """Its process ends, too: it has children that nobody else would end."""
+    """Whether its process ends, too: needed if it has child processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,18 +240,18 @@ class Failed:
 
     traceback: str
     final: bool = False
-    """Trying again would change nothing."""
+    """Whether a retry would fail the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Gone as asked, or because a peer was lost (then somebody else says why)."""
+    """The worker left its group as ordered, or because a peer was lost."""
 
     why: str
     saved: bool = False
-    """A checkpoint of this very moment exists."""
+    """Whether a checkpoint of this moment exists."""
     leaves: bool = False
-    """Its process ends, too, though its task allowed it to stay."""
+    """Whether its process ends, too, even if its task has `stays`."""
 
 
 ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | LetEnd | Ack

@@ -1,15 +1,15 @@
-"""The URL of a store, which a command is given and every worker is told: the same rule at both ends."""
+"""Checks the URL of a checkpoint store, on the command line and in every worker."""
 
 from __future__ import annotations
 
 from stretto.core.errors import InputError
 
 UNCOPIED = "uncopied"
-"""A file of this name beside a job's checkpoints says that the store lacks one of them."""
+"""A file of this name beside a job's checkpoints means: not all of them are in the store."""
 
 
 def check_store(url: str) -> None:
-    """InputError if nothing could ever be kept there: fsspec is not installed, or does not know it."""
+    """InputError if fsspec is not installed or cannot open this URL."""
     try:
         import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -31,5 +31,5 @@ def check_store(url: str) -> None:
         raise InputError(
             f"{protocol}:// needs a package that is not installed.",
             where=f"store {url}",
-            remedy=f"fsspec says: {error}. Do so wherever workers run.",
+            remedy=f"fsspec says: {error}. Do that on every node where workers run.",
         ) from error
