@@ -120,7 +120,7 @@ def test_files_of_tensorboard_are_closed_once_they_are_there(
         def flush(self) -> None:
             pass
 
-    monkeypatch.setattr(metrics_log, "_board", lambda *_: Board())
+    monkeypatch.setattr(metrics_log, "_tensorboard", lambda *_: Board())
     log = metrics_log.MetricsLog(tmp_path, tensorboard=True, note=print)
     log.write(1, {"loss": 0.5}, workers=1, batch=8)
     assert modes(tmp_path)["tensorboard/events.1"] == 0o600
