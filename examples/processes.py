@@ -6,6 +6,7 @@ from its journal, and the commands from their checkpoints.
 """
 
 import sys
+import time
 from pathlib import Path
 
 from stretto.control.controller import Controller, Settings
@@ -17,11 +18,17 @@ from stretto.core.source import Arrivals
 from stretto.journal.folds.history import history_of
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.fifo import Fifo
-from stretto.substrate.local.commands import Command, ProcessSubstrate
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.effects import TrainingJob
+from stretto.substrate.elastic.fork_servers import NO_ENTRY
+from stretto.substrate.local.ground import LocalSubstrate
+from stretto.substrate.local.slots import Slots
 
 EPOCHS = 3
 TRAINER = """
 import json, os, sys, time
+if os.environ["RANK"] != "0":
+    sys.exit()  # a real program would train with the others
 checkpoint = sys.argv[1]
 epoch = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
 while epoch < 3:
@@ -44,16 +51,24 @@ def job(name: str, slots: int) -> Job:
     )
 
 
+def command_of(job: Job, folder: Path) -> TrainingJob:
+    command = Command((sys.executable, "-c", TRAINER, str(folder.absolute() / f"{job.id}.epoch")))
+    return TrainingJob(entry=NO_ENTRY, config={}, epochs=job.work.epochs, command=command)
+
+
 def main() -> None:
     folder = Path("runs/processes")
     nodes = gpu_nodes(1, 4)
     jobs = [job(name, slots) for name, slots in SLOTS.items()]
-    commands = {
-        name: Command((sys.executable, "-c", TRAINER, str(folder.absolute() / f"{name}.epoch")), gang=False)
-        for name in SLOTS
-    }
+    begun_s = time.time()
     journal = SqliteJournal(folder / "journal.sqlite", run="processes")
-    substrate = ProcessSubstrate(nodes, commands, run_dir=folder)
+    substrate = LocalSubstrate(
+        spec_of=lambda one: command_of(one, folder),
+        run_dir=folder,
+        slots=Slots(("",) * 4),
+        clock=lambda: time.time() - begun_s,
+        runs_commands=True,
+    )
     try:
         Controller(
             policy=Fifo(),

@@ -1,4 +1,4 @@
-"""Jobs as real commands: the conformance suite, and what only processes can get wrong."""
+"""Jobs as real commands: what only processes can get wrong."""
 
 from __future__ import annotations
 
@@ -14,16 +14,25 @@ from pathlib import Path
 import pytest
 
 from live_processes import SUPPORT, running_with
-from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, all_events, eventually, job_of
-from stretto.core.allocation import Allocation, BatchChoice, on_nodes
-from stretto.core.cluster import gpu_nodes
+from process_bench import (
+    BATCH,
+    ONE,
+    PYTHON,
+    TWO,
+    Bench,
+    CommandWorkers,
+    all_events,
+    eventually,
+    job_of,
+)
+from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
+from stretto.substrate.elastic.command import Command
 from stretto.substrate.elastic.command_output import Progress, Setup, read_report
-from stretto.substrate.local.commands import Command, ProcessSubstrate
-from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
+from stretto.substrate.elastic.effects import Rules
 
 TRAINER = """
 import json, os, sys, time
@@ -43,51 +52,26 @@ while epoch < epochs:
 """
 
 
-class TestConformance(SubstrateConformance):
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
-        script = folder / "trainer.py"
-        script.write_text(TRAINER)
-        commands = {
-            sketch.id: Command(
-                (*PYTHON, str(script), str(folder / f"{sketch.id}.epoch"), str(EPOCHS), str(sketch.fails)),
-                gang=False,
-            )
-            for sketch in sketches
-        }
-        return Stage(
-            substrate=ProcessSubstrate(gpu_nodes(2, 4), commands, run_dir=folder, grace_s=1.0),
-            jobs={sketch.id: job_of(sketch.id, epochs=EPOCHS) for sketch in sketches},
-            small=ONE,
-            large=TWO,
-            batch=BATCH,
-            other_batch=BatchChoice(32),
-            tick_s=0.12,
-            patience_s=15.0,
-        )
-
-    def leftovers(self, folder: Path) -> list[str]:
-        return running_with(str(folder))
-
-
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     with Bench(tmp_path) as made:
         yield made
 
 
-def failure(substrate: ProcessSubstrate) -> str:
+def failure(substrate: CommandWorkers) -> str:
     (event,) = all_events(substrate)
     assert isinstance(event, JobFailed)
     return event.error
 
 
 def test_a_command_learns_its_part_from_environment_and_arguments(bench: Bench) -> None:
-    code = "json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open(sys.argv[1], 'w'))"
+    code = (
+        "if os.environ['RANK'] == '0':\n"
+        "    json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open(sys.argv[1], 'w'))"
+    )
     told = bench.folder / "told.json"
     plain = bench.code(code, str(told), "--gpus={workers}", "{batch}", '{"a": {}}')
-    substrate = bench.started(
-        Command(plain.argv, {"OWN": "yes"}, bench.folder, gang=False), on_nodes({"0": 2, "1": 1})
-    )
+    substrate = bench.started(Command(plain.argv, {"OWN": "yes"}, bench.folder), on_nodes({"0": 2, "1": 1}))
     assert [event.kind for event in all_events(substrate)] == ["job-finished"]
     argv, env, cwd = json.loads(told.read_text())
     assert argv[1:] == ["--gpus=3", "48", '{"a": {}}']
@@ -103,7 +87,7 @@ def test_a_command_learns_its_part_from_environment_and_arguments(bench: Bench) 
         "STRETTO_RESTARTS": "0",
         "STRETTO_WORKERS": "3",
         "STRETTO_SERVERS": "0",
-        "STRETTO_NODES": "2",
+        "STRETTO_NODES": "1",
         "STRETTO_BATCH_ATOMIC": "16",
         "STRETTO_BATCH_ACCUMULATION": "0",
         "STRETTO_METRICS_FILE": str(bench.log.with_name("metrics.jsonl")),
@@ -125,7 +109,7 @@ def test_a_report_line_becomes_an_event_with_the_configuration_it_ran_under(benc
     first, second, end = all_events(bench.started(bench.code(code), TWO))
     assert isinstance(first, JobReported)
     assert (first.work_done, first.epoch) == (12.5, 1)
-    assert first.speeds == (SpeedSample(2, 2, 0, 16, 0.11, 0.02),)
+    assert first.speeds == (SpeedSample(1, 2, 0, 16, 0.11, 0.02),)
     assert first.losses == (LossPoint(1, 0.5),)
     assert first.noise == NoiseSample(1.0, 9.0)
     assert first.resize_s is not None
@@ -226,17 +210,10 @@ def test_a_command_that_cannot_be_started_is_a_failed_job(
         raise AssertionError(failure(bench.started(command)))
 
 
-def test_a_node_that_is_not_there_is_a_failed_job(bench: Bench) -> None:
-    assert "node '7' is not there" in failure(bench.started(bench.code("pass"), on_nodes({"7": 1})))
-
-
-def test_a_job_without_a_command_or_with_a_name_that_is_a_path_is_refused(bench: Bench) -> None:
-    substrate = bench.substrate(bench.code("pass"))
-    with pytest.raises(InputError, match="no command to run"):
-        substrate.admit(job_of("b"))
-    other = ProcessSubstrate(gpu_nodes(1, 1), {"../b": bench.code("pass")}, run_dir=bench.folder)
+def test_a_job_with_a_name_that_is_a_path_is_refused(bench: Bench) -> None:
+    substrate = bench.substrate(bench.code("pass"), "../b")
     with pytest.raises(InputError, match="cannot name a folder"):
-        other.admit(job_of("../b"))
+        substrate.admit(job_of("../b"))
 
 
 STUBBORN = """
@@ -338,7 +315,7 @@ def test_stops_share_the_grace(tmp_path: Path) -> None:
     script.write_text("import signal, time\n" + STUBBORN)
     names = ("a", "b", "c")
     commands = {name: Command((*PYTHON, str(script))) for name in names}
-    substrate = ProcessSubstrate(gpu_nodes(1, 4), commands, run_dir=tmp_path, grace_s=0.4)
+    substrate = CommandWorkers(commands, tmp_path, rules=Rules(retries=0, command_s=0.4))
     for name in names:
         substrate.admit(job_of(name))
     substrate.apply([Instruction(i, Action.START, name, ONE, BATCH) for i, name in enumerate(names)])

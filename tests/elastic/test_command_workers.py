@@ -1,12 +1,14 @@
-"""Commands run by workers that come and go: the conformance suite, and the same events as processes give."""
+"""Commands run by workers that come and go: the conformance suite, and the events of many little programs."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,10 +17,10 @@ import pytest
 from test_command_substrate import TRAINER
 from test_trials_of_commands import SHOW, shown
 
-from live_processes import eventually, running_with
-from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, job_of, start, trial_of
+import local_bench
+from live_processes import SUPPORT, eventually, running_with
+from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, CommandWorkers, job_of, start, trial_of
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
-from stretto.core.errors import InputError
 from stretto.core.events import (
     Decided,
     Event,
@@ -32,45 +34,15 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.core.substrate import Substrate
-from stretto.substrate.elastic.command_worker import Spot, find_program
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.command_worker import Spot
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.fork_servers import COMMANDS
-from stretto.substrate.local.commands import Command
+from stretto.substrate.elastic.fork_servers import NO_ENTRY
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import Slots
 from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
 
 THREE = on_nodes({"0": 2, "1": 1})
-
-
-class CommandWorkers(LocalSubstrate):
-    """On the slots of this machine, as on those of a cluster."""
-
-    changes_batch_in_place = False
-
-    def __init__(
-        self, commands: Mapping[str, Command], folder: Path, *, retries: int = 0, command_s: float = 1.0
-    ) -> None:
-        began_s = time.monotonic()
-
-        def spec_of(job: Job) -> TrainingJob:
-            command = commands[job.id]
-            return TrainingJob(
-                entry=command.argv[0],
-                config={},
-                epochs=job.work.epochs,
-                metric=command.metric,
-                command=command,
-            )
-
-        super().__init__(
-            spec_of=spec_of,
-            run_dir=folder,
-            slots=Slots(("",) * 4),
-            clock=lambda: time.monotonic() - began_s,
-            rules=Rules(retries=retries, command_s=command_s, grace_s=command_s + 2.0),
-            trainer=COMMANDS,
-        )
 
 
 class TestConformance(SubstrateConformance):
@@ -84,7 +56,7 @@ class TestConformance(SubstrateConformance):
             for sketch in sketches
         }
         return Stage(
-            substrate=CommandWorkers(commands, folder),
+            substrate=CommandWorkers(commands, folder, rules=Rules(retries=0, command_s=1.0)),
             jobs={sketch.id: job_of(sketch.id, epochs=EPOCHS) for sketch in sketches},
             small=ONE,
             large=TWO,
@@ -206,26 +178,23 @@ def seen(events: Sequence[Event], folder: Path) -> list[tuple[object, ...]]:
     return told
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_events_and_files_are_those_of_processes(case: Case, tmp_path: Path) -> None:
-    found = []
-    for name in ("processes", "workers"):
-        folder = tmp_path / name
-        folder.mkdir()
-        with Bench(folder, grace_s=0.3, retries=case.retries) as bench:
-            metric = None if case.job.study is None else "accuracy"
-            command = bench.code(case.code, "{folder}", gang=True, metric=metric)
-            if name == "processes":
-                substrate: Substrate = bench.substrate(command)
-            else:
-                substrate = CommandWorkers({"a": command}, folder, retries=case.retries, command_s=0.3)
-            substrate.admit(case.job)
-            substrate.apply([start("a", case.allocation)])
-            events = every(substrate)
-            substrate.close()
-            log = sorted(bench.log.read_text().replace(str(folder), "FOLDER").splitlines())
-            found.append((seen(events, folder), log, bench.metrics.read_text()))
-    assert found[0] == found[1]
+EXPECTED = json.loads(Path(__file__).with_name("command_cases.json").read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_events_and_files_of_a_command(name: str, tmp_path: Path) -> None:
+    case, expected = CASES[name], EXPECTED[name]
+    with Bench(tmp_path, grace_s=0.3, retries=case.retries) as bench:
+        metric = None if case.job.study is None else "accuracy"
+        substrate = bench.substrate(bench.code(case.code, "{folder}", metric=metric))
+        substrate.admit(case.job)
+        substrate.apply([start("a", case.allocation)])
+        events = every(substrate)
+        substrate.close()
+        log = sorted(bench.log.read_text().replace(str(tmp_path), "FOLDER").splitlines())
+    assert list(map(repr, seen(events, tmp_path))) == expected["events"]
+    assert log == expected["log"]
+    assert bench.metrics.read_text() == expected["metrics"]
 
 
 class Play:
@@ -238,8 +207,10 @@ class Play:
         self.bench = Bench(folder)
         self.job = job
         last = str(job.work.epochs)
-        self.command = self.bench.code(SHOW + code, last, gang=True, metric="accuracy")
-        self.substrate = CommandWorkers({"a": self.command}, folder, retries=retries, command_s=command_s)
+        self.command = self.bench.code(SHOW + code, last, metric="accuracy")
+        self.substrate = CommandWorkers(
+            {"a": self.command}, folder, rules=Rules(retries=retries, command_s=command_s)
+        )
         self.events: list[Event] = []
         self._number = 0
 
@@ -462,27 +433,75 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_what_cannot_be_started_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_function_and_a_command_share_a_run_and_are_resized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    bench, began_s = Bench(tmp_path), time.monotonic()
+    command = bench.code(SHOW + SAVING, "20", metric="accuracy")
+    specs = {
+        "command": TrainingJob(entry=NO_ENTRY, config={}, epochs=20, metric="accuracy", command=command),
+        "function": TrainingJob(
+            entry="train.py:train", config={"until_workers": 2}, epochs=local_bench.EPOCHS
+        ),
+    }
+    substrate = LocalSubstrate(
+        spec_of=lambda job: specs[job.id],
+        run_dir=tmp_path,
+        slots=Slots(("",) * 4),
+        clock=lambda: time.monotonic() - began_s,
+        rules=Rules(retries=0, command_s=30.0),
+        trainer=local_bench.STUB,
+        runs_commands=True,
+    )
+    (tmp_path / "saved.until").write_text("3")
+    events: list[Event] = []
+
+    def wait_until(count: int, epoch: int) -> None:
+        """So many jobs have reported that they are so far."""
+        far: set[str] = set()
+        while len(far) < count:
+            event = substrate.next_event(substrate.now_s() + 90.0)
+            assert event is not None, events
+            events.append(event)
+            if isinstance(event, JobReported) and event.epoch >= epoch:
+                far.add(event.job_id)
+
+    for number, job in enumerate((trial_of("command", epochs=20), local_bench.job_of("function"))):
+        substrate.admit(job)
+        substrate.apply([start(job.id, number=number)])
+    wait_until(2, 3)
+    resizes = [Instruction(2 + at, Action.RESIZE, job_id, TWO, BATCH) for at, job_id in enumerate(specs)]
+    substrate.apply(resizes)
+    (tmp_path / "saved.until").write_text("20")
+    events += every(substrate)
+    substrate.close()
+    assert {event.job_id for event in events if isinstance(event, JobFinished)} == {"command", "function"}
+    assert [epoch for epoch, _ in shown(events)] == list(range(1, 21))
+    reports = [event for event in events if isinstance(event, JobReported)]
+    assert max(one.workers for event in reports for one in event.results) == 2
+    assert {one.workers for event in reports if event.job_id == "function" for one in event.speeds} == {1, 2}
+    assert running_with(str(tmp_path)) == []
+
+
+def test_what_cannot_be_started_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\0")
     program.chmod(0o755)
-    for argv, why in (
-        ((str(program),), "it cannot be started"),
-        (("no-such-thing",), "not a program that node"),
+    for argv, host, why in (
+        ((str(program),), "", "it cannot be started"),
+        (("no-such-thing",), "", "it cannot be started: .*No such file"),
+        (("no-such-thing",), "10.0.0.7", "'no-such-thing' is not a program that node 10.0.0.7 can run"),
     ):
+        if host:
+            monkeypatch.setenv("STRETTO_HOST", host)
         with Play(tmp_path, "", trial_of("a"), retries=2) as play:
             play.substrate.close()
-            play.substrate = CommandWorkers({"a": Command(argv)}, tmp_path, retries=2)
+            play.substrate = CommandWorkers({"a": Command(argv)}, tmp_path, rules=Rules(retries=2))
             play.start()
             (event,) = play.rest()
             assert isinstance(event, JobFailed)
-            assert why in event.error
-
-
-def test_a_node_says_what_it_lacks() -> None:
-    with pytest.raises(InputError, match="'no-such-thing' is not a program that node"):
-        find_program("no-such-thing")
-    find_program("sh")
+            assert re.search(why, event.error)
 
 
 def test_a_place_is_read_as_it_was_said() -> None:

@@ -15,9 +15,9 @@ from process_bench import Bench, all_events, eventually, job_of, start, trial_of
 from stretto.core.events import Event, JobFinished, JobNoted, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import Result
+from stretto.substrate.elastic.command_gang import FLOOD as PRINTS_FAST
 from stretto.substrate.elastic.guard import Allowance, Log, MetricsFile, Reports, Sieve
 from stretto.substrate.elastic.loop import EventQueue
-from stretto.substrate.local.commands import FLOOD as PRINTS_FAST
 
 KEYS = ["epoch", "loss", "accuracy"]
 

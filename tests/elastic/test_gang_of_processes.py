@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from process_bench import BATCH, ONE, PYTHON, TWO, Bench, all_events, job_of, start, trial_of
+from process_bench import BATCH, ONE, PYTHON, TWO, Bench, CommandWorkers, all_events, job_of, start, trial_of
 from stretto.core.allocation import on_nodes
-from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError
 from stretto.core.events import JobFailed, JobReported
 from stretto.core.instructions import Action, Instruction
-from stretto.core.job import Job, Role
-from stretto.core.resources import Resources
-from stretto.substrate.elastic.command import check_placeholders, filled_in, free_port
+from stretto.core.job import Job
+from stretto.substrate.elastic.command import Command, check_placeholders, filled_in
 from stretto.substrate.elastic.command_output import Setup
-from stretto.substrate.local.commands import Command, ProcessSubstrate
+from stretto.substrate.elastic.effects import Rules
+from stretto.substrate.local.slots import Slots
 
 THREE = on_nodes({"0": 2, "1": 1})
 TELL = """
@@ -46,7 +43,7 @@ def test_every_rank_is_told_what_torchrun_would_tell_it(bench: Bench) -> None:
     report = (
         "print(json.dumps({'work_done': 1 + int(os.environ['RANK'])})); print('rank', os.environ['RANK'])"
     )
-    events = all_events(bench.started(bench.code(TELL + report, gang=True), THREE))
+    events = all_events(bench.started(bench.code(TELL + report), THREE))
     assert [event.kind for event in events] == ["job-reported", "job-finished"]
     assert isinstance(events[0], JobReported)
     assert events[0].work_done == 1, "only rank 0 reports"
@@ -70,10 +67,9 @@ def test_every_rank_is_told_what_torchrun_would_tell_it(bench: Bench) -> None:
 
 def test_each_start_counts_and_no_two_gangs_meet_on_a_port(bench: Bench) -> None:
     ready = "print('{\"epoch\": 1}', flush=True); time.sleep(60)"
-    command = bench.code(TELL + ready, gang=True)
-    substrate = ProcessSubstrate(
-        gpu_nodes(2, 4), {"a": command, "b": command}, run_dir=bench.folder, grace_s=1
-    )
+    command = bench.code(TELL + ready)
+    commands = {"a": command, "b": command}
+    substrate = CommandWorkers(commands, bench.folder, slots=Slots(("",) * 6), rules=Rules(command_s=1.0))
     for name in ("a", "b"):
         substrate.admit(job_of(name))
     substrate.apply([start("a", TWO, 1), start("b", TWO, 2)])
@@ -88,21 +84,13 @@ def test_each_start_counts_and_no_two_gangs_meet_on_a_port(bench: Bench) -> None
     assert first["MASTER_PORT"] != told(bench, 0, "b")[0]["MASTER_PORT"] != second["MASTER_PORT"]
 
 
-def test_a_port_that_was_handed_out_is_not_handed_out_again() -> None:
-    taken: list[int | None] = [None]
-    for _ in range(50):
-        port = free_port(taken)
-        assert port not in taken
-        taken.append(port)
-
-
 def test_a_job_ends_when_all_its_ranks_have(bench: Bench) -> None:
     code = """
 if os.environ["RANK"] == "1":
     time.sleep(0.4)
     open(sys.argv[0] + ".late", "w").close()
 """
-    events = all_events(bench.started(bench.code(code, gang=True), TWO))
+    events = all_events(bench.started(bench.code(code), TWO))
     assert [event.kind for event in events] == ["job-finished"]
     assert (bench.folder / "code.py.late").exists()
 
@@ -117,7 +105,7 @@ if os.environ["RANK"] == "{failing}":
 time.sleep(60)
 """
     bench.grace_s = 0.3
-    (event,) = all_events(bench.started(bench.code(code, gang=True), THREE))
+    (event,) = all_events(bench.started(bench.code(code), THREE))
     assert isinstance(event, JobFailed)
     assert event.error.startswith(f"exit code 1 of rank {failing}; its log ends:\n")
     assert "no more memory" in event.error
@@ -126,7 +114,7 @@ time.sleep(60)
 
 def test_a_rank_that_is_killed_is_named(bench: Bench) -> None:
     code = "if os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
-    (event,) = all_events(bench.started(bench.code(code, gang=True), THREE))
+    (event,) = all_events(bench.started(bench.code(code), THREE))
     assert isinstance(event, JobFailed)
     assert event.error.startswith("rank 2 killed by SIGKILL")
 
@@ -144,7 +132,7 @@ print('{"epoch": 1}', flush=True)
 time.sleep(60)
 """
     bench.grace_s = 10.0
-    substrate = bench.started(bench.code(code, gang=True), TWO)
+    substrate = bench.started(bench.code(code), TWO)
     assert isinstance(substrate.next_event(20.0), JobReported)
     substrate.apply([Instruction(2, Action.PARK, "a", on_nodes({}), BATCH)])
     assert all_events(substrate) == []
@@ -158,13 +146,10 @@ def devices_of(bench: Bench, job: str) -> list[str]:
 
 def test_jobs_never_share_a_device_and_give_theirs_back(bench: Bench) -> None:
     waits = "print('{\"epoch\": 1}', flush=True); time.sleep(60)"
-    command = bench.code(TELL + waits, gang=True)
-    devices = {"0": ("GPU-a", "GPU-b", "GPU-c"), "1": ("7",)}
-    nodes = (replace(gpu_nodes(1, 3)[0]), replace(gpu_nodes(2, 1)[1]))
+    command = bench.code(TELL + waits)
     names = ("a", "b", "c")
-    substrate = ProcessSubstrate(
-        nodes, dict.fromkeys(names, command), run_dir=bench.folder, devices=devices, grace_s=1
-    )
+    slots, rules = Slots(("GPU-a", "GPU-b", "7", "GPU-c")), Rules(command_s=1.0)
+    substrate = CommandWorkers(dict.fromkeys(names, command), bench.folder, slots=slots, rules=rules)
     for name in names:
         substrate.admit(job_of(name))
     substrate.apply([start("a", on_nodes({"0": 2, "1": 1}), 1), start("b", ONE, 2)])
@@ -178,28 +163,33 @@ def test_jobs_never_share_a_device_and_give_theirs_back(bench: Bench) -> None:
     )
     assert isinstance(substrate.next_event(10.0), JobReported)
     substrate.close()
-    assert devices_of(bench, "a") == ["GPU-a,GPU-b,7"], "LOCAL_RANK is the index of a rank's own"
+    of_a, of_c = [set(devices_of(bench, job)[0].split(",")) for job in ("a", "c")]
+    assert of_a == {"GPU-a", "GPU-b", "7"}
     assert devices_of(bench, "b") == ["GPU-c"]
-    assert devices_of(bench, "c") == ["GPU-a,GPU-b"]
+    assert of_c < of_a, "those that were given back"
+    assert len(of_c) == 2
 
 
-def test_a_job_without_gpus_sees_none_where_they_are_managed(bench: Bench) -> None:
-    bench.devices = {"0": ("0", "1", "2", "3")}
-    job = replace(job_of("a"), worker=Role(demand=Resources(cpu=1)))
-    all_events(bench.started(bench.code(TELL, gang=True), job=job))
-    assert devices_of(bench, "a") == [""]
+def test_the_local_rank_is_the_index_of_the_own_device(bench: Bench) -> None:
+    bench.slots = Slots(("GPU-a", "GPU-b", "7", "GPU-c"))
+    slot_of = {device: str(slot) for slot, device in enumerate(bench.slots.devices)}
+    all_events(bench.started(bench.code(TELL), THREE))
+    ranks = [told(bench, rank)[0] for rank in range(3)]
+    assert len({env["CUDA_VISIBLE_DEVICES"] for env in ranks}) == 1
+    assert [env["LOCAL_RANK"] for env in ranks] == ["0", "1", "2"]
+    assert len({slot_of[device] for device in ranks[0]["CUDA_VISIBLE_DEVICES"].split(",")}) == 3
 
 
-@pytest.mark.parametrize(
-    ("devices", "said"),
-    [
-        ({"0": ("0", "1"), "1": ("1", "2")}, "given twice"),
-        ({"0": ("0",)}, "node 0 has 2 slots and 1 devices"),
-    ],
-)
-def test_devices_that_do_not_fit_the_slots_are_refused(devices: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=said):
-        ProcessSubstrate(gpu_nodes(2, 2), {}, run_dir=tmp_path, devices=devices)
+@pytest.mark.parametrize("seen", [None, "0,1"])
+def test_commands_see_all_gpus_if_slots_share_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, seen: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    bench.slots = Slots(("0", "1", "0", "1"))
+    all_events(bench.started(bench.code(TELL), TWO))
+    assert [told(bench, rank)[0].get("CUDA_VISIBLE_DEVICES") for rank in range(2)] == [seen, seen]
 
 
 def arguments(job: Job, *argv: str) -> list[str]:
@@ -226,9 +216,8 @@ def test_other_braces_stay_as_they_are() -> None:
 
 def test_a_placeholder_that_stands_for_nothing_is_refused_when_the_job_comes(tmp_path: Path) -> None:
     command = Command((*PYTHON, "--lr={learning_rate}"))
-    substrate = ProcessSubstrate(gpu_nodes(1, 1), {"s": command}, run_dir=tmp_path)
-    with pytest.raises(InputError) as raised:
-        substrate.admit(trial_of("a", lr=0.1))
+    with Bench(tmp_path) as bench, pytest.raises(InputError) as raised:
+        bench.substrate(command, "s").admit(trial_of("a", lr=0.1))
     assert "{learning_rate} in '--lr={learning_rate}' stands for nothing" in str(raised.value)
     assert "{lr}, {workers}, {batch}, {folder}, {epochs}" in str(raised.value)
     assert "write {{learning_rate}} for the text itself" in str(raised.value)

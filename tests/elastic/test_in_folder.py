@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from stretto.core.errors import InputError
 from stretto.core.events import JobFinished, JobNoted
 from stretto.inputs.jobs import read_jobs
 from stretto.inputs.work import CommandLine, Entry, folder_note, in_own_folder
-from stretto.substrate.elastic.command import Command, environment, resolved, rewritten
+from stretto.substrate.elastic.command import Command, importing, own_environment, resolved, rewritten
 from stretto.substrate.elastic.command_output import Setup
 from stretto.substrate.elastic.shared_files import SharedFolder, files_written, overwritten, written_elsewhere
+from stretto.substrate.local.slots import Slots
 
 
 @pytest.fixture
@@ -53,27 +55,27 @@ def test_modules_code_options_and_programs_on_the_path_stay(folder: Path) -> Non
     assert resolved(["./python"], folder) == [f"{folder}/python"]
 
 
-def test_threads_are_the_cores_of_a_slot_unless_they_are_set(tmp_path: Path) -> None:
-    setup = Setup("a", on_nodes({"0": 3}), BatchChoice(16))
-
-    def threads(command: Command, **environ: str) -> str | None:
-        env = environment(
-            command, setup, restarts=0, job_folder=tmp_path, devices=None, threads=2, environ=environ
-        )
-        return env.get("OMP_NUM_THREADS")
-
-    assert threads(Command(("x",))) == "2"
-    assert threads(Command(("x",), gang=False)) == "6", "one process with the slots of three workers"
-    assert threads(Command(("x",)), OMP_NUM_THREADS="7") == "7"
-    assert threads(Command(("x",), env={"OMP_NUM_THREADS": "5"}), OMP_NUM_THREADS="7") == "5"
+@pytest.mark.parametrize(
+    ("own", "user", "told"), [({}, None, "2"), ({}, "7", "7"), ({"OMP_NUM_THREADS": "5"}, "7", "5")]
+)
+def test_threads_are_the_cores_of_a_slot_unless_they_are_set(
+    own: dict[str, str], user: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if user is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", user)
+    with Bench(tmp_path) as bench:
+        bench.slots = Slots(("",), threads_each=2)
+        command = bench.code("print(os.environ['OMP_NUM_THREADS'])")
+        all_events(bench.started(replace(command, env=own)))
+        assert bench.log.read_text() == f"{told}\n"
 
 
 def test_python_finds_modules_of_the_launch_folder(tmp_path: Path) -> None:
     setup = Setup("a", on_nodes({"0": 1}), BatchChoice(16))
     command = Command(("x",), cwd=tmp_path, in_folder=True)
-    env = environment(
-        command, setup, restarts=0, job_folder=tmp_path, devices=None, environ={"PYTHONPATH": "/lib"}
-    )
+    own = own_environment(command, setup, restarts=0, job_folder=tmp_path)
+    env = importing({"PYTHONPATH": "/lib", **own})
     assert env["PYTHONPATH"] == f"{tmp_path}:/lib"
     assert env["STRETTO_LAUNCH_FOLDER"] == str(tmp_path)
 
@@ -206,7 +208,7 @@ def test_no_job_is_blamed_for_a_file_that_another_process_writes() -> None:
 PRINTS_TO_A_FILE = """
 import subprocess, sys
 from pathlib import Path
-from stretto.substrate.process_shared import written_elsewhere
+from stretto.substrate.elastic.shared_files import written_elsewhere
 folder = Path(sys.argv[1])
 with (folder / "model.pt").open("w") as file:
     argv = [sys.executable, "-I", "-S", "-c", "input()"]
@@ -243,7 +245,7 @@ def test_it_is_told_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "launch").mkdir()
     with Bench(tmp_path) as bench:
         code = bench.code("open('model.pt', 'w').write('1')")
-        command = Command(code.argv, gang=False, cwd=tmp_path / "launch")
+        command = Command(code.argv, cwd=tmp_path / "launch")
         substrate = bench.substrate(command, "s")
         for job_id in ("a", "b"):
             substrate.admit(trial_of(job_id, epochs=None))

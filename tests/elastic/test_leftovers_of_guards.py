@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +20,6 @@ from stretto.core.events import JobFailed, JobFinished, JobNoted, JobReported
 from stretto.substrate.elastic import command as process_command
 from stretto.substrate.elastic import guard as process_guard
 from stretto.substrate.elastic.guard import TOKEN, end_leftovers, found_before, processes_of
-from stretto.substrate.local import commands as process
-from stretto.substrate.local.command_child import GuardedCommand
 from stretto.system import limits as scarcity
 from stretto.system.identity import folder_identity, identity
 from stretto.system.limits import PATIENCE_S, Retry, limit_text, scarce_number
@@ -135,6 +132,7 @@ def test_what_a_killed_guard_of_a_killed_controller_left_is_ended_before_a_start
     with Bench(tmp_path, grace_s=0.2) as bench:
         substrate = bench.started(bench.code("print('{\"work_done\": 1}', flush=True)"))
         assert isinstance(all_events(substrate)[-1], JobFinished)
+        substrate.close()
         code = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(600)"
         left = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code],
@@ -155,7 +153,7 @@ def test_what_a_killed_guard_of_a_killed_controller_left_is_ended_before_a_start
 def test_a_guard_that_waited_until_its_controller_was_gone_leaves_the_next_run_alone(tmp_path: Path) -> None:
     token = f"secret{tmp_path}:a"
     names = {name: str(tmp_path / name) for name in ("log", "lock", "metrics")}
-    options = {**names, "mode": 0o600, "token": token, "start": "old", "grace_s": 0.2, "ranks": [{}]}
+    options = {**names, "mode": 0o600, "token": token, "start": "old", "grace_s": 0.2}
     (tmp_path / "lock").touch()
     code = "import time; print(1, flush=True); time.sleep(600)"
     next_guard = subprocess.Popen(
@@ -205,7 +203,7 @@ def test_a_copy_of_a_run_leaves_the_training_of_the_original_alone(tmp_path: Pat
         assert isinstance(first.next_event(60.0), JobReported)
         training = processes_of(token_of(bench))
         assert training
-        shutil.copytree(folder, copied)
+        shutil.copytree(folder, copied, dirs_exist_ok=True)
         second = other.started(other.code("print('{\"work_done\": 1}', flush=True)"))
         assert isinstance(all_events(second)[-1], JobFinished)
         assert processes_of(token_of(bench)) == training
@@ -219,47 +217,57 @@ def is_guard(pid: int) -> bool:
     return "elastic/guard.py" in Path(f"/proc/{pid}/cmdline").read_text()
 
 
-class Scarce:
-    """A guard that cannot be started at first."""
+SCARCE = """
+import errno, os, subprocess
+from stretto.system import limits
+limits.FIRST_WAIT_S = 0.01
+class Scarce(subprocess.Popen):
+    def __init__(self, arguments, **options):
+        with open({tries!r}, "a") as file:
+            file.write("x")
+        if os.path.getsize({tries!r}) <= {failures}:
+            raise OSError({number}, os.strerror({number}))
+        super().__init__(arguments, **options)
+subprocess.Popen = Scarce
+"""
 
-    def __init__(self, failures: int, number: int) -> None:
-        self.failures = failures
-        self.number = number
-        self.tries = 0
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.tries += 1
-        if self.tries <= self.failures:
-            raise OSError(self.number, os.strerror(self.number))
-        return _REAL(*arguments, **options)
+@pytest.fixture
+def scarce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Path]:
+    """Has workers fail to start guards, the first so often; the file that grows with each try."""
+
+    def make(failures: int, number: int) -> Path:
+        tries, site = tmp_path / "tries", tmp_path / "site"
+        site.mkdir()
+        code = SCARCE.format(tries=str(tries), failures=failures, number=number)
+        (site / "sitecustomize.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+        return tries
+
+    return make
 
 
-_REAL: Callable[..., Any] = GuardedCommand
+Scarce = Callable[[int, int], Path]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENFILE])
 def test_a_start_that_a_limit_prevents_is_tried_again_and_the_limit_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, scarce: Scarce, number: int
 ) -> None:
-    monkeypatch.setattr(scarcity, "FIRST_WAIT_S", 0.01)
-    scarce = Scarce(2, number)
-    monkeypatch.setattr(process, "GuardedCommand", scarce)
-    with Bench(tmp_path) as bench:
-        substrate = bench.started(bench.code("print('{\"work_done\": 1}', flush=True)"))
-        events = all_events(substrate)
-    assert scarce.tries == 3
-    kinds = [type(event) for event in events]
-    assert kinds == [JobNoted, JobReported, JobFinished]
+    tries = scarce(2, number)
+    with Bench(tmp_path / "run") as bench:
+        events = all_events(bench.started(bench.code("print('{\"work_done\": 1}', flush=True)")))
+    assert tries.read_text() == "xxx"
+    assert [type(event) for event in events] == [JobNoted, JobReported, JobFinished]
     assert limit_text(number) in getattr(events[0], "text", "")
 
 
-def test_another_error_at_a_start_is_no_reason_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "GuardedCommand", Scarce(9, errno.EACCES))
-    with Bench(tmp_path) as bench:
+def test_another_error_at_a_start_is_no_reason_to_wait(tmp_path: Path, scarce: Scarce) -> None:
+    tries = scarce(9, errno.EACCES)
+    with Bench(tmp_path / "run") as bench:
         events = all_events(bench.started(bench.code("")))
     assert [type(event) for event in events] == [JobFailed]
+    assert tries.read_text() == "x"
 
 
 def test_a_start_is_not_tried_for_ever() -> None:
@@ -280,9 +288,9 @@ def test_limits_are_named() -> None:
     assert scarce_number(OSError(errno.ENOENT, "")) is None
 
 
-def test_a_job_that_waits_for_a_limit_can_be_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GuardedCommand", Scarce(99, errno.EMFILE))
-    with Bench(tmp_path) as bench:
+def test_a_job_that_waits_for_a_limit_can_be_parked(tmp_path: Path, scarce: Scarce) -> None:
+    scarce(99, errno.EMFILE)
+    with Bench(tmp_path / "run") as bench:
         substrate = bench.started(bench.code(""))
         assert isinstance(substrate.next_event(60.0), JobNoted)
         substrate.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from local_bench import job_of
+from process_bench import CommandWorkers
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError, PolicyError
 from stretto.core.events import (
@@ -28,7 +29,7 @@ from stretto.core.events import (
 from stretto.core.job import Role
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
-from stretto.driving.substrate import CommandSubstrate
+from stretto.substrate.elastic.effects import Rules
 from stretto.substrate.elastic.reports import Account, Held, untold
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, find_slots, whole_machine
@@ -145,10 +146,10 @@ def test_a_node_that_was_to_be_given_back_is() -> None:
 
 
 def test_commands_get_the_nodes_that_were_wished_for_too(tmp_path: Path) -> None:
-    substrate = CommandSubstrate({}, run_dir=tmp_path, slots=Slots(("", "")), clock=lambda: 1.0, retries=0)
+    substrate = CommandWorkers({}, tmp_path, slots=Slots(("", "")), clock=lambda: 1.0, rules=Rules())
     try:
         substrate.recover([wished(slots=1)])
-        kinds = [event.kind for _ in range(2) if (event := substrate.next_event(1.0)) is not None]
+        kinds = [event.kind for _ in range(2) if (event := substrate.next_event(2.0)) is not None]
     finally:
         substrate.close()
     assert kinds == ["node-launched", "node-added"]

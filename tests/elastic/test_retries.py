@@ -182,6 +182,7 @@ def test_the_clock_of_the_run_counts_the_time_it_was_down(bench: Bench) -> None:
     substrate.recover(past(retried(20.0, 1)))
     assert substrate.now_s() == 500.0
     assert {event.t_s for event in all_events(substrate)} == {500.0}
+    substrate.close()
     now_s[0] = 3.0
     behind = bench.substrate(command)
     behind.recover(past(retried(20.0, 1)))

@@ -6,19 +6,19 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from process_bench import BATCH, ONE, PYTHON, Bench, all_events, job_of, start, trial_of
+from process_bench import BATCH, ONE, PYTHON, Bench, CommandWorkers, all_events, job_of, start, trial_of
 from report_pages import STUDY as SEARCHED
 from report_pages import result_of
 from stretto.cli.run import how_it_stopped
 from stretto.cli.tune import how_to_go_on
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
-from stretto.core.cluster import gpu_nodes
 from stretto.core.decision import Reason, ReasonCode
 from stretto.core.errors import InputError
 from stretto.core.events import (
@@ -34,7 +34,6 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.leaving import FAILED, KILLED
 from stretto.core.observations import Result
-from stretto.driving.substrate import CommandsFor, CommandSubstrate
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.inputs.work import check_command
 from stretto.launch.progress import ProgressLines
@@ -45,8 +44,9 @@ from stretto.runs.deadline import Deadline, when_to_resume
 from stretto.runs.folder import RunFolder, RunSpec, begin
 from stretto.runs.manage import unsaved_jobs
 from stretto.runs.results import command_files
-from stretto.substrate.local.commands import Command, ProcessSubstrate
-from stretto.substrate.local.slots import find_slots
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.effects import Rules
+from stretto.substrate.local.slots import Slots
 
 SAVING_S = 1.5
 SLOW_TO_SAVE = f"""
@@ -82,17 +82,19 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-Open = Callable[[Mapping[str, str]], ProcessSubstrate]
+class Open(Protocol):
+    """Starts the first of some jobs, given by their code."""
+
+    def __call__(self, codes: Mapping[str, str], *, slots: int) -> CommandWorkers: ...
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Open]:
-    """Jobs by their code on two nodes with a slot each, of which the first is started on the first node."""
-    made: list[ProcessSubstrate] = []
+    made: list[CommandWorkers] = []
 
-    def make(codes: Mapping[str, str]) -> ProcessSubstrate:
+    def make(codes: Mapping[str, str], *, slots: int) -> CommandWorkers:
         commands = {name: Command((*PYTHON, "-c", code)) for name, code in codes.items()}
-        substrate = ProcessSubstrate(gpu_nodes(2, 1), commands, run_dir=tmp_path, grace_s=5.0)
+        substrate = CommandWorkers(commands, tmp_path, slots=Slots(("",) * slots), rules=Rules(command_s=5.0))
         made.append(substrate)
         for name in codes:
             substrate.admit(job_of(name))
@@ -110,7 +112,7 @@ def park(job_id: str, number: int, action: Action = Action.PARK) -> Instruction:
 
 
 def test_a_command_that_takes_long_to_save_keeps_nobody_waiting(running: Open) -> None:
-    substrate = running({"slow": SLOW_TO_SAVE, "quick": QUICK})
+    substrate = running({"slow": SLOW_TO_SAVE, "quick": QUICK}, slots=2)
     asked_s = substrate.now_s()
     substrate.apply([park("slow", 2), start("quick", on_nodes({"1": 1}), 3)])
     for _ in range(3):
@@ -121,7 +123,7 @@ def test_a_command_that_takes_long_to_save_keeps_nobody_waiting(running: Open) -
 
 
 def test_slots_are_given_to_others_when_they_were_left(running: Open) -> None:
-    substrate = running({"slow": SLOW_TO_SAVE, "next": QUICK})
+    substrate = running({"slow": SLOW_TO_SAVE, "next": QUICK}, slots=1)
     asked_s = substrate.now_s()
     substrate.apply([start("next", number=2), park("slow", 3)])
     assert substrate.next_event(asked_s + SAVING_S) is None
@@ -133,7 +135,7 @@ def test_slots_are_given_to_others_when_they_were_left(running: Open) -> None:
 
 
 def test_a_command_that_is_wanted_again_while_it_saves_goes_on_from_what_it_saved(running: Open) -> None:
-    substrate = running({"slow": SLOW_TO_SAVE})
+    substrate = running({"slow": SLOW_TO_SAVE}, slots=1)
     substrate.apply([park("slow", 2)])
     substrate.apply([start("slow", number=3)])
     event = substrate.next_event(substrate.now_s() + 10.0)
@@ -142,7 +144,7 @@ def test_a_command_that_is_wanted_again_while_it_saves_goes_on_from_what_it_save
 
 
 def test_a_start_that_waits_can_be_taken_back(running: Open) -> None:
-    substrate = running({"slow": SLOW_TO_SAVE, "next": QUICK})
+    substrate = running({"slow": SLOW_TO_SAVE, "next": QUICK}, slots=1)
     substrate.apply([start("next", number=2), park("slow", 3)])
     substrate.apply([park("next", 4)])
     assert all_events(substrate) == []
@@ -158,16 +160,7 @@ def test_a_job_that_was_stopped_does_not_finish_as_well(bench: Bench) -> None:
 
 def test_at_once_is_at_once_and_leaves_nothing(bench: Bench) -> None:
     bench.grace_s = 30.0
-    command = bench.code(STUBBORN)
-    substrate = CommandSubstrate(
-        CommandsFor(lambda _: command),
-        run_dir=bench.folder,
-        slots=find_slots(1),
-        clock=time.monotonic,
-        retries=0,
-    )
-    substrate.admit(job_of("a"))
-    substrate.apply([start("a")])
+    substrate = bench.started(bench.code(STUBBORN))
     assert isinstance(substrate.next_event(substrate.now_s() + 10.0), JobReported)
     substrate.apply([park("a", 2)])
     before_s = time.monotonic()

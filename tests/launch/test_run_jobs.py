@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from process_bench import CommandWorkers
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
 from stretto.core.job import Tier
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.substrate import CommandSubstrate, TrainingSpec
+from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import OpenTarget
 from stretto.inputs.jobs import BatchSpec, JobSpec, complete, read_jobs
 from stretto.inputs.work import CommandLine, Entry, find_entry
@@ -27,6 +28,7 @@ from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, f
 from stretto.report.run_text import jobs_text, story_text
 from stretto.runs.explain import explain
 from stretto.runs.folder import RunFolder, RunSpec, begin, check_same, differences, find_run, run_folder
+from stretto.substrate.elastic.effects import Rules
 from stretto.substrate.local.slots import Slots
 from stretto.wire.messages import Described
 from tune_world import SCRIPT, STUDY, TRAIN
@@ -225,13 +227,13 @@ class TestDescribed:
 
 
 def test_slots_that_are_rented_for_commands_come_and_go(tmp_path: Path) -> None:
-    substrate = CommandSubstrate({}, run_dir=tmp_path, slots=Slots(("", "")), clock=lambda: 1.0, retries=0)
+    substrate = CommandWorkers({}, tmp_path, slots=Slots(("", "")), clock=lambda: 1.0, rules=Rules())
     substrate.provision(Wish((("slot", 5),)))
-    events = [substrate.next_event(1.0) for _ in range(5)]
+    events = [substrate.next_event(2.0) for _ in range(4)]
     nodes = [event.node.id for event in events if isinstance(event, NodeAdded)]
     assert len(nodes) == 2
     substrate.provision(Wish((("slot", 1),), release=(nodes[0],)))
-    assert substrate.next_event(1.0) == NodeReleased(t_s=1.0, node_id=nodes[0])
+    assert substrate.next_event(2.0) == NodeReleased(t_s=1.0, node_id=nodes[0])
     substrate.close()
 
 
@@ -262,3 +264,20 @@ def test_real_jobs_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "| accuracy 0." in story_text(explain(folder))
     told = story_text(explain(folder, "two"))
     assert re.search(r"epoch 5: accuracy \S+ in \d+\.\d\d s with 1 worker\n", told), told
+
+
+def test_functions_and_commands_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+    (tmp_path / "train.py").write_text(TRAIN)
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text(
+        '[[job]]\nname = "function"\nentry = "train.py:train"\nepochs = 2\nconfig = { lr = 0.1 }\n'
+        '[[job]]\nname = "command"\ncommand = ["echo", \'{"epoch": 3, "loss": 0.5}\']\nepochs = 3\n'
+    )
+    result = start_run(check_run(RunRequest(jobs=jobs, policy="pollux", slots=2)))
+    assert result.succeeded
+    assert {job.id: job.epochs for job in result.jobs} == {"function": 2, "command": 3}
+    with pytest.raises(InputError, match="--store is for training functions"):
+        check_run(RunRequest(jobs=jobs, policy="pollux", slots=2, store=str(tmp_path / "store")))

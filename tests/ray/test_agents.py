@@ -36,6 +36,7 @@ def config(folder: Path, *, proof: str = "this run") -> AgentConfig:
         host="127.0.0.1",
         trainer=STUB,
         grace_s=1.0,
+        command_grace_s=1.0,
         slots=1,
         cwd=folder,
         env={},

@@ -28,10 +28,10 @@ from stretto.core.instructions import Action, Instruction
 from stretto.runs.folder import RunFolder
 from stretto.substrate.elastic.command import Command
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.fork_servers import COMMANDS
+from stretto.substrate.elastic.fork_servers import NO_ENTRY, Trainer
 from stretto.substrate.ray.agent import Agent, AgentConfig
 from stretto.substrate.ray.fleet import RayFleet
-from stretto.substrate.ray.substrate import RayCommandSubstrate
+from stretto.substrate.ray.substrate import RaySubstrate
 from tune_world import KNOWN
 
 SCRIPT = """
@@ -96,15 +96,16 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         began_s = time.monotonic()
         command = Command((sys.executable, str(folder / "train.py"), "60"), metric="accuracy")
-        self.substrate = RayCommandSubstrate(
+        self.substrate = RaySubstrate(
             fleet=RayFleet(look_s=0.1),
             slots=3,
             spec_of=lambda job: TrainingJob(
-                entry=command.argv[0], config={}, epochs=job.work.epochs, metric="accuracy", command=command
+                entry=NO_ENTRY, config={}, epochs=job.work.epochs, metric="accuracy", command=command
             ),
             run_dir=folder / "run",
             clock=lambda: time.monotonic() - began_s,
             rules=Rules(retries=1, command_s=30.0),
+            runs_commands=True,
         )
         self.log = folder / "run/jobs/a/stdout.log"
         self.events: list[Event] = []
@@ -233,8 +234,9 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
             folder=folder,
             proof="proof",
             host="10.0.0.7",
-            trainer=COMMANDS,
+            trainer=Trainer(),
             grace_s=1.0,
+            command_grace_s=1.0,
             slots=1,
             cwd=cwd,
             env={},
@@ -243,7 +245,7 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 
     (tmp_path / "id").write_text("proof")
     gone = tmp_path / "gone"
-    with pytest.raises(InputError, match=f"node 10.0.0.7 does not see {gone}, where the command is to run"):
+    with pytest.raises(InputError, match=f"node 10.0.0.7 does not see the command.s folder {gone}"):
         Agent(config(gone, tmp_path)).begin()
     with pytest.raises(InputError, match="does not see the run's folder") as refused:
         Agent(config(tmp_path, gone)).begin()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from process_bench import PYTHON, all_events, job_of, start
-from stretto.core.cluster import gpu_nodes
+from process_bench import PYTHON, CommandWorkers, all_events, job_of, start
 from stretto.core.events import JobFailed
 from stretto.driving.early_stop import _gist as gist
 from stretto.report.run_text import MOST_SHOWN, failure_lines
-from stretto.substrate.local.commands import Command, ProcessSubstrate
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.effects import Rules
 
 
 def error(text: str, job_id: str) -> tuple[str, str]:
@@ -30,12 +30,12 @@ def test_what_is_the_same_is_said_once() -> None:
 def test_commands_that_fail_alike_are_seen_to(tmp_path: Path, code: str) -> None:
     errors = []
     for job_id in ("a", "b"):
-        substrate = ProcessSubstrate(
-            gpu_nodes(1, 1), {job_id: Command((*PYTHON, "-c", code))}, run_dir=tmp_path, retries=0
-        )
+        command = Command((*PYTHON, "-c", code))
+        substrate = CommandWorkers({job_id: command}, tmp_path, rules=Rules(retries=0))
         substrate.admit(job_of(job_id))
         substrate.apply([start(job_id)])
         (failed,) = all_events(substrate)
+        substrate.close()
         assert isinstance(failed, JobFailed)
         errors.append((job_id, failed.error))
     told = "\n".join(failure_lines(errors))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builders import make_job
+from process_bench import CommandWorkers
 from stretto.control.controller import Controller, Settings
 from stretto.core.cluster import gpu_nodes
 from stretto.core.job import Job, Tier, Work
@@ -19,7 +20,9 @@ from stretto.core.source import Arrivals
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.registry import make_policy
 from stretto.simulation.jobs import Setup, simulate
-from stretto.substrate.local.commands import Command, ProcessSubstrate
+from stretto.substrate.elastic.command import Command
+from stretto.substrate.elastic.effects import Rules
+from stretto.substrate.local.slots import Slots
 from stretto.worlds.truth import Workload
 from toy_world import ToyTruth, toy_job, toy_workload
 
@@ -28,6 +31,8 @@ EPOCHS = 12
 
 TRAINER = """
 import json, os, signal, sys, time
+if os.environ["RANK"] != "0":
+    raise SystemExit
 from pathlib import Path
 folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
 name = os.environ["STRETTO_JOB"]
@@ -94,10 +99,12 @@ def run_processes(folder: Path, policy: str) -> None:
     trainer = folder / "trainer.py"
     trainer.write_text(TRAINER)
     jobs = process_jobs()
-    command = Command((sys.executable, "-I", "-S", str(trainer), str(folder), str(EPOCHS)), gang=False)
+    command = Command((sys.executable, "-I", "-S", str(trainer), str(folder), str(EPOCHS)))
     nodes = gpu_nodes(1, 3)
     journal = SqliteJournal(folder / "journal", run="crash")
-    substrate = ProcessSubstrate(nodes, {job.id: command for job in jobs}, run_dir=folder, grace_s=2.0)
+    commands = {job.id: command for job in jobs}
+    slots, rules = Slots(("",) * 3), Rules(command_s=2.0)
+    substrate = CommandWorkers(commands, folder, slots=slots, rules=rules)
     try:
         Controller(
             policy=make_policy(policy, interval_s=0.1),

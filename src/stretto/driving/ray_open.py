@@ -13,7 +13,7 @@ from typing import ClassVar
 from stretto.core.cluster import Node
 from stretto.core.units import counted
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.substrate import TrainingSpec, check_commands, command_job, training_job
+from stretto.driving.substrate import TrainingSpec, check_tensorboard, training_job
 from stretto.driving.target import TargetRequest, node_of, scratch
 from stretto.inputs.cluster import nodes_offer, slots_offer
 from stretto.inputs.study import Rented
@@ -28,7 +28,7 @@ from stretto.substrate.ray.fleet import NodePool, RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
 from stretto.substrate.ray.launch_commands import CommandLauncher
 from stretto.substrate.ray.nodes import RayNode, read_nodes, slot_resource
-from stretto.substrate.ray.substrate import RayCommandSubstrate, RaySubstrate
+from stretto.substrate.ray.substrate import RaySubstrate
 from stretto.system.private_files import make_private_folder
 
 LABEL_LETTERS = 40
@@ -85,19 +85,9 @@ class OpenRay:
     def make(self, training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         store = self.request.store and store_of(self.request.store, folder.name)
         rules = Rules(retries=training.retries)
-        if training.runs_commands:
-            check_commands(training)
+        check_tensorboard(training)
         fleet = self._fleet(training, folder)
         try:
-            if training.runs_commands:
-                return RayCommandSubstrate(
-                    fleet=fleet,
-                    slots=training.slots,
-                    spec_of=lambda job: command_job(training, job),
-                    run_dir=folder.path,
-                    clock=clock,
-                    rules=rules,
-                )
             return RaySubstrate(
                 fleet=fleet,
                 slots=training.slots,
@@ -107,6 +97,7 @@ class OpenRay:
                 rules=rules,
                 files=Files(tensorboard=training.tensorboard, store=store),
                 temporary=training.temporary,
+                runs_commands=training.runs_commands,
             )
         except BaseException:
             fleet.close()

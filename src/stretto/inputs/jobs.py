@@ -15,7 +15,7 @@ from stretto.inputs.cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
 from stretto.inputs.fields import NAME_RULE, Fields, is_folder_name
 from stretto.inputs.study import parse_toml, read_text
 from stretto.inputs.study_section import MOST_EPOCHS
-from stretto.inputs.work import Entry, RealWork, check_command, find_entry, in_own_folder
+from stretto.inputs.work import RealWork, check_command, find_entry, in_own_folder
 from stretto.search.source import ANY_BATCH
 from stretto.wire.messages import Described
 
@@ -91,10 +91,6 @@ def jobs_of(tables: dict[str, Any], path: Path) -> JobsFile:
                 f"{job.name!r} is there twice.", where=f"{path}: job[{index}].name", remedy="Rename one."
             )
         names.add(job.name)
-    if len({isinstance(job.work, Entry) for job in jobs}) > 1:
-        raise InputError(
-            "some jobs have an entry and some a command.", where=str(path), remedy="Run them as two files."
-        )
     return JobsFile(
         jobs=tuple(jobs),
         machine=machine_of(sections.table("machine", MACHINE_KEYS, {})),
@@ -288,7 +284,7 @@ config = { lr = 0.1, width = 64 }   # what train is given
 
 [[job]]
 name = "large"
-entry = "train.py:train"     # or command = ["python", "train.py", "--lr", "{lr}"]: all jobs one or the other
+entry = "train.py:train"     # or command = ["python", "train.py", "--lr", "{lr}"]
 epochs = 30
 submit_at = "30s"            # when it comes, after the run's start; now if left out
 gpus = { min = 1, max = 2 }  # workers it can have; 1 to all slots if left out

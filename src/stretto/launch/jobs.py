@@ -28,7 +28,7 @@ from stretto.inputs.arguments import (
     given_whole,
 )
 from stretto.inputs.jobs import JobsFile, complete, read_jobs
-from stretto.inputs.work import Entry, in_own_folder
+from stretto.inputs.work import CommandLine, Entry, in_own_folder
 from stretto.launch.describe import Ask, Describe, Tell, describe_entries
 from stretto.launch.progress import telling
 from stretto.policies.base import Policy
@@ -128,7 +128,8 @@ def check_run(request: RunRequest) -> CheckedRun:
             machine=file.machine,
         )
     )
-    target.check(file.jobs[0].work)
+    for job in file.jobs:
+        target.check(job.work)
     checked = CheckedRun(
         request=request,
         file=file,
@@ -213,6 +214,7 @@ def _begin(checked: CheckedRun, target: OpenTarget, make: MakeSubstrate, describ
         seed=request.seed,
         retries=request.retries,
         tensorboard=request.tensorboard,
+        runs_commands=any(isinstance(work, CommandLine) for work in works.values()),
     )
     return RealRun(
         folder=folder,

@@ -29,6 +29,7 @@ from stretto.inputs.arguments import (
     given_work,
 )
 from stretto.inputs.profile import read_profile
+from stretto.inputs.work import CommandLine
 from stretto.journal.folds.cost import BudgetCap, CostMeter
 from stretto.launch.expect import (
     PLANNING_S,
@@ -345,6 +346,7 @@ def _training(prepared: Prepared, target: OpenTarget) -> TrainingSpec:
         seed=request.seed,
         retries=request.retries,
         tensorboard=request.tensorboard,
+        runs_commands=isinstance(prepared.checked.work, CommandLine),
     )
 
 

@@ -17,7 +17,7 @@ from stretto.driving.early_stop import EarlyStop
 from stretto.driving.substrate import MakeSubstrate, TrainingSpec
 from stretto.driving.target import OpenTarget, ThisMachine, kept_log
 from stretto.inputs.profile import MeasuredProfile
-from stretto.inputs.work import Entry, RealWork
+from stretto.inputs.work import CommandLine, Entry, RealWork
 from stretto.profiling.drive import NO_BATCH, PROBE, Probe
 from stretto.profiling.probe_data import (
     LOADING_S,
@@ -98,11 +98,14 @@ def probe(
         seed=seed,
         retries=0,
         temporary=True,
+        runs_commands=isinstance(work, CommandLine),
     )
     with target.scratch("probe", log) as folder:
         substrate = (make or target.make)(training, folder, wall_clock(time.time()))
         try:
             elastic = substrate if isinstance(substrate, ElasticSubstrate) else None
+            if training.runs_commands:  # there is nothing to describe or import
+                elastic = None
             measured = measure(
                 spec,
                 substrate,

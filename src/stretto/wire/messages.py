@@ -9,11 +9,11 @@ A worker's life, seen from the controller:
                                  Form          become rank r of a group of n; also for survivors of a resize
     Formed                                     the group trains
     Described, Report, Saved, Note             from rank 0 only
-    Printed                                    from rank 0 of a command
+    Printed, Flooded                           from rank 0 of a command
     Beat                                       from every worker, all the time
                                  Ack           the results up to an epoch were seen and decided on
                                  SetBatch, Park, FinishEpoch    to rank 0: the group agrees on a step
-                                 Park, LetEnd  to every rank of a command
+                                 Park, LetEnd, EndNow           to every rank of a command
                                  Leave         to a member that is not part of the next group
     Finished | Failed | Left                   the end of this task; another task may follow
 """
@@ -133,6 +133,11 @@ class LetEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class EndNow:
+    """Kill the command, without the grace."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """The controller has decided on the results up to this epoch."""
 
@@ -213,6 +218,11 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
+class Flooded:
+    """The command prints so fast that lines are left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A notice for the user, shown in the run's history."""
 
@@ -252,8 +262,12 @@ class Left:
     """Whether a checkpoint of this moment exists."""
     leaves: bool = False
     """Whether its process ends, too, even if its task has `stays`."""
+    killed: bool = False
+    """Whether it is a command that did not end in time when it was asked to."""
 
 
-ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | LetEnd | Ack
-FromWorker = Ready | Formed | Described | Report | Saved | Printed | Note | Beat | Finished | Failed | Left
+ToWorker = Task | Form | Leave | SetBatch | Park | FinishEpoch | LetEnd | EndNow | Ack
+FromWorker = (
+    Ready | Formed | Described | Report | Saved | Printed | Flooded | Note | Beat | Finished | Failed | Left
+)
 Message = ToWorker | FromWorker

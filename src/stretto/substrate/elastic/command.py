@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,10 +23,8 @@ from stretto.core.job import Job
 from stretto.substrate.elastic.command_output import Setup
 
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
-_HOST = "127.0.0.1"
 _FOLDER = "files"
 _LAUNCH = "STRETTO_LAUNCH_FOLDER"
-_THREADS = "OMP_NUM_THREADS"
 _NO_PATHS = frozenset({"-m", "-c"})
 METRICS = "metrics.jsonl"
 
@@ -40,8 +37,6 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of this process."""
     cwd: Path | None = None
-    gang: bool = True
-    """With K workers K processes run, told their ranks as torchrun tells them; else one, told K."""
     metric: str | None = None
     """Of a study's trials: the key in their reports by which they are compared."""
     in_folder: bool = False
@@ -115,26 +110,6 @@ def _absolute(part: str, folder: Path) -> str:
     return f"{option}{equals}{folder / value}" if is_there else part
 
 
-def environment(
-    command: Command,
-    setup: Setup,
-    *,
-    restarts: int,
-    job_folder: Path,
-    devices: Sequence[str] | None,
-    threads: int = 0,
-    environ: Mapping[str, str] = os.environ,
-) -> dict[str, str]:
-    """What all processes of the job have in common; `devices` None: they see whatever there is.
-
-    Each may use so many `threads`, unless the user has said otherwise; 0: nobody says.
-    """
-    seen = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-    own = own_environment(command, setup, restarts=restarts, job_folder=job_folder)
-    each = threads if command.gang else threads * setup.allocation.worker_count
-    return {**({_THREADS: str(each)} if threads else {}), **importing({**environ, **own}), **seen}
-
-
 def importing(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment in which Python finds modules of the folder where the command was given, too."""
     launch = environ.get(_LAUNCH)
@@ -166,7 +141,7 @@ def own_environment(command: Command, setup: Setup, *, restarts: int, job_folder
 
 
 def gang_environment(
-    job_id: str, *, world: int, local_world: int, restarts: int, port: int, host: str = _HOST
+    job_id: str, *, world: int, local_world: int, restarts: int, port: int, host: str
 ) -> dict[str, str]:
     """What torchrun would tell every rank of a node; `host` is where the first rank is."""
     return {
@@ -177,26 +152,6 @@ def gang_environment(
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_RUN_ID": job_id,
     }
-
-
-def rank_environments(command: Command, setup: Setup) -> list[dict[str, str]]:
-    """What each process is told beyond that, one entry per process."""
-    if not command.gang:
-        return [{}]
-    return [rank_environment(rank, local_rank=rank) for rank in range(setup.allocation.worker_count)]
-
-
-def rank_environment(rank: int, *, local_rank: int) -> dict[str, str]:
-    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-
-
-def free_port(taken: Container[int | None]) -> int:
-    """A port nobody listens on, other than those that were handed out and may not be listened on yet."""
-    while True:
-        with socket.create_server((_HOST, 0)) as server:
-            port = int(server.getsockname()[1])
-        if port not in taken:
-            return port
 
 
 def _epochs(job: Job) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stretto.core.allocation import Allocation
+from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.events import JobFinished, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
@@ -23,6 +23,7 @@ from stretto.substrate.elastic.command_output import (
     Setup,
     Trial,
     failed_late,
+    killed_leaving,
     read_report,
 )
 from stretto.substrate.elastic.crew import Goal, Member, Phase
@@ -30,15 +31,24 @@ from stretto.substrate.elastic.effects import Effect, Moment, Rules, Send, Train
 from stretto.substrate.elastic.gang import Gang
 from stretto.substrate.elastic.guard import START, TOKEN
 from stretto.substrate.elastic.losses import Cause, Losses
+from stretto.substrate.elastic.shared_files import SharedFolder, overwritten
 from stretto.wire.messages import (
     CommandOrder,
+    EndNow,
     Failed,
     Finished,
+    Flooded,
     FromWorker,
     Left,
     LetEnd,
+    Note,
     Printed,
     ToWorker,
+)
+
+FLOOD = (
+    "its command prints very fast, so Stretto reads at most 2 MB and 200 epochs a second of it; no epoch is "
+    "lost, step lines in between are skipped"
 )
 
 
@@ -129,6 +139,22 @@ class PrintedAccount:
         self._waiting.append(report)
 
 
+@dataclass(slots=True)
+class SaidOnce:
+    """What the commands of a run share: notices that are given once, and the folders in which they run."""
+
+    flooding: set[str] = field(default_factory=set)
+    """Studies, and jobs outside of one, whose command prints more than is read."""
+    _folders: dict[Path, SharedFolder] = field(default_factory=dict)
+
+    def folder(self, command: Command) -> SharedFolder | None:
+        """Where other commands may run at the same time; None if it has a folder of its own."""
+        if command.in_folder:
+            return None
+        folder = command.launch_folder
+        return self._folders.setdefault(folder, SharedFolder(folder))
+
+
 def lines_of(metrics: Path) -> tuple[bytes, ...]:
     """What is in a job's metrics file."""
     return tuple(metrics.read_bytes().splitlines()) if metrics.is_file() else ()
@@ -156,13 +182,18 @@ class CommandGang(Gang):
         places_of: Callable[[Allocation], Counter[str]],
         starts: int,
         token: str = "",
+        life: str = "",
+        said: SaidOnce | None = None,
     ) -> None:
-        """`starts` is how many there were; `token` is what its processes carry."""
-        assert command.gang, "a command that starts its workers itself cannot do so on other nodes"
+        """`starts` is how many there were. Its processes carry `token`; `life` is the controller's."""
         super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
         self._command = command
         self._starts = starts
         self._token = token
+        self._life = life
+        self._said = SaidOnce() if said is None else said
+        self._noted: set[str] = set()
+        """Notes of its workers, each of which is passed on once."""
         self._setup: Setup | None = None
         """What the present incarnation runs with."""
         self._starting_s: float | None = None
@@ -171,6 +202,8 @@ class CommandGang(Gang):
         """All is shown; the job has finished when nothing of it is left."""
         self._late = ""
         """What is to be said of how it then ended."""
+        self._was_killed = False
+        """The present incarnation did not end in time when it was asked to."""
 
     @property
     def command(self) -> CommandOrder:
@@ -180,7 +213,7 @@ class CommandGang(Gang):
         own = own_environment(self._command, setup, restarts=restarts, job_folder=job_folder)
         return CommandOrder(
             argv=tuple(filled_in(self._command, self.job, setup, job_folder=job_folder)),
-            env={**own, TOKEN: self._token, START: str(restarts)} if self._token else own,
+            env={**own, TOKEN: self._token, START: f"{self._life}.{restarts}"} if self._token else own,
             cwd="" if cwd is None else str(cwd),
             metric=self.spec.metric,
             keys=tuple(sorted(setup.keys)),
@@ -203,6 +236,21 @@ class CommandGang(Gang):
             self._end_all()
         return super().close(now)
 
+    def finish_if_complete(self, now: Moment) -> list[Effect]:
+        if self.phase is Phase.IDLE and self.goal is not Goal.OVER and self._account.complete:
+            self._finish_unstarted(now)
+        return super().finish_if_complete(now)
+
+    def kill(self, now: Moment) -> list[Effect]:
+        """Kill the processes at once. The workers stay to see that nothing of them is left."""
+        self.goal = Goal.OVER if self.goal is Goal.OVER else Goal.REST
+        self._hold_no_more(now)
+        self._tell_group(EndNow())
+        self._crew.dismiss(*(one for one in self._crew.members.values() if not self._crew.has(one)))
+        self.phase = Phase.ENDING
+        self._kill_at_s = now.awake_s + self._rules.grace_s
+        return self._settle(now)
+
     # How it goes on
 
     def _reach_size(self, now: Moment) -> None:
@@ -220,25 +268,30 @@ class CommandGang(Gang):
         order = self._order
         assert order.batch is not None
         trial = None if self.spec.metric is None else Trial(self.spec.metric, self.job.work.epochs)
-        self._setup = Setup(self.job.id, order.allocation, order.batch, trial)
+        self._setup = Setup(self.job.id, on_nodes(order.places), order.batch, trial)
         self._starts += 1
         # The first report ends a start here, not the first sign of a group.
         self._starting_s, order.asked_s = now.t_s if order.asked_s is None else order.asked_s, None
         self._account.begin(self._setup, t_s=now.t_s)
         self._tell(now)
         if self._account.complete:
-            self.goal, self.phase = Goal.OVER, Phase.IDLE
-            self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
+            self._finish_unstarted(now)
+
+    def _finish_unstarted(self, now: Moment) -> None:
+        self.goal, self.phase = Goal.OVER, Phase.IDLE
+        self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
     def _is_as_ordered(self) -> bool:
         setup, order = self._setup, self._order
         assert setup is not None
-        return self._places_of(setup.allocation) == order.places and setup.batch == order.batch
+        return setup.allocation == on_nodes(order.places) and setup.batch == order.batch
 
     def _form(self, order: tuple[str, ...], now: Moment) -> None:
         """Ranks of one node follow each other, as torchrun gives them."""
         nodes, members = list(self._order.places), self._crew.members
         super()._form(tuple(sorted(order, key=lambda one: nodes.index(members[one].node))), now)
+        if folder := self._said.folder(self._command):
+            folder.started(self.job.id)
 
     def _wind_down(self) -> None:
         if self.goal is Goal.EPOCH and self._crew.formed:
@@ -246,6 +299,12 @@ class CommandGang(Gang):
         super()._wind_down()
 
     def _conclude(self, now: Moment) -> None:
+        folder = self._said.folder(self._command)
+        if folder is not None and (found := folder.ended(self.job.id)) is not None:
+            self._note(overwritten(found, folder.folder), now)
+        if self._was_killed and self.goal is not Goal.OVER and not self._losses.causes:
+            self._note(killed_leaving(self._rules.command_s), now)
+        self._was_killed = False
         super()._conclude(now)
         if self._done:
             self._done = False
@@ -262,12 +321,22 @@ class CommandGang(Gang):
     # What is heard
 
     def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
-        if not isinstance(message, Printed):
-            super()._take(member, message, now)
-        elif member.led and (self.goal is not Goal.OVER or self._done):
-            self._read(message, now)
+        match message:
+            case Printed() if member.led and (self.goal is not Goal.OVER or self._done):
+                self._read(message, now)
+            case Flooded() if (who := self.job.study or self.job.id) not in self._said.flooding:
+                self._said.flooding.add(who)
+                self._note(FLOOD, now)
+            case Note() if message.text not in self._noted:
+                self._noted.add(message.text)
+                self._note(message.text, now)
+            case Printed() | Flooded() | Note():
+                pass
+            case _:
+                super()._take(member, message, now)
 
     def _take_last_word(self, member: Member, message: Finished | Failed | Left, now: Moment) -> None:
+        self._was_killed |= isinstance(message, Left) and message.killed
         if self._done and isinstance(message, Left):
             self._late = self._late or self._account.asked.why_ended(self._account.progress)
         elif self._done and isinstance(message, Failed) and not member.outgoing:

@@ -1,12 +1,13 @@
-"""A worker that trains by running a command: it starts it, speaks for it to the controller, and ends it.
+"""A worker that trains by running a command: it starts the command, reports for it and ends it.
 
-The command is under a guard of its own (`process_guard`), so nothing of it outlives this process, and this
-process says its last word only when nothing of the command is left.
+The command has a guard of its own (`guard.py`), so nothing of it outlives this process. The worker's last
+word comes when nothing of the command is left.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -16,31 +17,34 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Self, TypeVar
 
 from stretto.core.errors import InputError
-from stretto.substrate.elastic.command import (
-    METRICS,
-    gang_environment,
-    importing,
-    own_folder,
-    rank_environment,
+from stretto.substrate.elastic.command import METRICS, gang_environment, importing, own_folder
+from stretto.substrate.elastic.guarded_command import (
+    CommandEnd,
+    CommandFiles,
+    GuardedCommand,
+    cannot_start,
+    end_of,
 )
-from stretto.substrate.local.command_child import Exit, Files, GuardedCommand, cannot_start, end_of
+from stretto.system.limits import Retry
 from stretto.system.private_files import make_private_folder
 from stretto.wire.channel import Channel, connect
 from stretto.wire.codec import WireError
 from stretto.wire.messages import (
     Beat,
     CommandOrder,
+    EndNow,
     Failed,
     Finished,
+    Flooded,
     Form,
     Formed,
     Left,
     LetEnd,
     Message,
+    Note,
     Park,
     Printed,
     Ready,
@@ -49,6 +53,8 @@ from stretto.wire.messages import (
 
 _BEAT_S = 1.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+_HOST = "STRETTO_HOST"
+"""Set on the nodes of a cluster: where other nodes find this one."""
 
 
 class Notice(Enum):
@@ -58,7 +64,7 @@ class Notice(Enum):
     ALONE = "the controller is gone"
 
 
-News = Message | Exit | Notice
+News = Message | CommandEnd | Notice
 _Awaited = TypeVar("_Awaited", Task, Form)
 
 
@@ -85,18 +91,9 @@ class Spot:
         return cls(host, int(port), devices)
 
 
-def find_program(program: str) -> None:
-    """Called in a nursery, before any worker: InputError if this node does not have it."""
-    if shutil.which(program) is None:
-        raise InputError(
-            f"{program!r} is not a program that node {_host()} can run.",
-            remedy="Have it on the PATH that Ray was started with there, or give a path that all nodes have.",
-        )
-
-
 def main(address: str, secret: str, worker_id: str) -> int:
     """Run the command that the controller asks for; the exit code."""
-    news: SimpleQueue[News] = SimpleQueue()
+    news: queue.SimpleQueue[News] = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, lambda *_: news.put(Notice.DISMISSED))
     channel = connect(address, secret, worker_id)
     threading.Thread(target=_listen, args=(channel, news), name="controller", daemon=True).start()
@@ -106,7 +103,7 @@ def main(address: str, secret: str, worker_id: str) -> int:
     return 1 if isinstance(last_word, Failed) else 0
 
 
-def _listen(channel: Channel, news: SimpleQueue[News]) -> None:
+def _listen(channel: Channel, news: queue.SimpleQueue[News]) -> None:
     try:
         for message in channel.messages():
             news.put(message)
@@ -116,7 +113,7 @@ def _listen(channel: Channel, news: SimpleQueue[News]) -> None:
 
 
 def _beat(channel: Channel) -> None:
-    """Nobody can tell whether a command gets on, so it counts as getting on while it runs."""
+    """We cannot see whether a command makes progress, so every beat counts as a step."""
     for number in count(1):
         if not channel.send(Beat(number)):
             return
@@ -126,47 +123,81 @@ def _beat(channel: Channel) -> None:
 class Attendant:
     """Sees one command through."""
 
-    def __init__(self, channel: Channel, news: SimpleQueue[News]) -> None:
+    def __init__(self, channel: Channel, news: queue.SimpleQueue[News]) -> None:
         self._channel = channel
         self._news = news
+        self._killed = False
+        """The command is to be killed at once."""
 
     def serve(self) -> Finished | Failed | Left:
         """Until nothing of the command is left; the last word on it."""
         try:
             task = self._wait_for(Task)
-            with socket.socket() as held:  # while it is, no other worker of this node gets the port
+            with socket.socket() as held:  # meanwhile no other worker of this node gets the port
                 held.bind(("", 0))
                 port = int(held.getsockname()[1])
                 own = str(Spot(_host(), port, os.environ.get(_DEVICES, "")))
                 self._channel.send(Ready(own))
                 form = self._wait_for(Form)
+            self._channel.send(Formed(form.generation))
+            return self._run(task, form, own)
         except _Unwanted as unwanted:
             return Left(str(unwanted), leaves=True)
-        log = Path(task.folder) / "stdout.log"
+
+    def _run(self, task: Task, form: Form, own: str) -> Finished | Failed | Left:
+        """Run the command. If a limit of the machine prevents the start, wait and try again."""
+        log, retry = Path(task.folder) / "stdout.log", None
+        while True:
+            end = self._run_once(task, form, own, log)
+            retry = None if end.scarce is None or end.asked else Retry.at(time.monotonic(), retry)
+            if retry is None:
+                return self._last_word(end, form, log)
+            self._channel.send(Note(f"{end.error}. It waits and is tried again; this is said once."))
+            self._wait_until(retry.again_s)
+
+    def _run_once(self, task: Task, form: Form, own: str, log: Path) -> CommandEnd:
         try:
             command = self._start(task, form, own, log)
-        except (OSError, ValueError) as error:
-            return _last_word(cannot_start(error), form, log)
-        self._channel.send(Formed(form.generation))
-        return _last_word(self._attend(command), form, log)
+        except (OSError, ValueError, InputError) as error:
+            return cannot_start(error, error.errno if isinstance(error, OSError) else None)
+        while not isinstance(said := self._news.get(), CommandEnd):
+            if isinstance(said, LetEnd):
+                command.let_end()
+            elif isinstance(said, EndNow):
+                self._killed = True
+                command.end_now()
+            elif _unwanted(said):
+                command.ask_to_stop()
+        return said
 
     def _wait_for(self, kind: type[_Awaited]) -> _Awaited:
         while not isinstance(said := self._news.get(), kind):
-            if why := _unwanted(said):
-                raise _Unwanted(why)
+            _check_wanted(said)
         return said
+
+    def _wait_until(self, at_s: float) -> None:
+        while (left_s := at_s - time.monotonic()) > 0:
+            try:
+                _check_wanted(self._news.get(timeout=left_s))
+            except queue.Empty:
+                return
 
     def _start(self, task: Task, form: Form, own: str, log: Path) -> GuardedCommand:
         order = task.command
         assert order is not None
         leads = form.rank == 0
+        cwd = Path(order.cwd) if order.cwd else None
+        _check_program(order.argv[0], cwd or Path())
         make_private_folder(own_folder(log.parent))
+        rank = {"RANK": str(form.rank), "LOCAL_RANK": str(form.neighbours.index(own))}
+        group = _group_environment(task.job_id, order, form)
         return GuardedCommand(
             order.argv,
-            env={**importing({**os.environ, **order.env}), **_group_environment(task.job_id, order, form)},
-            ranks=[rank_environment(form.rank, local_rank=form.neighbours.index(own))],
-            cwd=Path(order.cwd) if order.cwd else None,
-            files=Files(log=log, metrics=log.with_name(METRICS), lock=log.with_name(f"lock.{form.rank}")),
+            env={**importing({**os.environ, **order.env}), **group, **rank},
+            cwd=cwd,
+            files=CommandFiles(
+                log=log, metrics=log.with_name(METRICS), lock=log.with_name(f"lock.{form.rank}")
+            ),
             keys=order.keys if leads else (),
             metric=order.metric if leads else None,
             tells_missed=leads and order.tells_missed,
@@ -174,16 +205,8 @@ class Attendant:
             on_line=self._pass_on if leads else _pass_over,
             on_missed=self._pass_on_missed,
             on_exit=self._news.put,
+            on_flood=self._pass_on_flood,
         )
-
-    def _attend(self, command: GuardedCommand) -> Exit:
-        while not isinstance(said := self._news.get(), Exit):
-            if isinstance(said, LetEnd):
-                command.let_end()
-            elif _unwanted(said):
-                command.ask_to_stop()
-                command.wait()
-        return said
 
     def _pass_on(self, line: bytes) -> None:
         self._channel.send(Printed(line.decode(errors="replace")))
@@ -191,20 +214,46 @@ class Attendant:
     def _pass_on_missed(self, line: bytes) -> None:
         self._channel.send(Printed(line.decode(errors="replace"), missed=True))
 
+    def _pass_on_flood(self) -> None:
+        self._channel.send(Flooded())
+
+    def _last_word(self, end: CommandEnd, form: Form, log: Path) -> Finished | Failed | Left:
+        if end.asked:
+            killed = end.code == -signal.SIGKILL and not self._killed
+            return Left("stopped", leaves=True, killed=killed)
+        if end.code == 0:
+            return Finished(leaves=True)
+        named = replace(end, rank=form.rank if form.world > 1 else None)
+        return Failed(f"{named.text}; {end_of(log)}", final=not end.started)
+
 
 def _pass_over(line: bytes) -> None:
     """Only the first process of a group reports."""
 
 
+def _check_program(program: str, cwd: Path) -> None:
+    """InputError if this node of a cluster does not have it. A machine alone says so when it is started."""
+    if _HOST in os.environ and shutil.which(cwd / program if "/" in program else program) is None:
+        raise InputError(
+            f"{program!r} is not a program that node {_host()} can run.",
+            remedy="Have it on the PATH that Ray was started with there, or give a path that all nodes have.",
+        )
+
+
+def _check_wanted(said: News) -> None:
+    if why := _unwanted(said):
+        raise _Unwanted(why)
+
+
 def _unwanted(said: News) -> str:
-    """Why nothing is to run any more, if that is what was said."""
+    """Why nothing is to run any more; empty if that was not said."""
     if isinstance(said, Notice):
         return said.value
-    return "parked" if isinstance(said, Park) else ""
+    return "parked" if isinstance(said, Park | EndNow) else ""
 
 
 def _group_environment(job_id: str, order: CommandOrder, form: Form) -> dict[str, str]:
-    """What all processes of a group on this node are told: its devices are those of all of them."""
+    """The same for all processes of a group on this node. They see the devices of all of them."""
     first = Spot.read(form.store)
     env = gang_environment(
         job_id,
@@ -218,14 +267,5 @@ def _group_environment(job_id: str, order: CommandOrder, form: Form) -> dict[str
     return env | ({_DEVICES: ",".join(devices)} if all(devices) else {})
 
 
-def _last_word(how: Exit, form: Form, log: Path) -> Finished | Failed | Left:
-    if how.asked:
-        return Left("stopped", leaves=True)
-    if how.code == 0:
-        return Finished(leaves=True)
-    whose = replace(how, rank=form.rank if form.world > 1 else None)
-    return Failed(f"{whose.text}; {end_of(log)}", final=not how.started)
-
-
 def _host() -> str:
-    return os.environ.get("STRETTO_HOST", "127.0.0.1")
+    return os.environ.get(_HOST, "127.0.0.1")

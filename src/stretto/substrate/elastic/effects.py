@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.core.events import Event
 from stretto.core.job import Value
 from stretto.substrate.elastic.command import Command
 from stretto.wire.messages import ToWorker
+
+_ENDING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class TrainingJob:
     describe_only: bool = False
     """Only find out what would be trained."""
     command: Command | None = None
-    """Run this instead; `entry` is then its program."""
+    """Run this instead; `entry` is then `NO_ENTRY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,11 @@ class Rules:
     """A group that is to move waits so long for its new slots; then it gives up its own first."""
     hang_s: float = 3600.0
     """A group that takes no step for so long hangs; whatever code does between two epochs must be shorter."""
+
+    @property
+    def of_commands(self) -> Rules:
+        """A worker that ends its command needs a little longer than the command."""
+        return replace(self, grace_s=max(self.grace_s, self.command_s + _ENDING_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,19 @@ class Trainer:
     """Called with an entry to import the user's code."""
     preload: tuple[str, ...] = ("torch", "torch._dynamo", "stretto.torch")
     """Imported before anything else; the first optimizer needs torch._dynamo, which takes seconds."""
+    imports_entry: bool = True
 
 
-COMMANDS = Trainer(
-    worker="stretto.substrate.elastic.command_worker:main",
-    load="stretto.substrate.elastic.command_worker:find_program",
-    preload=(),
+NO_ENTRY = ""
+"""The entry of all jobs that run a command: one light fork server starts the workers of all of them."""
+_COMMANDS = Trainer(
+    worker="stretto.substrate.elastic.command_worker:main", load="", preload=(), imports_entry=False
 )
-"""For jobs that run a command; their entry is its program."""
+
+
+def trainer_of(entry: str, trainer: Trainer) -> Trainer:
+    """What runs in the fork server of an entry, if functions have this trainer."""
+    return _COMMANDS if entry == NO_ENTRY else trainer
 
 
 def training_env(*, threads: int, grace_s: float) -> dict[str, str]:

@@ -131,6 +131,10 @@ class Gang:
         self._hold_no_more(now)
         return self._settle(now)
 
+    def finish_if_complete(self, now: Moment) -> list[Effect]:
+        """If the record has all that the job was to do, it has finished."""
+        return self._settle(now)
+
     def finish_epoch(self, now: Moment) -> list[Effect]:
         """Save and leave when the present epoch is over."""
         if self.goal is Goal.RUN:

@@ -1,32 +1,38 @@
-"""Stands between a controller and the processes of one job, so that they never outlive the controller.
+"""Stands between a worker and its command, so that the command never outlives the worker.
 
 Run as a script, with the standard library only, so that it starts in milliseconds:
 
     python -I -S guard.py SOCKET_FD OPTIONS ARGV...
 
-OPTIONS is JSON: `grace_s`, the files `log`, `lock` and `metrics`, `ranks` with the environment that each
-process of ARGV has beyond the common one, `keys`, of which a report has at least one, `metric`, that of a
-trial, `tells_missed`, and `token` and `start`, which the processes have in their environment, too.
+OPTIONS is JSON:
 
-Every process gets a session of its own. What it writes comes here and goes to the log, which is begun anew
-when it grows too long. Lines of the first one's standard output that may be reports go to the controller,
-and reports also to the metrics file; when they come faster than anybody can use, the last one of several
-stands for all, but for the first of each epoch (see `Sieve`). What processes write to the metrics file
-themselves goes to the controller likewise. A command that prints without end is read no faster than
-`_STEADY_BYTES_PER_S` in the long run, so that it waits, and nobody else.
+    grace_s              between SIGTERM and SIGKILL
+    log, lock, metrics   files
+    keys                 a report has at least one of them
+    metric               the key that counts in the report of a trial
+    tells_missed         whether to begin with the lines that the metrics file has
+    token, start         what the command has in its environment, too
 
-When one fails, the others get SIGTERM, and SIGKILL `grace_s` later; so do all when the controller closes its
-end of the socket, on purpose or by dying, or `grace_s` after the guard got SIGUSR1, unless they end by
-themselves before that. SIGUSR2 has them killed at once. The guard adopts whatever they leave behind, even in
-other sessions, and ends that too before it goes. Should the guard itself be killed, the processes go with
-it; what they had started is found by its environment, and ended, before the next guard of the job starts
-anything (see `end_leftovers`).
+The command gets a session of its own. Its output comes here and goes to the log; a log that grows too long is
+begun again. Lines of its standard output that may be reports go to the worker, and reports also to the
+metrics file. If they come too fast, the last of several lines stands for all, except for the first line of
+each epoch (see `Sieve`). Lines that the command writes to the metrics file itself go to the worker, too. In
+the long run the guard reads at most `_STEADY_BYTES_PER_S`, so a command that prints without end waits, and
+nobody else.
 
-To the controller it says, one per line: `M` and a line that was in the metrics file before, if it wants to
-hear what it may have missed; `R` and a possible report; `F` once, when lines are left out or it reads more
-slowly than the command prints; `E`, an error number and why a process could not be started; `X` and the exit
-code (negative: the signal) with `1` if a stop had been asked for, else `0`, and the rank whose exit code it
-is.
+The command gets SIGTERM, and SIGKILL `grace_s` later, when the worker closes its end of the socket, on
+purpose or by dying. SIGUSR1 to the guard does the same `grace_s` later, unless the command ends before.
+SIGUSR2 kills the command at once. The guard adopts the processes that the command leaves behind, even in
+other sessions, and ends them before it leaves. If the guard itself is killed, the command dies with it.
+Processes that the command had started are then found by their environment, and ended before the next guard of
+the job starts anything (see `end_leftovers`).
+
+The guard says to the worker, one per line:
+
+    M line       the metrics file had this line before R line       a possible report F            once: lines
+    are left out, or the command prints faster than it is read E n text     the command could not be started;
+    `n` is the number of the error X code asked the command ended with this exit code (negative: a signal);
+    `asked` is 1 after a request to stop
 """
 
 from __future__ import annotations
@@ -335,7 +341,7 @@ class Reports:
 
 
 class Guard:
-    """The processes of one job from their start to the end of everything they left behind."""
+    """A command from its start to the end of everything that it left behind."""
 
     def __init__(self, socket_fd: int, log: Log, grace_s: float, metrics: MetricsFile, sieve: Sieve) -> None:
         self._socket_fd = socket_fd
@@ -348,10 +354,10 @@ class Guard:
         self._bytes = Allowance(_BURST_BYTES, _STEADY_BYTES_PER_S, time.monotonic())
         self._lines = Lines()
         self._has_told_flood = False
-        self._ranks: dict[int, int] = {}
-        """Those that run, by process id."""
-        self._ended: tuple[int, int] | None = None
-        """The first failure, or else the last end: exit code and rank."""
+        self._pid = 0
+        """Of the command, which leads a process group."""
+        self._code: int | None = None
+        """The exit code of the command."""
         self._stop_asked = False
         self._stop_at_s = math.inf
         self._kill_at_s = math.inf
@@ -372,39 +378,33 @@ class Guard:
                 told.add(epoch[1])
                 self._tell(b"M", line)
 
-    def run(self, argv: list[str], ranks: list[dict[str, str]]) -> None:
-        started: list[int] = []
+    def run(self, argv: list[str]) -> None:
+        self._output_fd, output_fd = os.pipe()
+        self._other_fd, other_fd = os.pipe()
         try:
-            self._output_fd, output_fd = os.pipe()
-            self._other_fd, other_fd = os.pipe()
-            for rank, env in enumerate(ranks):
-                pid = self._start(argv, env, output_fd if rank == 0 else other_fd, other_fd)
-                self._ranks[pid] = rank
-                started.append(pid)
-        except OSError as error:  # none of them is to run without the others
-            self._tell_unstarted(error)
-            self._end_now()
-            if not started:
-                self._flush()
-                return
+            self._pid = self._start(argv, output_fd, other_fd)
+        except OSError as error:
+            self._tell(b"E", _numbered(error))
+            self._flush()
+            return
         os.close(output_fd)
         os.close(other_fd)
         os.set_blocking(self._output_fd, False)
         os.set_blocking(self._other_fd, False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, _: self._signal(list(self._ranks), number))
-        code, rank = self._watch()
-        self._signal(started, signal.SIGKILL)
+            signal.signal(number, lambda number, _: self._signal(number))
+        code = self._watch()
+        self._signal(signal.SIGKILL)
         _end_descendants()
         for copy in (self._copy_other, self._copy_output):
             with contextlib.suppress(BlockingIOError):
                 while copy():
                     pass
         self._reports.end()
-        self._tell(b"X", b"%d %d %d" % (code, self._stop_asked, rank))
+        self._tell(b"X", b"%d %d" % (code, self._stop_asked))
         self._flush()
 
-    def _start(self, argv: list[str], env: dict[str, str], output_fd: int, other_fd: int) -> int:
+    def _start(self, argv: list[str], output_fd: int, other_fd: int) -> int:
         failure_fd, command_failure_fd = os.pipe()
         try:
             pid = os.fork()
@@ -419,7 +419,7 @@ class Guard:
                 os.dup2(output_fd, 1)
                 os.dup2(other_fd, 2)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
-                os.execvpe(argv[0], argv, {**os.environ, **env})  # noqa: S606 - no shell is the point
+                os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
             except (OSError, ValueError) as error:
                 os.write(command_failure_fd, _numbered(error))
             finally:
@@ -432,11 +432,8 @@ class Guard:
             self._tell(b"E", failure)
         return pid
 
-    def _tell_unstarted(self, error: OSError) -> None:
-        self._tell(b"E", _numbered(error))
-
-    def _watch(self) -> tuple[int, int]:
-        """Serve until all processes have ended; the exit code that counts, and whose it is."""
+    def _watch(self) -> int:
+        """Serve until the command has ended; its exit code."""
         copies: dict[int, Callable[[], bool]] = {
             self._other_fd: self._copy_other,  # an error comes before what is flushed when the command ends
             self._output_fd: self._copy_output,
@@ -453,8 +450,8 @@ class Guard:
                 self._reports.look()
             self._reports.due()
             self._reap()
-            if not self._ranks and self._ended is not None:
-                return self._ended
+            if self._code is not None:
+                return self._code
             if ready.get(self._socket_fd, 0) & ~select.POLLOUT:
                 stops = False
                 self._stop()
@@ -490,41 +487,30 @@ class Guard:
     def _stop(self) -> None:
         self._stop_at_s = math.inf
         self._stop_asked = True
-        self._end_gang()
+        self._signal(signal.SIGTERM)
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._grace_s)
 
     def _keep_time(self) -> None:
         if time.monotonic() >= self._stop_at_s:
             self._stop()
         if time.monotonic() >= self._kill_at_s:
-            self._signal(list(self._ranks), signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             self._kill_at_s = math.inf
 
     def _reap(self) -> None:
-        """Take note of whoever ended; if one of the job's processes failed, the others must end too."""
-        while self._ranks:
+        while self._code is None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            rank = self._ranks.pop(pid, None)
-            if rank is None:
-                continue
-            code = os.waitstatus_to_exitcode(status)
-            if self._ended is None or self._ended[0] == 0:
-                self._ended = (code, rank)
-                if code and self._ranks and not self._stop_asked:
-                    self._end_gang()
+            if pid == self._pid:
+                self._code = os.waitstatus_to_exitcode(status)
 
-    def _end_gang(self) -> None:
-        self._signal(list(self._ranks), signal.SIGTERM)
-        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._grace_s)
-
-    def _signal(self, pids: list[int], number: int) -> None:
-        for pid in pids:
-            try:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, number)
-            except PermissionError:  # the command became another user; nothing more can be done from here
-                self._log.write(b"stretto: no permission to signal the command\n")
+    def _signal(self, number: int) -> None:
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, number)
+        except PermissionError:  # the command became another user; nothing more can be done from here
+            self._log.write(b"stretto: no permission to signal the command\n")
 
     def _copy_output(self) -> bool:
         """Pass on one piece, as a command that never falls silent must be stoppable; False at the end."""
@@ -692,7 +678,7 @@ def main() -> None:
     guard = Guard(socket_fd, log, options["grace_s"], metrics, sieve)
     if options["tells_missed"]:
         guard.tell_missed()
-    guard.run(sys.argv[3:], options["ranks"])
+    guard.run(sys.argv[3:])
 
 
 if __name__ == "__main__":

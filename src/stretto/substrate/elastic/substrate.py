@@ -6,6 +6,7 @@ and for each job `jobs/<id>/stdout.log`, `metrics.jsonl` and `checkpoints/`.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from stretto.core.events import Event, JobReported, NodeLost, NodeReleased
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.substrate.elastic.command import Command, token_of
-from stretto.substrate.elastic.command_gang import CommandGang, PrintedAccount, lines_of
+from stretto.substrate.elastic.command_gang import CommandGang, PrintedAccount, SaidOnce, lines_of
 from stretto.substrate.elastic.effects import Effect, Moment, Rules, Spawn, TrainingJob
 from stretto.substrate.elastic.gang import Gang
 from stretto.substrate.elastic.loop import Engine
@@ -83,8 +84,6 @@ class ElasticSubstrate:
     Reports that come after a PARK are told when the job runs again, or when it or the run ends.
     """
 
-    changes_batch_in_place = True
-
     def __init__(
         self,
         land: Land,
@@ -95,8 +94,10 @@ class ElasticSubstrate:
         clock: Callable[[], float],
         rules: Rules,
         files: Files,
+        runs_commands: bool = False,
     ) -> None:
-        """`clock` gives the seconds since the run's first start."""
+        """`clock` gives the seconds since the run's first start. `runs_commands`: some jobs are commands."""
+        self.changes_batch_in_place = not runs_commands
         self._land = land
         self._spec_of = spec_of
         self._rules = rules
@@ -109,10 +110,13 @@ class ElasticSubstrate:
         self._gangs: dict[str, Gang] = {}
         self._undecided: dict[str, int] = {}
         """Epochs of jobs that wait until their results were decided on."""
+        self._said = SaidOnce()
+        self._life = secrets.token_hex(4)
+        """Of this controller: tells the processes that it starts from those of an earlier one."""
         self._closed = False
         self._engine = Engine(self.now_s, self._spawn, self._look if land.changes else None)
         self._workers = Workers(
-            ground=land, grace_s=rules.grace_s, post=self._engine.post, overseer=self._engine
+            ground=land, grace_s=rules.of_commands.grace_s, post=self._engine.post, overseer=self._engine
         )
         self._engine.start(self._workers)
 
@@ -157,6 +161,7 @@ class ElasticSubstrate:
             if job.ended:
                 continue
             self._admit(job)
+            self._engine.tell(self._gangs[job.job.id], lambda gang, now: gang.finish_if_complete(now))
             if job.allocation and job.batch is not None:
                 self._instruct(
                     Instruction(past.last_number, Action.START, job.job.id, job.allocation, job.batch)
@@ -181,7 +186,7 @@ class ElasticSubstrate:
 
         What jobs reported meanwhile can still be had with `next_event`.
         """
-        self._close(lambda gang, now: gang.close(now), self._rules.grace_s + PATIENCE_S)
+        self._close(lambda gang, now: gang.close(now), self._rules.of_commands.grace_s + PATIENCE_S)
 
     def stop_now(self) -> None:
         """As `close`, without waiting for checkpoints."""
@@ -232,13 +237,15 @@ class ElasticSubstrate:
             past.job,
             spec,
             command,
-            self._rules,
+            self._rules.of_commands,
             str(folder / LOG),
             account=PrintedAccount(past.job, spec.metric, progress=past.progress, missed=missed),
             losses=Losses(self._rules.retries, past.failures),
             places_of=self._land.places_of,
             starts=past.starts,
             token=token_of(folder_identity(self._folder), past.job.id),
+            life=self._life,
+            said=self._said,
         )
 
     def _instruct(self, instruction: Instruction) -> None:

@@ -48,6 +48,8 @@ class Place:
     """A process whose task ended well may wait here for another: it holds nothing that others need."""
     scratch: Path | None = None
     """Where jobs have their folders here, if not in the run's."""
+    command_env: Mapping[str, str] | None = None
+    """What a worker that runs a command is told instead of `env`, if that differs."""
 
 
 class Nursery(Protocol):
@@ -211,7 +213,7 @@ class Workers:
             address=self._listener.address,
             secret=self._secret,
             log=hand.log,
-            env=place.env,
+            env=place.env if place.command_env is None or not hand.task.command else place.command_env,
         )
 
     def _cannot_start(self, worker_id: str, why: str, number: int | None) -> None:

@@ -12,7 +12,14 @@ from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node
 from stretto.core.job import Job
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
+from stretto.substrate.elastic.fork_servers import (
+    NO_ENTRY,
+    Nursery,
+    Saying,
+    Trainer,
+    trainer_of,
+    training_env,
+)
 from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
 from stretto.substrate.elastic.workers import Place
 from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, whole_machine
@@ -28,22 +35,21 @@ class Machine:
     host = "127.0.0.1"
     changes = False
 
-    def __init__(
-        self, slots: Slots, trainer: Trainer, *, run_dir: Path, lock_fd: int, grace_s: float
-    ) -> None:
+    def __init__(self, slots: Slots, trainer: Trainer, *, run_dir: Path, lock_fd: int, rules: Rules) -> None:
         self.provisioner = RentedSlots(len(slots))
         self._slots = slots
         self._pool = SlotPool(slots)
         self._trainer = trainer
         self._log = run_dir / "nursery.log"
         self._lock_fd = lock_fd
-        self._grace_s = grace_s
+        self._rules = rules
+        self._command_env = {"OMP_NUM_THREADS": str(slots.threads_each), **os.environ}
         self._env = {
-            **training_env(threads=slots.threads_each, grace_s=grace_s),
+            **training_env(threads=slots.threads_each, grace_s=rules.grace_s),
             **_LOOPBACK,
             **({"STRETTO_BACKEND": "gloo"} if slots.share_gpus else {}),  # NCCL wants a GPU for each worker
             **os.environ,  # what the user has set holds
-            "STRETTO_GRACE_S": str(grace_s),
+            "STRETTO_GRACE_S": str(rules.grace_s),
         }
 
     @property
@@ -76,11 +82,12 @@ class Machine:
         self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
     ) -> Nursery:
         del home
+        runs_commands = entry == NO_ENTRY
         return Nursery(
             entry,
-            self._trainer,
-            grace_s=self._grace_s,
-            env=self._env,
+            trainer_of(entry, self._trainer),
+            grace_s=(self._rules.of_commands if runs_commands else self._rules).grace_s,
+            env=self._command_env if runs_commands else self._env,
             log=self._log,
             lock_fd=self._lock_fd,
             on_saying=on_saying,
@@ -88,9 +95,19 @@ class Machine:
         )
 
     def _place(self, slot: int) -> Place:
-        """GPU memory is given back only when a process ends, so there nobody stays."""
-        env = {"CUDA_VISIBLE_DEVICES": self._slots.devices[slot], "STRETTO_SLOT": str(slot)}
-        return Place(name=str(slot), home="", env=env, stays=not self._slots.has_gpus)
+        """GPU memory is given back only when a process ends, so no process stays on a GPU.
+
+        Commands see all GPUs if slots share them: the ranks of one job would otherwise have too few.
+        """
+        slots = self._slots
+        devices = {"CUDA_VISIBLE_DEVICES": slots.devices[slot]}
+        return Place(
+            name=str(slot),
+            home="",
+            env={**devices, "STRETTO_SLOT": str(slot)},
+            stays=not slots.has_gpus,
+            command_env=devices if slots.has_gpus and not slots.share_gpus else {},
+        )
 
 
 class LocalSubstrate(ElasticSubstrate):
@@ -106,16 +123,17 @@ class LocalSubstrate(ElasticSubstrate):
         rules: Rules | None = None,
         files: Files | None = None,
         trainer: Trainer | None = None,
+        runs_commands: bool = False,
     ) -> None:
-        """`clock` gives the seconds since the run's first start."""
+        """`clock` gives the seconds since the run's first start. `runs_commands`: some jobs are commands."""
         rules = rules or Rules()
-        lock = RunLock(run_dir.absolute() / "lock", patience_s=rules.grace_s + PATIENCE_S)
+        lock = RunLock(run_dir.absolute() / "lock", patience_s=rules.of_commands.grace_s + PATIENCE_S)
         machine = Machine(
             slots,
             trainer or Trainer(),
             run_dir=run_dir.absolute(),
             lock_fd=lock.fd,
-            grace_s=rules.grace_s,
+            rules=rules,
         )
         super().__init__(
             machine,
@@ -125,6 +143,7 @@ class LocalSubstrate(ElasticSubstrate):
             clock=clock,
             rules=rules,
             files=files or Files(),
+            runs_commands=runs_commands,
         )
         self.node: Node = whole_machine(len(slots))
         """The whole machine, for policies that do not rent."""

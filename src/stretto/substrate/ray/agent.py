@@ -20,7 +20,14 @@ from enum import Enum, auto
 from pathlib import Path
 
 from stretto.core.errors import InputError
-from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
+from stretto.substrate.elastic.fork_servers import (
+    NO_ENTRY,
+    Nursery,
+    Saying,
+    Trainer,
+    trainer_of,
+    training_env,
+)
 from stretto.substrate.ray.log_shipping import LogPiece, LogShipper
 from stretto.substrate.ray.placement import LeaseHolder
 from stretto.system.identity import RunLock
@@ -52,6 +59,8 @@ class AgentConfig:
     """The address at which other nodes reach this one."""
     trainer: Trainer
     grace_s: float
+    command_grace_s: float
+    """For workers that run a command."""
     slots: int
     cwd: Path
     """The controller's working directory, so that relative paths in training code mean the same here."""
@@ -155,7 +164,7 @@ class Agent(LeaseHolder):
             **_network(config.host),
             **config.env,
         }
-        lock = RunLock(config.scratch / "lock", patience_s=config.grace_s + _PATIENCE_S)
+        lock = RunLock(config.scratch / "lock", patience_s=config.command_grace_s + _PATIENCE_S)
         with self._ordering:
             self._lock = lock
             self._run_ready_orders()
@@ -229,8 +238,8 @@ class Agent(LeaseHolder):
         if entry not in self._fork_servers:
             self._fork_servers[entry] = Nursery(
                 entry,
-                self._config.trainer,
-                grace_s=self._config.grace_s,
+                trainer_of(entry, self._config.trainer),
+                grace_s=self._config.command_grace_s if entry == NO_ENTRY else self._config.grace_s,
                 env=self._env,
                 log=self._folder / "nursery.log",
                 lock_fd=self._lock.fd,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import ray
 
 from stretto.core.job import Job
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.fork_servers import COMMANDS, Trainer
+from stretto.substrate.elastic.fork_servers import Trainer
 from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
 from stretto.substrate.ray.agent import AgentConfig
 from stretto.substrate.ray.fleet import RayFleet
@@ -29,10 +27,9 @@ class RaySubstrate(ElasticSubstrate):
     """Elastic workers on a Ray cluster that this process is connected to.
 
     All nodes must see the run's folder, unless there is a `files.store`: then checkpoints go to the store,
-    and logs and metrics are shipped to the controller.
+    and logs and metrics are shipped to the controller. Commands need
+    the run's folder and the controller's working directory on all nodes.
     """
-
-    runs_commands: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -47,13 +44,14 @@ class RaySubstrate(ElasticSubstrate):
         trainer: Trainer | None = None,
         idle_s: float = IDLE_S,
         temporary: bool = False,
+        runs_commands: bool = False,
     ) -> None:
         """`slots` is the most there may be; `clock` gives the seconds since the run's first start.
 
         `temporary`: a trial run for measurements, whose files need not be kept.
         """
         rules, files, run_dir = rules or Rules(), files or Files(), run_dir.absolute()
-        lock = RunLock(run_dir / "lock", patience_s=rules.grace_s + PATIENCE_S)
+        lock = RunLock(run_dir / "lock", patience_s=rules.of_commands.grace_s + PATIENCE_S)
         proof = identity(run_dir)
         run = f"{run_dir.name}-{proof[:8]}"
         trainer_ = trainer or Trainer()
@@ -74,7 +72,8 @@ class RaySubstrate(ElasticSubstrate):
                 slots=node.slots,
                 cwd=Path.cwd(),
                 env={name: value for name, value in os.environ.items() if name.startswith(_CARRIED)},
-                runs_commands=self.runs_commands,
+                command_grace_s=rules.of_commands.grace_s,
+                runs_commands=runs_commands,
             )
 
         ground = RayGround(
@@ -89,7 +88,14 @@ class RaySubstrate(ElasticSubstrate):
             idle_s=idle_s,
         )
         super().__init__(
-            ground, spec_of=spec_of, run_dir=run_dir, lock=lock, clock=clock, rules=rules, files=files
+            ground,
+            spec_of=spec_of,
+            run_dir=run_dir,
+            lock=lock,
+            clock=clock,
+            rules=rules,
+            files=files,
+            runs_commands=runs_commands,
         )
         self._ray_ground, self._temporary = ground, temporary
         engine = self._engine
@@ -99,39 +105,3 @@ class RaySubstrate(ElasticSubstrate):
         """Like `close`, without waiting for checkpoints; unfinished ones stay on the nodes."""
         self._ray_ground.keeps_files = not self._temporary
         super().stop_now()
-
-
-class RayCommandSubstrate(RaySubstrate):
-    """Runs commands on a Ray cluster, one process per worker. A resize is a restart.
-
-    All nodes must see the run's folder and the controller's working directory.
-    """
-
-    changes_batch_in_place = False
-    runs_commands = True
-
-    def __init__(
-        self,
-        *,
-        fleet: RayFleet,
-        slots: int,
-        spec_of: Callable[[Job], TrainingJob],
-        run_dir: Path,
-        clock: Callable[[], float],
-        rules: Rules | None = None,
-    ) -> None:
-        """As for RaySubstrate. Workers get the grace period of their commands, and a little more."""
-        rules = rules or Rules()
-        super().__init__(
-            fleet=fleet,
-            slots=slots,
-            spec_of=spec_of,
-            run_dir=run_dir,
-            clock=clock,
-            rules=replace(rules, grace_s=max(rules.grace_s, rules.command_s + PATIENCE_S)),
-            trainer=COMMANDS,
-        )
-
-    def stop_now(self) -> None:
-        """Commands always get SIGTERM and, after the grace period, SIGKILL."""
-        self.close()

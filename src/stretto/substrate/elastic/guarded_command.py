@@ -1,4 +1,4 @@
-"""The processes of one job as the controller sees them: started, listened to, stopped."""
+"""A command under its guard, as its worker sees it: started, listened to, stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stretto.substrate.elastic.guard import START, TOKEN, end_leftovers, process
 from stretto.system.limits import SCARCE, limit_text
 from stretto.system.private_files import file_mode, private_opener
 
-_GUARD = Path(__file__).parents[1] / "elastic" / "guard.py"
+_GUARD = Path(__file__).with_name("guard.py")
 _PATIENCE_S = 5.0
 """How much longer than the grace a guard may take to end everything before it is killed itself."""
 _TAIL_LINES = 10
@@ -27,8 +27,8 @@ _TAIL_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
-    """How a job's processes ended: the first that failed, or all well."""
+class CommandEnd:
+    """How a command ended."""
 
     code: int | None
     """Negative: the signal that ended it. None: not known, `error` says why."""
@@ -36,11 +36,11 @@ class Exit:
     """It had been asked to stop before it ended."""
     error: str = ""
     rank: int | None = None
-    """Which process it was, where there were several."""
+    """Which process of its job it was, if there were several."""
     started: bool = True
-    """Whether it ran at all; another try would go the same way if not."""
+    """Whether it ran at all. If not, another try would fail in the same way."""
     scarce: int | None = None
-    """It did not run as a limit of the machine was reached, which this error number means."""
+    """The number of the error if a limit of the machine kept it from running."""
 
     @property
     def text(self) -> str:
@@ -56,12 +56,12 @@ class Exit:
         return f"killed by {name}" if self.rank is None else f"rank {self.rank} killed by {name}"
 
 
-def cannot_start(why: object, number: int | None = None) -> Exit:
+def cannot_start(why: object, number: int | None = None) -> CommandEnd:
     """`number` is that of the error, if it has one."""
     if number in SCARCE:
         text = f"it cannot be started: {limit_text(number)}"
-        return Exit(None, asked=False, error=text, started=False, scarce=number)
-    return Exit(None, asked=False, error=f"it cannot be started: {why}", started=False)
+        return CommandEnd(None, asked=False, error=text, started=False, scarce=number)
+    return CommandEnd(None, asked=False, error=f"it cannot be started: {why}", started=False)
 
 
 def end_of(log: Path) -> str:
@@ -77,7 +77,7 @@ def end_of(log: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class CommandFiles:
     """Where a job's output, its reports, and the lock against a second start are."""
 
     log: Path
@@ -86,14 +86,13 @@ class Files:
 
 
 class GuardedCommand:
-    """A command under its guard. What is called back is called from a thread of its own.
+    """A command under its guard. Callbacks run in a thread of their own.
 
-    `ranks` has the environment of each process beyond `env`; a report has one of `keys`, and of a trial
-    `metric` is the one that counts. With `tells_missed`, `on_missed` is given what the metrics file has
-    already when the command is started. `on_flood` is called once if it prints so fast that lines are left
-    out.
+    A report has one of `keys`; the `metric` of a trial is the one that counts. With `tells_missed`,
+    `on_missed` gets the lines that the metrics file has when the command starts. `on_flood` is called once if
+    the command prints so fast that lines are left out.
 
-    Raises OSError or ValueError if not even the guard can be started, as where `cwd` is missing.
+    Raises OSError or ValueError if the guard cannot be started, for example if `cwd` is missing.
     """
 
     def __init__(
@@ -101,17 +100,16 @@ class GuardedCommand:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        ranks: Sequence[Mapping[str, str]],
         cwd: Path | None,
-        files: Files,
+        files: CommandFiles,
         keys: Iterable[str],
         metric: str | None,
         tells_missed: bool,
         grace_s: float,
         on_line: Callable[[bytes], None],
         on_missed: Callable[[bytes], None],
-        on_exit: Callable[[Exit], None],
-        on_flood: Callable[[], None] = lambda: None,
+        on_exit: Callable[[CommandEnd], None],
+        on_flood: Callable[[], None],
     ) -> None:
         self._grace_s = grace_s
         self._token = env.get(TOKEN, "")
@@ -121,14 +119,12 @@ class GuardedCommand:
         self._on_flood = on_flood
         self._asked = False
         self._overdue: threading.Timer | None = None
-        self._several = len(ranks) > 1
         self._socket, guard_end = socket.socketpair()
         options = {
             "grace_s": grace_s,
             "log": str(files.log),
             "lock": str(files.lock),
             "metrics": str(files.metrics),
-            "ranks": [dict(one) for one in ranks],
             "keys": sorted(keys),
             "metric": metric,
             "token": self._token,
@@ -162,21 +158,18 @@ class GuardedCommand:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def ask_to_stop(self) -> None:
-        """SIGTERM to all of it, SIGKILL after the grace; does not wait."""
-        self._ask(self._grace_s + _PATIENCE_S)
+        """SIGTERM, and SIGKILL after the grace. Does not wait."""
+        if not self._asked:
+            self._ask(self._grace_s + _PATIENCE_S)
 
     def end_now(self) -> None:
-        """SIGKILL to all of it; does not wait."""
+        """SIGKILL. Does not wait."""
         self._guard.send_signal(signal.SIGUSR2)
         self._ask(_PATIENCE_S)
 
     def let_end(self) -> None:
-        """What it does is done: if it has not ended by itself within the grace, it is asked to stop."""
+        """Its work is done: it is asked to stop if it has not ended by itself within the grace."""
         self._guard.send_signal(signal.SIGUSR1)
-
-    def wait(self) -> None:
-        """Until nothing of it is left, once it was asked to stop."""
-        self._listener.join()
 
     def _ask(self, patience_s: float) -> None:
         """Have it ended; a guard that does not manage that in time is killed itself."""
@@ -190,8 +183,8 @@ class GuardedCommand:
         self._overdue.start()
 
     def _listen(self) -> None:
-        ended: Exit | None = None
-        unstarted: Exit | None = None
+        ended: CommandEnd | None = None
+        unstarted: CommandEnd | None = None
         for what, text in self._said():
             if what == b"R":
                 self._on_line(text)
@@ -203,14 +196,14 @@ class GuardedCommand:
                 number, _, why = text.decode(errors="replace").partition(" ")
                 unstarted = unstarted or cannot_start(why, int(number))
             elif what == b"X":
-                code, asked, rank = text.split()
-                ended = Exit(int(code), asked == b"1", rank=int(rank) if self._several else None)
+                code, asked = text.split()
+                ended = CommandEnd(int(code), asked == b"1")
         guard_code = self._guard.wait()
         if self._overdue is not None:
             self._overdue.cancel()
         if ended is None and unstarted is None:
             self._end_leftovers()
-            ended = Exit(None, self._asked, f"its guard process ended unexpectedly (code {guard_code})")
+            ended = CommandEnd(None, self._asked, f"its guard process ended unexpectedly (code {guard_code})")
         self._on_exit(unstarted or ended or cannot_start("nobody says why"))
 
     def _end_leftovers(self) -> None:
