@@ -29,7 +29,7 @@ from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.inputs.profile import MachineProfile, MeasuredProfile, believe, write_profile
 from stretto.inputs.work import find_entry
 from stretto.launch.tune import prepare, start
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.profiling.probe import probe
 from stretto.runs.folder import RunFolder
 from stretto.runs.results import TuneResult

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from inputs import SNAPSHOT
 from stretto.core.errors import InputError
-from stretto.inputs.snapshot import SnapshotFile, json_data, read_snapshot, view_of
+from stretto.inputs.snapshot import SnapshotFile, read_snapshot, view_of
 from stretto.simulation.decide import decide
+from stretto.system.plain_json import json_data
 
 
 def write(tmp_path: Path, snapshot: Any) -> Path:

@@ -37,7 +37,7 @@ from stretto.core.observations import Result
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.inputs.work import check_command
 from stretto.launch.progress import ProgressLines
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.profiling.probe import probe
 from stretto.report.run_text import tune_text
 from stretto.runs.deadline import Deadline, when_to_resume

@@ -28,10 +28,9 @@ from stretto.launch.expect import (
     until,
     with_own,
 )
-from stretto.planning.forecast import Estimate
 from stretto.planning.learning import LatencyPosterior
 from stretto.planning.plan import Plan
-from stretto.planning.profile import Latency, LatencyDraws, Profile, Scaling
+from stretto.planning.profile import Estimate, Latency, LatencyDraws, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
 from stretto.report.plan_text import LEFT_OUT, plan_text
 from stretto.report.run_text import expectation_text

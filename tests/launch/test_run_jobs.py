@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from process_bench import CommandWorkers
+from stretto.cli.explain import story_text
 from stretto.core.cluster import Wish
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeReleased
@@ -25,7 +26,7 @@ from stretto.inputs.jobs import BatchSpec, JobSpec, complete, read_jobs
 from stretto.inputs.work import CommandLine, Entry, find_entry
 from stretto.launch.describe import Tell
 from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
-from stretto.report.run_text import jobs_text, story_text
+from stretto.report.run_text import jobs_text
 from stretto.runs.explain import explain
 from stretto.runs.folder import RunFolder, RunSpec, begin, check_same, differences, find_run, run_folder
 from stretto.substrate.elastic.effects import Rules

@@ -24,7 +24,7 @@ from stretto.driving.target import ThisMachine
 from stretto.journal.rows import read_events
 from stretto.launch.expect import corrected
 from stretto.launch.tune import Prepared, elsewhere, finished, prepare, start
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.runs.deadline import AtDeadline, EndedBy
 from stretto.runs.explain import cluster_lines
 from stretto.runs.folder import RunFolder

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from builders import make_job
+from stretto.cli.explain import story_text
 from stretto.cli.live import Display, Outlook, PlainLines, stoppable
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.decision import Reason, ReasonCode
@@ -37,7 +38,6 @@ from stretto.driving.stop import Stop
 from stretto.launch.progress import last_line
 from stretto.launch.tune import Prepared, prepare, start
 from stretto.report.run_page import write_run_page
-from stretto.report.run_text import story_text
 from stretto.runs.explain import explain
 from stretto.runs.folder import RunFolder
 from stretto.runs.live_state import Board, Phase

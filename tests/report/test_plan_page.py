@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from report_pages import figures, without_plotly
 from stretto.core.errors import InputError
 from stretto.inputs.study import EXAMPLE_STUDY, read_study
-from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome
+from stretto.planning.forecast import Alternative, Forecast, Nearest, Outcome
 from stretto.planning.plan import Plan, StagePlan
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance

@@ -46,7 +46,7 @@ from stretto.journal.folds.history import Gap, History, history_of
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.expect import Expectation
 from stretto.launch.tune import prepare, start
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.report.figures.gantt import IDLE, STARTING, UNDRIVEN, Groups, gpus_over_time, rows_of, stays_of
 from stretto.report.plotting import time_unit
 from stretto.report.run_page import write_run_page

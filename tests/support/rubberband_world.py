@@ -24,10 +24,10 @@ from stretto.core.events import (
 from stretto.core.instructions import Action
 from stretto.core.resources import Resources
 from stretto.journal.base import MemoryJournal
-from stretto.planning.forecast import Estimate, Forecast, StudyProgress
+from stretto.planning.forecast import Forecast, StudyProgress
 from stretto.planning.forecast import Outcome as Planned
 from stretto.planning.plan import Plan, StagePlan
-from stretto.planning.profile import Spread
+from stretto.planning.profile import Estimate, Spread
 from stretto.planning.tuning import Tuning
 from stretto.policies.rubberband.policy import RubberBand
 from stretto.substrate.sim.substrate import Physics, SimSubstrate

@@ -13,10 +13,11 @@ from rich.table import Table
 
 from stretto.cli.flags import AsJson
 from stretto.core.errors import InputError
-from stretto.inputs.snapshot import json_data, read_snapshot
+from stretto.inputs.snapshot import read_snapshot
 from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.simulation.decide import Answer
 from stretto.simulation.decide import decide as ask
+from stretto.system.plain_json import json_data
 
 
 def decide(

@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 from stretto.cli.flags import AsJson
-from stretto.report.run_text import story_text
+from stretto.report.text import markdown_table, one_line
 from stretto.runs.deadline import EndedBy
-from stretto.runs.explain import Line, Story
+from stretto.runs.explain import JobSummary, Line, Story, time_text
 from stretto.runs.explain import explain as explain_run
 from stretto.runs.folder import RunFolder, find_run
 from stretto.runs.live_state import Phase
+from stretto.runs.metrics_files import metrics_text
 from stretto.runs.status import Standing, ending_of, standing_of, state_of
 
 ENDS = {
@@ -72,3 +73,43 @@ def _as_it_stands(story: Story, folder: RunFolder, *, damaged: bool) -> Story:
         text = f"{ENDS[ending]}, {failed} failed" if failed else ENDS[ending]
         lines += (Line(max(last_s, due_s or 0.0), "run", what, text),)
     return dataclasses.replace(story, jobs=jobs, lines=lines)
+
+
+def story_text(story: Story) -> str:
+    """What happened, in time order; for a whole run also a line per job."""
+    lines = [_line(line, story) for line in story.lines]
+    if story.job is not None:
+        return "\n".join(lines) + "\n"
+    shown = "best" if story.is_study else "last report"
+    heading = ["job", "state", "epochs", "restarts", "retries", shown, "last reason"]
+    rows = [
+        [
+            one_line(job.id),
+            job.state,
+            str(job.epochs),
+            str(job.restarts),
+            str(job.retries),
+            _shown(job),
+            one_line(job.last_reason),
+        ]
+        for job in story.jobs
+    ]
+    return "\n".join([*lines, "", markdown_table(heading, rows)]) + "\n"
+
+
+def _shown(job: JobSummary) -> str:
+    if job.value is not None:
+        return f"{job.value:.6g}"
+    return one_line(metrics_text(job.metrics)) or "-"
+
+
+def _line(line: Line, story: Story) -> str:
+    about = line.what if story.job is not None else f"{line.subject} {line.what}"
+    return f"{time_text(line.t_s):>8}  {one_line(about)}{_why(line.text)}"
+
+
+def _why(text: str) -> str:
+    """The text of a line; a traceback stands on lines of its own."""
+    if "\n" not in text:
+        return f": {one_line(text)}" if text else ""
+    return ":\n" + "\n".join(f"            {one_line(line)}" for line in text.splitlines())

@@ -14,8 +14,6 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -40,7 +38,7 @@ from stretto.launch.progress import (
     nothing_reported,
     trouble_lines,
 )
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.profiling.probe_data import ProbeProgress
 from stretto.report.plan_text import is_priced
@@ -49,7 +47,6 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.live_state import ENDED, Board, JobLine, Phase
 from stretto.runs.metrics_files import metrics_text
 from stretto.search.study import Study
-from stretto.simulation.jobs import Tick
 
 REDRAW_S = 0.5
 ROWS_BESIDES = 10
@@ -272,33 +269,3 @@ def stoppable(folder: RunFolder) -> Iterator[None]:
         begun = "; the same command goes on with the run" if folder.is_begun else ""
         print(f"stopped{begun or ' before training began; nothing was begun'}.", file=sys.stderr)
         raise typer.Exit(1) from None
-
-
-@contextmanager
-def step_bar(title: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Shows how many steps are done, on standard error, while the block runs."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=steps)
-        yield lambda: progress.advance(task)
-
-
-@contextmanager
-def progress_bar(title: str, jobs: int) -> Iterator[Callable[[Tick], None]]:
-    """Shows finished jobs and simulated time on standard error while the block runs."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("jobs, {task.fields[clock]} simulated"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=jobs, clock="0s")
-
-        def tick(now: Tick) -> None:
-            progress.update(task, completed=now.finished, clock=format_duration(now.now_s))
-
-        yield tick

@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Annotated
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from stretto import __version__
-from stretto.cli.check_policy import check_policy
-from stretto.cli.decide import decide
-from stretto.cli.explain import explain
-from stretto.cli.init import init
-from stretto.cli.plan import plan
-from stretto.cli.profile import profile
-from stretto.cli.report import report
-from stretto.cli.run import run
-from stretto.cli.runs import logs, rm, runs, stop
-from stretto.cli.simulate import simulate
-from stretto.cli.tune import tune
 from stretto.core.errors import InputError, StrettoError
+
+COMMANDS = {
+    "simulate": "simulate",
+    "decide": "decide",
+    "plan": "plan",
+    "profile": "profile",
+    "tune": "tune",
+    "run": "run",
+    "runs": "runs",
+    "stop": "runs",
+    "logs": "runs",
+    "explain": "explain",
+    "report": "report",
+    "rm": "runs",
+    "init": "init",
+    "check-policy": "check_policy",
+}
+"""The module of each command. It is imported when the command is used, or when all of them are listed."""
+
+
+def import_command(arguments: Iterable[str]) -> None:
+    """Import the module of the command that these arguments begin with."""
+    if (module := COMMANDS.get(next(iter(arguments), ""))) is not None:
+        import_module(f"stretto.cli.{module}")
+
+
+class LazyCommands(TyperGroup):
+    """Makes each command when it is looked up."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"commands": dict.fromkeys(COMMANDS)})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        function = getattr(import_module(f"stretto.cli.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
+        one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        one.command(cmd_name, help=_flowing(function.__doc__ or ""))(function)
+        return typer.main.get_command(one)
+
 
 app = typer.Typer(
     name="stretto",
+    cls=LazyCommands,
     help="Decides how many GPUs each training run gets, minute by minute.",
     no_args_is_help=True,
     add_completion=False,
@@ -37,25 +71,6 @@ def _flowing(docstring: str) -> str:
     """Help whose sentences are broken where the terminal ends; a line with an example stays one."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join(one if one.startswith("Example") else one.replace("\n", " ") for one in paragraphs)
-
-
-for _command in (
-    simulate,
-    decide,
-    plan,
-    profile,
-    tune,
-    run,
-    runs,
-    stop,
-    logs,
-    explain,
-    report,
-    rm,
-    init,
-    check_policy,
-):
-    app.command(help=_flowing(_command.__doc__ or ""))(_command)
 
 
 def _version(asked: bool) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from stretto.core.errors import InputError
 from stretto.core.units import format_duration, format_usd
-from stretto.inputs.snapshot import json_data
 from stretto.policies.registry import Options
 from stretto.report.tables import HEADING, hours_text, metrics_text, policy_row
 from stretto.report.text import markdown_table
@@ -23,6 +22,7 @@ from stretto.search.study import Study
 from stretto.simulation.replay import Replayed, StudyReplay, is_study, replay
 from stretto.simulation.replay_jobs import recorded_workload, replay_jobs
 from stretto.simulation.studies import StudyResult
+from stretto.system.plain_json import json_data
 from stretto.worlds.replay import Origin
 
 WORDS = {

@@ -1,31 +1,28 @@
-"""`stretto simulate`: workloads under policies, side by side."""
+"""`stretto simulate`: workloads, a study or a real run under several policies, side by side."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from stretto.cli.bars import progress_bar
 from stretto.cli.flags import AsJson, ReportFile, Seed, check_report
-from stretto.cli.live import progress_bar
-from stretto.cli.replay import compare_replay
-from stretto.cli.study import StudyRequest, compare
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
-from stretto.inputs.snapshot import json_data
 from stretto.policies.registry import check_policies, check_targets, parse_options
-from stretto.report.jobs_page import write_report
 from stretto.report.tables import metrics_table, metrics_text
 from stretto.runs.folder import find_run
 from stretto.simulation.jobs import Run, Setup
 from stretto.simulation.jobs import simulate as run_simulation
-from stretto.simulation.replay import is_study
 from stretto.simulation.workloads import Request, load_workloads
+from stretto.system.plain_json import json_data
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
 FLAGS = {"workload": "WORKLOAD", "option": "--set", "as_json": "--json"}
@@ -39,6 +36,12 @@ STUDY_FLAGS = {"study", "policy", "deadline", "budget", "seeds", "option", "seed
 """What `--study` goes with."""
 REPLAY_FLAGS = {"replay", "policy", "option", "as_json"}
 """What `--replay` goes with."""
+PARTS = {
+    "--replay": "stretto.cli.replay",
+    "--study": "stretto.cli.study",
+    "--report": "stretto.report.jobs_page",
+}
+"""Modules that are imported for these flags only."""
 
 
 def simulate(
@@ -120,7 +123,7 @@ def simulate(
     Example: [bold]stretto simulate --replay digits --policy asha,rubberband[/bold]
     """
     folder = None if replay is None else find_run(replay)
-    tunes = study is not None if folder is None else is_study(folder)
+    tunes = study is not None if folder is None else folder.begun_spec().is_study
     usual = TUNING_POLICIES if tunes else DEFAULT_POLICIES
     policies = check_policies(usual if policy is None else policy)
     options = parse_options(option or [])
@@ -128,12 +131,13 @@ def simulate(
     check_report(report)
     if folder is not None:
         _check_replay_flags(context)
-        compare_replay(folder, policies, options, as_json=as_json)
+        _part("--replay").compare_replay(folder, policies, options, as_json=as_json)
         return
     if study is not None:
         _check_study_flags(context)
-        compare(
-            StudyRequest(
+        part = _part("--study")
+        part.compare(
+            part.StudyRequest(
                 study=study,
                 policies=policies,
                 deadline=deadline,
@@ -185,10 +189,14 @@ def simulate(
             runs.append(run)
     _show(runs, as_json=as_json)
     if report is not None:
-        write_report(report, runs)
+        _part("--report").write_report(report, runs)
         print(f"report: {report}", file=sys.stderr)
     if any(run.metrics.completed < run.metrics.jobs for run in runs):
         raise typer.Exit(1)
+
+
+def _part(flag: str) -> Any:
+    return import_module(PARTS[flag])
 
 
 def _show(runs: list[Run], *, as_json: bool) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from stretto.cli.bars import step_bar
 from stretto.cli.flags import parse_budget_usd, parse_deadline_s
-from stretto.cli.live import step_bar
 from stretto.core.errors import InputError
 from stretto.inputs.study import StudyFile, read_study
 from stretto.policies.registry import Options, make_policy

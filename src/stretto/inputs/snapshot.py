@@ -11,9 +11,8 @@ docs/snapshot.md describes every field with an example.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -320,14 +319,3 @@ def _line(raw: bytes, message: str) -> int:
 def has_batch_limits(job: Job) -> bool:
     """Whether a snapshot said anything about the job's batch sizes."""
     return job.batch != UNSAID
-
-
-def json_data(value: Any) -> Any:
-    """Plain JSON data; what is not a finite number is null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: json_data(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_data(item) for item in value]
-    return value

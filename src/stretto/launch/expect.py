@@ -20,9 +20,9 @@ from stretto.inputs.profile import MachineProfile
 from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
-from stretto.planning.forecast import Estimate, StudyProgress
+from stretto.planning.forecast import StudyProgress
 from stretto.planning.plan import Plan
-from stretto.planning.profile import Latency, Profile
+from stretto.planning.profile import Estimate, Latency, Profile
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes

@@ -11,17 +11,9 @@ from dataclasses import dataclass, replace
 
 from stretto.core.units import HOUR_S, shown_usd_above
 from stretto.planning.plan import Plan
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.search.study import Stage, Study, halving_stages
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A quantity that is not known for sure: its mean, and the bounds of its middle 80 %."""
-
-    mean: float
-    p10: float
-    p90: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

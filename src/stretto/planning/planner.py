@@ -26,10 +26,10 @@ from stretto.planning.candidates import (
 )
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution
-from stretto.planning.forecast import Estimate, Forecast, Outcome, StudyProgress, VarianceShare, stages_left
+from stretto.planning.forecast import Forecast, Outcome, StudyProgress, VarianceShare, stages_left
 from stretto.planning.improve import decrement, polish, polish_stages
 from stretto.planning.plan import Plan
-from stretto.planning.profile import Floats
+from stretto.planning.profile import Estimate, Floats
 from stretto.planning.tuning import Limits, Tuning
 
 FOR_DOUBTS = 500

@@ -141,3 +141,12 @@ class Profile:
     """How long a request for nodes waits."""
     init_s: SpreadBelief = Spread(0.0)
     """How long a new node then takes to be of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A quantity that is not known for sure: its mean, and the bounds of its middle 80 %."""
+
+    mean: float
+    p10: float
+    p90: float

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
 from stretto.inputs.profile import MachineProfile
-from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome
+from stretto.planning.forecast import Alternative, Forecast, Nearest, Outcome
 from stretto.planning.plan import Plan
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.instances import SLOT
 from stretto.report.text import Mark, markdown_table, tiny_plot

@@ -12,12 +12,12 @@ from stretto.core.job import Value
 from stretto.core.units import format_duration, format_usd
 from stretto.journal.folds.history import Gap
 from stretto.launch.expect import Expectation
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Tuning
 from stretto.report.plan_text import answer_lines, is_priced, plan_text, stage_table
 from stretto.report.text import markdown_table, one_line
 from stretto.runs.deadline import EndedBy
-from stretto.runs.explain import JobSummary, Line, Story, time_text
+from stretto.runs.explain import time_text
 from stretto.runs.folder import RUNS, PastLimits
 from stretto.runs.job_results import JobResult, RunResult
 from stretto.runs.live_state import NOT_STARTED, Phase
@@ -429,43 +429,3 @@ def job_table(jobs: Sequence[JobResult]) -> tuple[list[str], list[list[str]]]:
     adapts = any(job.batch is not None for job in jobs)
     columns = [(name, cell) for name, cell in _COLUMNS if adapts or name != BATCH]
     return [name for name, _ in columns], [[cell(job) for _, cell in columns] for job in jobs]
-
-
-def story_text(story: Story) -> str:
-    """What happened, in time order; of a whole run also a line for each job."""
-    lines = [_line(line, story) for line in story.lines]
-    if story.job is not None:
-        return "\n".join(lines) + "\n"
-    shown = "best" if story.is_study else "last report"
-    heading = ["job", "state", "epochs", "restarts", "retries", shown, "last reason"]
-    rows = [
-        [
-            one_line(job.id),
-            job.state,
-            str(job.epochs),
-            str(job.restarts),
-            str(job.retries),
-            _shown(job),
-            one_line(job.last_reason),
-        ]
-        for job in story.jobs
-    ]
-    return "\n".join([*lines, "", markdown_table(heading, rows)]) + "\n"
-
-
-def _shown(job: JobSummary) -> str:
-    if job.value is not None:
-        return f"{job.value:.6g}"
-    return one_line(metrics_text(job.metrics)) or "-"
-
-
-def _line(line: Line, story: Story) -> str:
-    about = line.what if story.job is not None else f"{line.subject} {line.what}"
-    return f"{time_text(line.t_s):>8}  {one_line(about)}{_why(line.text)}"
-
-
-def _why(text: str) -> str:
-    """A traceback keeps its lines, set off from the others."""
-    if "\n" not in text:
-        return f": {one_line(text)}" if text else ""
-    return ":\n" + "\n".join(f"            {one_line(line)}" for line in text.splitlines())

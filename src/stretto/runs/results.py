@@ -23,7 +23,7 @@ from stretto.inputs.profile import read_profile, spent_usd
 from stretto.inputs.study import UNKNOWN_PROFILE, StudyOutline, belief_of, outline_of, tuning_on
 from stretto.journal.folds.cost import CostMeter
 from stretto.journal.folds.history import Gap, history_of, seen_by
-from stretto.planning.forecast import Estimate
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.runs.deadline import Deadline, EndedBy, deadline_of, is_at_deadline
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables, unreadable

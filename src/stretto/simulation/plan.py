@@ -11,8 +11,9 @@ from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
 from stretto.inputs.arguments import given_choice, given_whole
 from stretto.inputs.study import StudyFile
-from stretto.planning.forecast import Alternative, Estimate, Forecast, Nearest, Outcome, PlanBy, nearest_plans
+from stretto.planning.forecast import Alternative, Forecast, Nearest, Outcome, PlanBy, nearest_plans
 from stretto.planning.planner import LimitRule, Planner, plan_study
+from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.rubberband.drift import beginning
 from stretto.simulation.studies import with_limits_as

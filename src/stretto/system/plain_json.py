@@ -94,3 +94,14 @@ def _check(parsed: Any, *, finite: bool) -> None:
             return
         level = below
     raise UnreadableError("it is nested too deeply")
+
+
+def json_data(value: Any) -> Any:
+    """Plain JSON data; what is not a finite number is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: json_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_data(item) for item in value]
+    return value

@@ -9,7 +9,8 @@ import pytest
 
 import stretto.policies.rubberband.drift as planning_seam
 from stretto.inputs.study import StudyFile, study_of
-from stretto.planning.forecast import Estimate, Outcome
+from stretto.planning.forecast import Outcome
+from stretto.planning.profile import Estimate
 from stretto.simulation.plan import plan
 from stretto.simulation.studies import simulate_study
 from stretto.worlds.curve_files import load_curves
