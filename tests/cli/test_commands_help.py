@@ -12,7 +12,10 @@ import pytest
 
 from inputs import SNAPSHOT, WORKLOAD
 from stretto import __version__
+from stretto.driving.request import TuneRequest, check_request
+from stretto.launch.tune import prepare, start
 from study_command import Stretto
+from tune_world import STUDY, simulated, write_study
 
 METRICS = {
     "policy", "workload", "jobs", "completed", "mean_jct_s", "median_jct_s", "p90_jct_s", "p99_jct_s",
@@ -192,3 +195,37 @@ main()
     done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGINT
     assert not done.stderr
+
+
+ROOMS_OF_REAL_RUNS = ("stretto.launch", "stretto.driving", "stretto.torch", "torch", "ray")
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (("explain", "tiny"), 60),
+        (("explain", "tiny", "trial-000"), 60),
+        (("simulate", "--replay", "tiny", "--policy", "asha"), 110),
+        (("simulate", "builtin:synthetic", "--jobs", "2", "--policy", "fifo"), 110),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(
+    words: tuple[str, ...], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = TuneRequest(study=write_study(tmp_path, STUDY), work="train.py:train", policy="asha")
+    start(prepare(check_request(request), make=simulated), make=simulated)
+    lists = """
+import sys
+from stretto.cli.start import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", lists, *words], capture_output=True, text=True, check=False)
+    loaded = done.stderr.split()
+    ours = [name for name in loaded if name.split(".")[0] == "stretto"]
+    assert done.returncode == 0, done.stderr
+    assert len(ours) <= most, " ".join(sorted(ours))
+    assert not [name for name in loaded if name.startswith(ROOMS_OF_REAL_RUNS)]

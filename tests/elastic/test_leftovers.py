@@ -23,7 +23,8 @@ from stretto.driving.ray_target import RayCluster
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.tune import finished
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.begin import begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.fleet.nodes import NodeKind
 from stretto.substrate.ray.fleet import RayFleet

@@ -40,8 +40,9 @@ from stretto.launch.progress import ProgressLines
 from stretto.planning.profile import Estimate
 from stretto.profiling.probe import probe
 from stretto.report.run_text import tune_text
+from stretto.runs.begin import begin
 from stretto.runs.deadline import Deadline, when_to_resume
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.manage import unsaved_jobs
 from stretto.runs.results import command_files
 from stretto.substrate.elastic.command import Command

@@ -27,8 +27,9 @@ from stretto.inputs.work import CommandLine, Entry, find_entry
 from stretto.launch.describe import Tell
 from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
 from stretto.report.run_text import jobs_text
+from stretto.runs.begin import begin, check_same, differences
 from stretto.runs.explain import explain
-from stretto.runs.folder import RunFolder, RunSpec, begin, check_same, differences, find_run, run_folder
+from stretto.runs.folder import RunFolder, RunSpec, find_run, run_folder
 from stretto.substrate.elastic.effects import Rules
 from stretto.substrate.local.slots import Slots
 from stretto.wire.messages import Described

@@ -27,7 +27,8 @@ from stretto.launch.tune import prepare
 from stretto.planning.profile import Spread
 from stretto.pricing.instances import OWN_MACHINE, Instance, Offer
 from stretto.profiling.probe_data import SlotMap
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.begin import begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.store import check_unclaimed, empty_store, store_of
 from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.local.slots import Slots

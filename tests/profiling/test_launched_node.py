@@ -30,7 +30,8 @@ from stretto.pricing.instances import Instance, Offer
 from stretto.profiling.launched_node import LOOK_S, instance_to_probe, lent_node
 from stretto.profiling.origin import node_to_launch
 from stretto.profiling.probe_data import ProbeProgress
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.begin import begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.results import tune_result
 from study_command import StudyCommand
 from tune_world import STUDY, endless, write_study

@@ -24,7 +24,8 @@ from stretto.launch.to_plan import study_to_plan
 from stretto.launch.tune import prepare
 from stretto.planning.profile import Latency
 from stretto.profiling.probe_data import ProbeProgress
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.begin import begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.search.space import Config
 from study_command import StudyCommand, write
 from tune_world import STUDY, TRAIN, TRUTH, Endless, endless, write_study

@@ -51,9 +51,10 @@ from stretto.report.figures.gantt import IDLE, STARTING, UNDRIVEN, Groups, gpus_
 from stretto.report.plotting import time_unit
 from stretto.report.run_page import write_run_page
 from stretto.report.run_text import job_table, jobs_text, ranked, tune_text
+from stretto.runs.begin import begin
 from stretto.runs.deadline import Deadline, EndedBy, deadline_of
 from stretto.runs.explain import explain
-from stretto.runs.folder import PastLimits, RunFolder, RunSpec, begin, find_run
+from stretto.runs.folder import PastLimits, RunFolder, RunSpec, find_run
 from stretto.runs.job_results import run_result
 from stretto.runs.live_state import NOT_STARTED, Board
 from stretto.runs.results import TuneResult, plan_tables, tune_result

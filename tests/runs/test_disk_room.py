@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stretto.core.errors import InputError
-from stretto.runs.folder import TRIED_BYTES, check_room
+from stretto.runs.begin import TRIED_BYTES, check_room
 
 
 def test_a_disk_that_is_nearly_full_is_told_with_the_path_and_what_is_free(tmp_path: Path) -> None:

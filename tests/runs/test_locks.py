@@ -24,7 +24,8 @@ from stretto.driving.request import TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.jobs import RunRequest, check_run, start_run
 from stretto.launch.tune import prepare, start
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.begin import begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.status import LiveRun, holding, is_going_on, live_runs, neighbour_notes
 from stretto.system.locks import FileLock, Holder, LockedError, holder_of, is_held
 from tune_world import simulated, write_study

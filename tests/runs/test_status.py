@@ -21,8 +21,9 @@ from stretto.driving.substrate import TrainingSpec
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.tune import prepare, start
+from stretto.runs.begin import begin
 from stretto.runs.deadline import EndedBy
-from stretto.runs.folder import RunFolder, RunSpec, begin
+from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.live_state import Board, Phase
 from stretto.runs.results import tune_result
 from stretto.runs.status import Standing, check_free, is_going_on, state_of

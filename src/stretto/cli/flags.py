@@ -97,3 +97,10 @@ def check_place(path: Path, *, option: str, example: str) -> None:
         raise InputError(
             f"{option} {path} cannot be written: {above} {what}.", remedy="Name a file somewhere else."
         )
+
+
+def nothing_to_replay(run: Path) -> InputError:
+    """The error for a run that reported no epoch."""
+    return InputError(
+        "showed no epoch, so there is nothing to replay.", where=str(run), remedy="Let it run longer."
+    )

@@ -1,4 +1,4 @@
-"""`stretto simulate --replay`: a real run beside what other policies would have made of it."""
+"""`stretto simulate --replay` of a study: the real run beside simulations under other policies."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.core.errors import InputError
+from stretto.cli.flags import nothing_to_replay
 from stretto.core.units import format_duration, format_usd
 from stretto.policies.registry import Options
-from stretto.report.tables import HEADING, hours_text, metrics_text, policy_row
+from stretto.report.tables import HEADING, hours_text, policy_row
 from stretto.report.text import markdown_table
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder
-from stretto.runs.job_results import RunResult, run_result
 from stretto.runs.results import TuneResult
-from stretto.runs.status import ending_of
 from stretto.search.study import Study
-from stretto.simulation.replay import Replayed, StudyReplay, is_study, replay
-from stretto.simulation.replay_jobs import recorded_workload, replay_jobs
+from stretto.simulation.replay import Replayed, StudyReplay, replay
 from stretto.simulation.studies import StudyResult
-from stretto.system.plain_json import json_data
 from stretto.worlds.replay import Origin
 
 WORDS = {
@@ -36,31 +32,10 @@ MIGHT = "might be"
 
 
 def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options, *, as_json: bool) -> None:
-    """Simulate the run under every policy in a world of what it showed, and print what came of it."""
-    if damage := folder.damage():
-        print(damage, file=sys.stderr)
-    if is_study(folder):
-        _study(replay(folder, policies, options=options), folder, as_json=as_json)
-        return
-    events = list(folder.events())
-    workload = recorded_workload(events)
-    if not workload.jobs:
-        raise _nothing_seen(folder)
-    for note in workload.notes:
-        print(f"{folder.name}: {note}", file=sys.stderr)
-    metrics = [run.metrics for run in replay_jobs(events, policies, options=options)]
-    actual = run_result(folder, ending_of(folder))
-    if as_json:
-        runs = [dataclasses.asdict(one) for one in metrics]
-        found = json_data({"actual": actual.as_dict(), "runs": runs})
-        print(json.dumps(found, indent=2, allow_nan=False))
-    else:
-        print(f"{_jobs_really(actual)}\n\n{metrics_text(metrics)}")
-
-
-def _study(found: StudyReplay, folder: RunFolder, *, as_json: bool) -> None:
+    """Simulate the trials of the run under every policy, and print the results beside the real one."""
+    found = replay(folder, policies, options=options)
     if not found.replayed:
-        raise _nothing_seen(folder)
+        raise nothing_to_replay(folder.path)
     for note in found.notes:
         print(f"{folder.name}: {note}", file=sys.stderr)
     if as_json:
@@ -111,15 +86,6 @@ def _really(actual: TuneResult) -> list[str]:
     ]
 
 
-def _jobs_really(actual: RunResult) -> str:
-    done = [job for job in actual.jobs if job.jct_s is not None]
-    mean = "" if actual.mean_jct_s is None else f", mean JCT {format_duration(actual.mean_jct_s)}"
-    return (
-        f"{actual.policy}, really: {len(done)}/{len(actual.jobs)} jobs done{mean}, "
-        f"{format_duration(actual.finished_s)} in all, {hours_text(actual.gpu_hours)} slot hours"
-    )
-
-
 def _shares(one: Replayed) -> list[str]:
     return [f"{one.shares[origin]:.0%}" for origin in WORDS]
 
@@ -138,9 +104,3 @@ def _json(found: StudyReplay) -> dict[str, Any]:
             for one in found.replayed
         ],
     }
-
-
-def _nothing_seen(folder: RunFolder) -> InputError:
-    return InputError(
-        "showed no epoch, so there is nothing to replay.", where=str(folder.path), remedy="Let it run longer."
-    )

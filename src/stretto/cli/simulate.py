@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from stretto.cli.bars import progress_bar
 from stretto.cli.flags import AsJson, ReportFile, Seed, check_report
 from stretto.core.errors import InputError
 from stretto.core.units import parse_duration_s
 from stretto.policies.registry import check_policies, check_targets, parse_options
-from stretto.report.tables import metrics_table, metrics_text
 from stretto.runs.folder import find_run
-from stretto.simulation.jobs import Run, Setup
-from stretto.simulation.jobs import simulate as run_simulation
-from stretto.simulation.workloads import Request, load_workloads
-from stretto.system.plain_json import json_data
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
 FLAGS = {"workload": "WORKLOAD", "option": "--set", "as_json": "--json"}
 """Parameters whose flag has another name."""
 TUNING_POLICIES = "hypersched,asha,sha,hyperband,rubberband"
-TABLE_WIDTH = 90
-"""On a narrower terminal the table would lose columns; the text to paste only wraps."""
 
 
 STUDY_FLAGS = {"study", "policy", "deadline", "budget", "seeds", "option", "seed", "as_json", "report"}
 """What `--study` goes with."""
 REPLAY_FLAGS = {"replay", "policy", "option", "as_json"}
 """What `--replay` goes with."""
-PARTS = {
-    "--replay": "stretto.cli.replay",
-    "--study": "stretto.cli.study",
-    "--report": "stretto.report.jobs_page",
-}
-"""Modules that are imported for these flags only."""
+PARTS = {"WORKLOAD": "workloads", "--study": "study", "--replay": "replay", "--replay of jobs": "replay_jobs"}
+"""The module of each kind of simulation; it is imported for that kind only."""
 
 
 def simulate(
@@ -131,7 +116,10 @@ def simulate(
     check_report(report)
     if folder is not None:
         _check_replay_flags(context)
-        _part("--replay").compare_replay(folder, policies, options, as_json=as_json)
+        if damage := folder.damage():
+            print(damage, file=sys.stderr)
+        part = _part("--replay" if tunes else "--replay of jobs")
+        part.compare_replay(folder, policies, options, as_json=as_json)
         return
     if study is not None:
         _check_study_flags(context)
@@ -151,65 +139,38 @@ def simulate(
         )
         return
     _check_workload_flags(context)
-    request = Request(
-        sources=tuple(workload or ["builtin:demo"]),
-        profiles=tuple(profiles or ()),
-        gpu_type=gpu_type,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        jobs=jobs,
-        hours=hours,
-        log_start_s=None if log_start is None else parse_duration_s(log_start, where="--log-start"),
-        seed=seed,
+    part = _part("WORKLOAD")
+    part.compare_workloads(
+        part.Request(
+            sources=tuple(workload or ["builtin:demo"]),
+            profiles=tuple(profiles or ()),
+            gpu_type=gpu_type,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            jobs=jobs,
+            hours=hours,
+            log_start_s=None if log_start is None else parse_duration_s(log_start, where="--log-start"),
+            seed=seed,
+        ),
+        part.Setup(
+            interval_s=_at_least_a_second(parse_duration_s(interval, where="--interval"), "--interval"),
+            rounds=rounds,
+            whole_seconds=whole_seconds,
+            restart_s=parse_duration_s(restart, where="--restart"),
+            interference=_share(interference, "--interference"),
+            noise=_share(noise, "--noise"),
+            priors=priors,
+            seed=seed,
+        ),
+        policies,
+        options,
+        as_json=as_json,
+        report=report,
     )
-    loaded = load_workloads(request)
-    setup = Setup(
-        interval_s=_at_least_a_second(parse_duration_s(interval, where="--interval"), "--interval"),
-        rounds=rounds,
-        whole_seconds=whole_seconds,
-        restart_s=parse_duration_s(restart, where="--restart"),
-        interference=_share(interference, "--interference"),
-        noise=_share(noise, "--noise"),
-        priors=priors,
-        seed=seed,
-    )
-    runs: list[Run] = []
-    for one in loaded:
-        for note in one.workload.notes:
-            print(f"{one.workload.name}: {note}", file=sys.stderr)
-        for name in policies:
-            cluster = dataclasses.replace(setup, nodes=one.nodes)
-            try:
-                with progress_bar(f"{name} on {one.workload.name}", len(one.workload.jobs)) as tick:
-                    run = run_simulation(one.workload, name, cluster, options=options.get(name), on_tick=tick)
-            except InputError as error:
-                _show(runs, as_json=as_json)
-                where = f"{name} on {one.workload.name}"
-                raise InputError(error.problem, where=where, remedy=error.remedy) from error
-            runs.append(run)
-    _show(runs, as_json=as_json)
-    if report is not None:
-        _part("--report").write_report(report, runs)
-        print(f"report: {report}", file=sys.stderr)
-    if any(run.metrics.completed < run.metrics.jobs for run in runs):
-        raise typer.Exit(1)
 
 
-def _part(flag: str) -> Any:
-    return import_module(PARTS[flag])
-
-
-def _show(runs: list[Run], *, as_json: bool) -> None:
-    metrics = [run.metrics for run in runs]
-    if not metrics:
-        return
-    if as_json:
-        found = json_data({"runs": [dataclasses.asdict(one) for one in metrics]})
-        print(json.dumps(found, indent=2, allow_nan=False))
-    elif sys.stdout is not None and sys.stdout.isatty() and Console().width >= TABLE_WIDTH:
-        Console().print(metrics_table(metrics))
-    else:
-        print(metrics_text(metrics))
+def _part(kind: str) -> Any:
+    return import_module(f"stretto.cli.{PARTS[kind]}")
 
 
 def _check_study_flags(context: typer.Context) -> None:

@@ -22,8 +22,8 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.store import empty_store, store_of
 from stretto.substrate.elastic.effects import Rules
 from stretto.substrate.elastic.substrate import Files
-from stretto.substrate.fleet.commands import Commands
-from stretto.substrate.fleet.nodes import NodeKind, Resource
+from stretto.substrate.fleet.commands import Commands, Resource
+from stretto.substrate.fleet.nodes import NodeKind
 from stretto.substrate.ray.fleet import NodePool, RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher, Launcher
 from stretto.substrate.ray.launch_commands import CommandLauncher

@@ -26,7 +26,8 @@ from stretto.inputs.cluster import MOST_SLOTS, Machine, slots_offer
 from stretto.inputs.study import Rented
 from stretto.inputs.work import Entry, RealWork
 from stretto.pricing.instances import Offer
-from stretto.runs.folder import RunFolder, Tables, check_room
+from stretto.runs.begin import check_room
+from stretto.runs.folder import RunFolder, Tables
 from stretto.runs.status import live_runs, neighbour_notes
 from stretto.runs.store import store_of
 from stretto.substrate.fleet.provision import NodeFleet

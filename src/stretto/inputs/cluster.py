@@ -11,8 +11,7 @@ from stretto.planning.tuning import Tuning
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import SLOT, Instance, Offer, find_instance, node_type
 from stretto.pricing.price_list import make_instance, read_price_list
-from stretto.substrate.fleet.commands import check_labels, check_launch, check_release
-from stretto.substrate.fleet.nodes import START_S, Resource
+from stretto.substrate.fleet.commands import START_S, Resource, check_labels, check_launch, check_release
 
 MACHINE_KEYS = ("slots", "usd_per_slot_hour")
 RENT_KEYS = ("instances", "instance", "prices", "max_nodes", "nodes", "queue_s", "init_s")

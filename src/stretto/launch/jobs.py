@@ -33,18 +33,8 @@ from stretto.launch.describe import Ask, Describe, Tell, describe_entries
 from stretto.launch.progress import telling
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
-from stretto.runs.folder import (
-    RUNS,
-    RunFolder,
-    RunSpec,
-    Tables,
-    begin,
-    check_room,
-    check_same,
-    first_nodes,
-    run_folder,
-    unreadable,
-)
+from stretto.runs.begin import begin, check_room, check_same
+from stretto.runs.folder import RUNS, RunFolder, RunSpec, Tables, first_nodes, run_folder, unreadable
 from stretto.runs.job_results import RunResult, run_result
 from stretto.runs.mend import mend
 from stretto.runs.metrics_files import metrics_after

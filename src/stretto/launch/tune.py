@@ -51,8 +51,9 @@ from stretto.policies.registry import make_policy
 from stretto.pricing.instances import Offer
 from stretto.profiling.probe import OnProgress
 from stretto.profiling.speeds import speeds_of
+from stretto.runs.begin import begin, check_room, check_same
 from stretto.runs.deadline import AtDeadline, EndedBy, what_lets_go_on
-from stretto.runs.folder import RUNS, RunSpec, begin, check_room, check_same, first_nodes
+from stretto.runs.folder import RUNS, RunSpec, first_nodes
 from stretto.runs.mend import mend
 from stretto.runs.results import TuneResult, best_tables, plan_tables, read_prediction, tune_result
 from stretto.runs.status import check_free, holding, read_ending

@@ -30,7 +30,6 @@ from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables, unreadab
 from stretto.runs.live_state import ENDED, NOT_STARTED, Board, JobLine, Phase
 from stretto.runs.metrics_files import never_a_number, shown_in
 from stretto.runs.status import read_ending, standing_of, state_of
-from stretto.substrate.elastic.command import own_folder
 from stretto.wire.checkpoint_meta import usable_checkpoints
 
 NOTABLE_S = 2.0
@@ -329,7 +328,7 @@ def checkpoint_at(*places: str) -> Path | str | None:
 
 def command_files(folder: RunFolder, job_id: str) -> Path | None:
     """The folder that a job's command keeps files in, if there are any."""
-    files = own_folder(folder.log(job_id).parent)
+    files = folder.files(job_id)
     with contextlib.suppress(OSError):
         return files.absolute() if any(files.iterdir()) else None
     return None

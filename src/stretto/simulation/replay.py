@@ -186,11 +186,6 @@ class _Lead:
         return _Lead(queue_s + init_s + record.loading_s, init_s + record.loading_s)
 
 
-def is_study(folder: RunFolder) -> bool:
-    """Whether a run's folder is of a study that was tuned, and not of jobs."""
-    return folder.begun_spec().is_study
-
-
 def replay(
     folder: RunFolder,
     policies: Sequence[str],

@@ -7,6 +7,7 @@ import shutil
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from stretto.core.errors import InputError
 
@@ -14,6 +15,12 @@ _LAUNCH = ("address", "instance", "name", "number", "slots")
 _RELEASE = (*_LAUNCH, "ray_id")
 _SAMPLE = {"address": "a:1", "instance": "i", "name": "i-1", "number": 1, "slots": 1, "ray_id": "0"}
 """Sample values for the fields."""
+
+START_S = 600.0
+"""A node that has not come this long after its request counts as refused."""
+
+Resource = Literal["GPU", "CPU"]
+"""What counts as a slot of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from stretto.core.events import (
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
 from stretto.journal.folds.nodes import Record, Refusals
+from stretto.substrate.fleet.commands import START_S
 from stretto.substrate.fleet.nodes import (
-    START_S,
     FleetStep,
     LaunchFailure,
     LaunchNode,

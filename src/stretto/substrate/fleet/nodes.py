@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from stretto.core.cluster import Node
 from stretto.core.events import Event
-
-START_S = 600.0
-"""A node that has not come this long after its request counts as refused."""
-
-Resource = Literal["GPU", "CPU"]
-"""What counts as a slot of a node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,9 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeReleased
 from stretto.journal.folds.nodes import Record
+from stretto.substrate.fleet.commands import START_S, Resource
 from stretto.substrate.fleet.fleet import Fleet
-from stretto.substrate.fleet.nodes import (
-    START_S,
-    FleetStep,
-    LaunchFailure,
-    LaunchNode,
-    NodeKind,
-    NodeOrder,
-    Resource,
-    SeenNode,
-)
+from stretto.substrate.fleet.nodes import FleetStep, LaunchFailure, LaunchNode, NodeKind, NodeOrder, SeenNode
 from stretto.substrate.ray.launch import LaunchBegan, Launcher, LaunchFailed, LaunchNews
 from stretto.substrate.ray.nodes import RayNode, is_connected, read_nodes, slot_resource
 

@@ -22,7 +22,7 @@ from stretto.core.events import Event, JobNoted, NodeAdded, NodeDraining, NodeLo
 from stretto.journal.folds.nodes import Record
 from stretto.substrate.elastic.fork_servers import Saying
 from stretto.substrate.elastic.workers import Place, Post
-from stretto.substrate.fleet.nodes import Resource
+from stretto.substrate.fleet.commands import Resource
 from stretto.substrate.ray.agent import AgentConfig, AgentNews, ForkServerAction, ForkServerMessage
 from stretto.substrate.ray.agents import AgentClient, RemoteForkServer
 from stretto.substrate.ray.fleet import RayFleet

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stretto.substrate.fleet.nodes import NodeKind, Resource
+from stretto.substrate.fleet.commands import Resource
+from stretto.substrate.fleet.nodes import NodeKind
 from stretto.substrate.ray.nodes import INSTANCE_LABEL
 
 

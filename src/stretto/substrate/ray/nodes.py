@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from stretto.substrate.fleet.nodes import Resource
+from stretto.substrate.fleet.commands import Resource
 
 NAME_LABEL = "stretto-node"
 """The node's name in Stretto; set by the command that launches it."""
