@@ -17,7 +17,7 @@ from stretto.core.seeds import child_rng
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.hypersched.policy import HyperSched
-from stretto.policies.hypersched.rules import GAIN, Payoff, believed_scaling, ends_more_epochs, startup_s
+from stretto.policies.hypersched.rules import LEAST_GAIN, Payoff, believed_scaling, ends_more_epochs, startup_s
 from tuning_world import RESNET_50, Curve, run, tuning
 
 FLAT = Scaling(((1, 1.0), (2, 1.05)))
@@ -176,7 +176,7 @@ def _assert_gains(study: Tuning, event: Decided, trial: str, *, change: tuple[in
         return math.floor(time_s * scaling.speedup(count) / single_s + 1e-9)
 
     progress = scaling.speedup(after) * (left_s - stall_s) / (scaling.speedup(before) * left_s)
-    gains = progress > GAIN and epochs(left_s - stall_s, after) > epochs(left_s, before)
+    gains = progress > LEAST_GAIN and epochs(left_s - stall_s, after) > epochs(left_s, before)
     fastest = max(scaling.speedup(count) for count in range(1, gpus + 1))
     another_may = left_s - stall_s >= shortest_s / fastest
     assert gains or (after < before and another_may)

@@ -14,7 +14,7 @@ from stretto.core.seeds import child_rng
 from stretto.planning.profile import Scaling
 from stretto.policies.base import JobView
 from stretto.policies.hypersched.policy import HyperSched
-from stretto.policies.hypersched.rules import GAIN, believed_scaling, most_useful, on_grid, resize_gain
+from stretto.policies.hypersched.rules import LEAST_GAIN, believed_scaling, most_useful, on_grid, resize_gain
 from stretto.policies.registry import make_policy
 from tuning_world import RESNET_50, run, steady, tuning
 
@@ -48,7 +48,7 @@ class TestReallocation:
         for factor, worth in ((1.01, True), (0.99, False)):
             left_s = times * 60.0 * factor
             speeds = PUBLISHED.speedup(gpus), PUBLISHED.speedup(share)
-            assert (resize_gain(*speeds, left_s, 60.0) > GAIN) is worth
+            assert (resize_gain(*speeds, left_s, 60.0) > LEAST_GAIN) is worth
 
     def test_h5_in_a_decision(self) -> None:
         study = replace(STUDY, profile=replace(STUDY.profile, scaling=PUBLISHED))

@@ -1,8 +1,8 @@
-"""What HyperSched remembers between decisions: rungs, scores, who is to run, what starts and epochs took.
+"""What HyperSched remembers between decisions: rungs with scores, live trials, times of starts and epochs.
 
-Retrospective: a trial that passed a rung is held to that rung's present cut-off, the (1 - 1/eta) quantile
-of all that was recorded there, so that a better cohort can still push it below. Otherwise a trial must be
-among the best floor(n/eta) of the last rung it came to, as in asynchronous halving.
+Each rung has a cut-off, the (1 - 1/eta) quantile of all scores recorded there. With `retrospective`, a trial
+must reach the current cut-off of every rung it passed, so better trials that come later can push it below.
+Without it, a trial must be among the best floor(n/eta) of its last rung, as in asynchronous halving.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stretto.search.study import Study
 
 
 def rung_epochs(study: Study) -> tuple[int, ...]:
-    """The study's rungs and, eta times as far each, further ones until one lies beyond the last epoch."""
+    """The study's rungs, and further ones, each eta times as far, until one is beyond the last epoch."""
     epochs = list(study.rungs)
     while epochs and epochs[-1] <= study.max_epochs:
         epochs.append(epochs[-1] * study.eta)
@@ -38,7 +38,7 @@ class Rungs:
 
     @classmethod
     def load(cls, study: Study, *, retrospective: bool, memory: Any) -> Rungs:
-        """From plain data as `dump` gives it; None: nothing was recorded yet."""
+        """From plain data as `dump` returns it; None if nothing was recorded yet."""
         epochs = rung_epochs(study)
         if memory is None:
             return cls(epochs, study.eta, retrospective, [Rung([], []) for _ in epochs])
@@ -48,24 +48,24 @@ class Rungs:
         return [{"trials": rung.trials, "scores": rung.scores} for rung in self.rungs]
 
     def record(self, trial: str, epoch: int, score: float) -> None:
-        """Note a trial's score at every rung it has come to for the first time."""
+        """Record a trial's score at every rung that it reached with this epoch."""
         for place, milestone in enumerate(self.epochs):
             if epoch < milestone:
                 break
             self.rungs[place] = self.rungs[place].add(trial, score)
 
     def record_diverged(self, trial: str) -> None:
-        """Count a trial among those of the next rung, which it will not see."""
+        """Record a diverged trial at its next rung, as the worst there."""
         place = self.last(trial) + 1
         if place < len(self.rungs):
             self.rungs[place] = self.rungs[place].add(trial, None)
 
     def last(self, trial: str) -> int:
-        """The highest rung a trial came to; -1 before the first."""
+        """The highest rung a trial reached; -1 before the first."""
         return max((place for place, rung in enumerate(self.rungs) if trial in rung.trials), default=-1)
 
     def fallen_at(self, trial: str) -> int | None:
-        """The highest rung at which a trial does not hold its own; None if there is none."""
+        """The highest rung where a trial is below the cut-off; None if there is none."""
         for place in range(len(self.rungs) - 1, -1, -1):
             if trial in self.rungs[place].trials:
                 if trial in self._below(place):
@@ -75,7 +75,7 @@ class Rungs:
         return None
 
     def fallen(self) -> set[str]:
-        """Trials that do not hold their own at some rung they came to."""
+        """Trials below the cut-off of some rung that they reached."""
         seen: set[str] = set()
         fallen: set[str] = set()
         for place in range(len(self.rungs) - 1, -1, -1):
@@ -85,13 +85,13 @@ class Rungs:
         return fallen
 
     def holding(self) -> list[str]:
-        """Trials that hold their own at every rung they came to, the farthest first, then the best there."""
+        """Trials at or above the cut-off of every rung they reached: the farthest first, then the best."""
         fallen = self.fallen()
         farthest_first = dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials)
         return [trial for trial in farthest_first if trial not in fallen]
 
     def cutoff(self, place: int) -> float | None:
-        """What a trial must have shown at a rung; None: nobody is cut, or, looking ahead only, all are."""
+        """The score a trial needs at a rung; None while too few trials reached it to compare them."""
         rung = self.rungs[place]
         if self.retrospective:
             return rung.cutoff(self.eta)
@@ -99,7 +99,7 @@ class Rungs:
         return rung.scores[len(through) - 1] if through else None
 
     def _below(self, place: int) -> list[str]:
-        """The trials of a rung that do not hold their own there."""
+        """The trials of a rung that are below its cut-off."""
         rung = self.rungs[place]
         if not self.retrospective:
             return list(rung.trials[len(rung.going_on(self.eta)) :])
@@ -111,41 +111,41 @@ class Rungs:
 
 
 KEPT = 16
-"""So many epoch times on one GPU are kept, and so many speed-ups of each number of GPUs, the newest."""
+"""How many of the newest epoch times on one GPU are kept, and speed-ups of each number of GPUs."""
 KEPT_OF_TRIAL = 5
-"""So many of a trial's own epoch times on one GPU are kept, the newest."""
+"""How many of a trial's own newest epoch times on one GPU are kept."""
 
 
 @dataclass(slots=True)
 class StudyMemory:
-    """The memory of a study in progress, open for one decision."""
+    """The memory of one study, as a copy that one decision changes."""
 
     rungs: Rungs
     heard: dict[str, list[int]]
-    """Of each trial that has shown something: how many results and start times were taken in."""
+    """For each trial that reported: how many of its results and start times are included here."""
     live: dict[str, int]
-    """Trials that are to run, and how many more results each must show before it may be resized."""
+    """Trials that should run, and how many more results each must report before it may be resized."""
     starts_s: list[float]
-    """What starts and resizes took, ascending."""
+    """How long starts and resizes took, ascending."""
     singles_s: list[float]
     """Newest epoch times on one GPU."""
     own_s: dict[str, list[float]]
-    """The same of each trial."""
+    """The same, by trial."""
     speedups: dict[str, list[float]]
-    """Newest speed-ups by number of GPUs: of each epoch over the same trial's on one GPU.
+    """Newest speed-ups by number of GPUs: each compares an epoch with the same trial's epochs on one GPU.
 
-    Trials differ in speed, so that the epochs of one say nothing about the scaling of another.
+    Trials differ in speed, so an epoch is never compared with another trial's.
     """
     longest_s: float
     """The longest time any trial has held GPUs."""
     farthest: int
-    """The most epochs any trial has shown."""
+    """The most epochs any trial has completed."""
     closed_for_s: float | None
-    """The deadline before which a newcomer would have too little time; None: the door is open."""
+    """The deadline for which admission is closed, as a newcomer has too little time; None: it is open."""
 
     @classmethod
     def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> StudyMemory:
-        """A copy of what was remembered; the memory itself stays as it is."""
+        """A copy of the memory, which itself stays unchanged."""
         if memory is None:
             rungs = Rungs.load(study, retrospective=retrospective, memory=None)
             return cls(rungs, {}, {}, [], [], {}, {}, 0.0, 0, closed_for_s=None)
@@ -158,7 +158,7 @@ class StudyMemory:
             own_s=dict(memory["own_s"]),
             speedups=dict(memory["speedups"]),
             longest_s=memory["longest_s"],
-            farthest=memory.get("farthest", 0),  # unknown to a run that an earlier version began
+            farthest=memory.get("farthest", 0),  # missing in runs that an earlier version began
             closed_for_s=memory["closed_for_s"],
         )
 
@@ -185,7 +185,7 @@ class StudyMemory:
         return len(job.results) > (heard[0] if heard else 0)
 
     def hear(self, job: JobView, study: Study, window: int) -> bool:
-        """Take in a trial's new results; False if it diverged."""
+        """Add a trial's new results; False if it diverged."""
         trial = job.job.id
         results, starts = self.heard.get(trial, (0, 0))
         for start_s in job.start_times_s[starts:]:
@@ -203,17 +203,17 @@ class StudyMemory:
         return True
 
     def forget(self, trial: str) -> None:
-        """A trial is over; what it showed at rungs stays."""
+        """Drop a trial that is over; its scores at rungs stay."""
         self.heard.pop(trial, None)
         self.live.pop(trial, None)
         self.own_s.pop(trial, None)
 
     def single_epoch_s(self, believed_s: float) -> float:
-        """The median epoch on one GPU; what is believed, if none was seen."""
+        """The median epoch on one GPU; `believed_s` if none was measured."""
         return median(self.singles_s) if self.singles_s else believed_s
 
     def own_epoch_s(self, trial: str, believed_s: float) -> float:
-        """The median epoch of a trial on one GPU; that of all trials, if it showed none."""
+        """The median epoch of a trial on one GPU; that of all trials if it has none."""
         own_s = self.own_s.get(trial)
         return median(own_s) if own_s else self.single_epoch_s(believed_s)
 

@@ -1,17 +1,21 @@
-"""HyperSched: the best model by a deadline on a fixed cluster.
+"""HyperSched: the best model by a deadline, on a cluster of fixed size.
 
-Rungs: a trial that falls below the present cut-off of any rung it passed is paused at its next result, and
-resumed once it is at or above all of them again. Admission: trials are started and resumed only while a
-newcomer could still be trained eta times as long as the longest-running one; from then on the pool only
-shrinks. Reallocation: every running trial has one GPU; those left over are shared out, and a trial takes
-its share, at one of its results, when the speed it gains until the deadline is worth the restart.
+- Rungs (memory.py): a trial that falls below the current cut-off of any rung it passed is paused at its next
+  result. It is promoted again, that is resumed, once it is at or above all of its cut-offs.
+- Admission (turn.py): trials start and resume only while a newcomer could still train eta times as long as
+  the longest-running trial. After that the pool of running trials only shrinks.
+- Reallocation (turn.py, rules.py): every running trial has one GPU, and the spare GPUs are shared out. A
+  trial takes its share at one of its results, if the speed gained until the deadline is worth the restart.
 
-As published, everything that does not run when admission closes is stopped. Here it waits, so that a later
-deadline finds it there, and GPUs that the pool could not use even at its largest go on with others: new
-trials before those that fell, as long as they could still come as far as the farthest trial has; from then on
-whoever has the best metric, fallen or not, if another of its epochs ends by the deadline. Nor is a trial
-resized shortly before the deadline for nothing: it takes GPUs only if more of its epochs end by then, and
-gives them only to somebody of whom that holds.
+Three things differ from the paper; `published` restores the paper's rules:
+
+- When admission closes, the paper stops every trial that does not run. Here they wait, so that they can
+  resume if the deadline is extended.
+- GPUs that the pool cannot use even at its largest go to other trials. New trials come before those that
+  fell, as long as they can still catch up with the farthest trial. After that the trial with the best
+  metric comes first, fallen or not, if another of its epochs ends by the deadline.
+- A trial takes GPUs only if more of its epochs then end by the deadline. It gives GPUs up only to a trial
+  for which that holds.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from stretto.policies.trials import TUNING_EVENTS, beside_others
 
 @dataclass(frozen=True, kw_only=True)
 class HyperSched(HyperSchedOptions):
-    """Tunes a study for the best model at its deadline."""
+    """Tunes a study for the best metric at its deadline."""
 
     wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
     tuning: Tuning

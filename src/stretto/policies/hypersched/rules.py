@@ -1,4 +1,4 @@
-"""HyperSched's options, and whether a start or a resize still pays by the deadline."""
+"""HyperSched's options, and its rules of time: when admission closes, and whether a resize still pays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stretto.policies.common import EPS, check_option
 from stretto.policies.trials import Share
 
 ScalingBelief = Literal["given", "learned", "linear"]
-"""The profile's speed-up; the same, corrected by the epochs that were seen; as many times as GPUs."""
+"""The profile's speed-up; that speed-up corrected by measured epochs; or proportional to the GPUs."""
 
 
 def startup_s(ascending: Sequence[float]) -> float:
-    """The 90th percentile of start times, between neighbours in proportion; 0 of none."""
+    """The 90th percentile of start times, interpolated; 0 if there are none."""
     if not ascending:
         return 0.0
     place = (len(ascending) - 1) * 0.9
@@ -30,7 +30,7 @@ def startup_s(ascending: Sequence[float]) -> float:
 def believed_scaling(
     belief: ScalingBelief, given: Scaling, gpus: int, speedups: Mapping[str, Sequence[float]]
 ) -> Scaling:
-    """Speed by GPUs, of which there are `gpus`; `speedups` has those seen, by number of GPUs as text."""
+    """Speed by number of GPUs, up to `gpus`; `speedups` has the measured ones, with the number as text."""
     if belief == "linear":
         return Scaling(((1, 1.0), (gpus, float(gpus)))) if gpus > 1 else Scaling(((1, 1.0),))
     if belief == "given" or not speedups:
@@ -40,7 +40,7 @@ def believed_scaling(
 
 
 def most_useful(scaling: Scaling, gpus: int) -> int:
-    """The fewest GPUs that reach the highest speed of up to `gpus`: where speed bends, or all."""
+    """The fewest GPUs that reach the highest speed possible with `gpus`."""
     most = scaling.most_gpus
     if most <= gpus:
         return most
@@ -51,10 +51,10 @@ def most_useful(scaling: Scaling, gpus: int) -> int:
 
 
 def _corrected(given: Scaling, seen: Sequence[tuple[int, float]]) -> Scaling:
-    """The speed-up that was seen, and elsewhere the given one times a factor.
+    """The measured speed-ups, and between and beyond them the given ones times a factor.
 
-    The factor is seen / given; between two numbers of GPUs that were seen its logarithm is linear in that of
-    GPUs, and beyond the last it stays.
+    The factor is measured / given. Between two measured numbers of GPUs its logarithm is linear in the
+    logarithm of GPUs; beyond the last it is constant.
     """
     known = dict(seen)
     factors = [(count, math.log(speed / given.speedup(count))) for count, speed in seen]
@@ -76,44 +76,45 @@ def _between(factors: Sequence[tuple[int, float]], gpus: int) -> float:
 
 
 AUTO = -1
-"""Leave it to `published`."""
-GAIN = 1.1
-"""A larger allocation must bring this many times the progress by the deadline."""
+"""The default, which depends on `published`."""
+LEAST_GAIN = 1.1
+"""A resize must bring more than this many times the progress by the deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HyperSchedOptions:
-    """How HyperSched is set."""
+    """The options of HyperSched."""
 
     name: ClassVar[str] = "hypersched"
     published: bool = False
-    """When admission closes, stop everything that does not run, and cut trials even if GPUs stay idle.
+    """Follow the paper where we differ from it.
 
-    Resize for progress that no epoch comes of by the deadline, and take GPUs that nobody gains by.
+    Stop all paused and new trials when admission closes, and cut trials even if GPUs then idle. Resize for
+    part of an epoch, and take GPUs from a trial even if no other trial gains by them.
     """
     share: Literal["auto", "none", "uniform", "top"] = "auto"
-    """Who gets GPUs that are left over; auto: the best trial, or, as published, everybody in turn."""
+    """Who gets spare GPUs; auto: the best trial (published: all in turn)."""
     scaling: Literal["auto", "given", "learned", "linear"] = "auto"
-    """Speed by GPUs: the profile's; that, corrected by the epochs seen; or as many times as GPUs.
+    """Speed by GPUs: given is the profile's, learned corrects it by measured epochs, linear is proportional.
 
-    auto: learned, or, as published, given.
+    auto: learned (published: given).
     """
     recharge: int = AUTO
-    """A trial shows more results than this between two resizes; -1: 1, or, as published, 5.
+    """A trial must report more results than this between two resizes; -1: 1 (published: 5).
 
-    What a resize must bring to be worth its restart already keeps trials from being resized for nothing;
-    waiting for results costs most where a deadline leaves few of them.
+    A low number is enough, since a resize must be worth its restart anyway. Waiting for results costs most
+    when few epochs are left before the deadline.
     """
     grid: int = 0
     """Trials are resized to at most this many GPUs or to multiples of it; 0: to any number."""
     score_window: int = 1
-    """Trials are compared by the mean of so many last results."""
+    """Trials are compared by the mean of this many last results."""
     retrospective: bool = True
-    """Hold trials to the present cut-offs of rungs they passed, not to those of the time they passed them."""
+    """Compare trials with the current cut-offs of the rungs they passed, not with the cut-offs back then."""
     overhead: bool = True
-    """Reckon with the time a start takes."""
+    """Take start-up time into account."""
     admission: bool = True
-    """Start no trial that could not be trained long enough."""
+    """Start no trial that cannot train long enough before the deadline."""
 
     def __post_init__(self) -> None:
         for option, value, least in (
@@ -143,7 +144,7 @@ class HyperSchedOptions:
 
 
 def time_needed_s(eta: int, longest_s: float, startup_s: float, full_training_s: float) -> float:
-    """Time a newcomer must have: eta times what the longest-running trial had, or a full training.
+    """Admission needs this much time: eta times that of the longest-running trial, or a full training.
 
     min(eta * (t_longest - t_startup), R * t_epoch on one GPU)
     """
@@ -151,17 +152,17 @@ def time_needed_s(eta: int, longest_s: float, startup_s: float, full_training_s:
 
 
 def catch_up_s(farthest: int, epoch_s: float, startup_s: float) -> float:
-    """Time in which a newcomer can come as far as the farthest trial has.
+    """Time in which a newcomer reaches the epoch of the farthest trial, on as many GPUs as it can use.
 
-    t_startup + E * t_epoch on as many GPUs as it can use
+    t_startup + E * t_epoch
     """
     return startup_s + farthest * epoch_s
 
 
 def resize_gain(speed: float, new_speed: float, left_s: float, startup_s: float) -> float:
-    """Progress by the deadline with the new speed, after the restart, over that without a resize.
+    """Progress by the deadline with a resize, restart included, relative to progress without it.
 
-    s(new) * (T_left - t_startup) / (s(now) * T_left); 0 if the restart takes all the time that is left.
+    s(new) * (T_left - t_startup) / (s(now) * T_left); 0 if the restart takes all the time left
     """
     if left_s <= startup_s:
         return 0.0
@@ -169,9 +170,10 @@ def resize_gain(speed: float, new_speed: float, left_s: float, startup_s: float)
 
 
 def ends_more_epochs(epoch_s: float, new_epoch_s: float, left_s: float, startup_s: float) -> bool:
-    """Whether a trial at the beginning of an epoch ends more of them by the deadline if it is resized.
+    """Whether a trial at the start of an epoch completes more epochs by the deadline if it is resized.
 
-    floor((T_left - t_startup) / t_epoch(new)) > floor(T_left / t_epoch(now)); without a deadline, the faster.
+    floor((T_left - t_startup) / t_epoch(new)) > floor(T_left / t_epoch(now)). Without a deadline: whether
+    it gets faster.
     """
     if math.isinf(left_s):
         return new_epoch_s < epoch_s
@@ -183,23 +185,23 @@ def _ended(time_s: float, epoch_s: float) -> int:
 
 
 def on_grid(gpus: int, grid: int) -> int:
-    """The most GPUs, up to so many, that are at most the grid or a multiple of it; all without a grid (0)."""
+    """`gpus`, rounded down to a multiple of the grid if it is larger than the grid; 0 means no grid."""
     return gpus if grid == 0 or gpus <= grid else gpus - gpus % grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payoff:
-    """What is believed of every resize that could be asked for now."""
+    """Whether a start or a resize pays by the deadline."""
 
     scaling: Scaling
     left_s: float
     startup_s: float
-    """How long a trial stands still for a resize."""
+    """The restart penalty: how long a trial stops for a resize."""
     whole_epochs: bool
-    """Only epochs that end by the deadline count; else, as published, progress alone."""
+    """Count only epochs that end by the deadline; otherwise, as published, count any progress."""
 
     def gain(self, held: int, share: int, *, wait_s: float = 0.0) -> float:
-        """Times the progress from `wait_s` to the deadline; without bound for a trial that stands still."""
+        """Progress from `wait_s` to the deadline relative to no resize; infinite for a trial without GPUs."""
         if not held:
             return math.inf
         speeds = self.scaling.speedup(held), self.scaling.speedup(share)
@@ -207,7 +209,7 @@ class Payoff:
 
     def is_worth(self, single_s: float, held: int, share: int, *, wait_s: float = 0.0) -> bool:
         """Whether a trial whose epochs take `single_s` on one GPU should be resized `wait_s` from now."""
-        if self.gain(held, share, wait_s=wait_s) <= GAIN:
+        if self.gain(held, share, wait_s=wait_s) <= LEAST_GAIN:
             return False
         if not self.whole_epochs:
             return True
@@ -216,13 +218,13 @@ class Payoff:
         return ends_more_epochs(epoch_s, new_epoch_s, self.left_s - wait_s, self.startup_s)
 
     def why_not(self, held: int, share: int) -> str:
-        """Why a trial is not resized, at one of its results."""
+        """Why a trial is not resized at one of its results."""
         stays = f"Stays on {counted(held, 'slot')}:"
         if share < held and self.scaling.speedup(share) <= self.scaling.speedup(held):
-            return f"{stays} no other trial would come further with some of them {self._by_then}."
+            return f"{stays} no other trial would get further with some of them {self._by_then}."
         resize = f"with {share}, after a resize of {self._startup}, it would"
-        if self.gain(held, share) > GAIN:
-            return f"{stays} {resize} end no more epochs in the {self.left_s:.0f} s left."
+        if self.gain(held, share) > LEAST_GAIN:
+            return f"{stays} {resize} complete no more epochs in the {self.left_s:.0f} s left."
         return f"{stays} {resize} make less than {GAIN:g} times the progress {self._by_then}."
 
     @property
