@@ -26,7 +26,7 @@ from stretto.planning.profile import Estimate, Latency, Profile
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import Policy
 from stretto.policies.registry import make_policy, rents_nodes
-from stretto.policies.rubberband.drift import beginning
+from stretto.policies.rubberband.drift import progress_at_start
 from stretto.policies.rubberband.policy import RubberBand
 from stretto.pricing.instances import OWN_MACHINE, node_type
 from stretto.runs.results import Prediction
@@ -143,7 +143,7 @@ def check_pays_an_epoch(tuning: Tuning, loading_s: float, *, rents: bool) -> Non
 def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, ...]) -> Expectation:
     """What the plan comes to that the policy will follow, if the run begins at once."""
     planned = plan_to_begin(tuning, nodes, planner=policy.planner, rule=policy.rule, seed=seed)
-    plan, start = planned.outcome.followed(tuning.limits).plan, beginning(tuning, nodes)
+    plan, start = planned.outcome.followed(tuning.limits).plan, progress_at_start(tuning, nodes)
     run = carried_out(tuning, plan, child_rng(seed, "expect"), start)
     first = plan.stages[0]
     rented = max(first.nodes - (0 if start is None else start.held(first.instance)), 0)

@@ -15,7 +15,7 @@ from stretto.planning.forecast import Alternative, Forecast, Nearest, Outcome, P
 from stretto.planning.planner import LimitRule, Planner, plan_study
 from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
-from stretto.policies.rubberband.drift import beginning
+from stretto.policies.rubberband.drift import progress_at_start
 from stretto.simulation.studies import with_limits_as
 from stretto.system.threads import one_blas_thread
 
@@ -85,7 +85,7 @@ def plan_to_begin(
     def plan_later(later_s: float) -> PlanBy:
         def plan_by(one: Tuning) -> Outcome:
             nearer = replace(one, limits=_nearer(one.limits, later_s))
-            rng, start = child_rng(seed, "plan"), beginning(one, held)
+            rng, start = child_rng(seed, "plan"), progress_at_start(one, held)
             return plan_study(nearer, rng, planner=planner, rule=rule, start=start)
 
         return plan_by

@@ -17,7 +17,13 @@ from stretto.core.seeds import child_rng
 from stretto.planning.profile import Scaling
 from stretto.planning.tuning import Tuning
 from stretto.policies.hypersched.policy import HyperSched
-from stretto.policies.hypersched.rules import LEAST_GAIN, Payoff, believed_scaling, ends_more_epochs, startup_s
+from stretto.policies.hypersched.rules import (
+    LEAST_GAIN,
+    Payoff,
+    believed_scaling,
+    ends_more_epochs,
+    startup_s,
+)
 from tuning_world import RESNET_50, Curve, run, tuning
 
 FLAT = Scaling(((1, 1.0), (2, 1.05)))
@@ -61,7 +67,7 @@ class TestGrowing:
         if gpus == 1:
             assert reason.text == (
                 "Stays on 1 slot: with 8, after a resize of 10 s, "
-                "it would end no more epochs in the 14 s left."
+                "it would complete no more epochs in the 14 s left."
             )
 
     def test_as_published_progress_counts_that_no_epoch_comes_of(self) -> None:
@@ -106,7 +112,7 @@ class TestGiving:
         assert counts(decision) == {"trial-000": 1, "trial-001": 1 if gives else 7}
         if not gives:
             assert decision.reasons["trial-001"].text == (
-                "Stays on 7 slots: no other trial would come further with some of them by the deadline."
+                "Stays on 7 slots: no other trial would get further with some of them by the deadline."
             )
 
     def test_what_is_of_no_use_is_given_up_for_those_who_wait(self) -> None:

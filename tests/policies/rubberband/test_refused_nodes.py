@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,8 +37,8 @@ from stretto.core.events import Decided, Event, NodeAdded, NodeLost, NodeRefused
 from stretto.core.resources import Resources
 from stretto.journal.base import MemoryJournal
 from stretto.planning.profile import Scaling, Spread
-from stretto.policies.rubberband.drift import as_seen
-from stretto.policies.rubberband.memory import dump, load
+from stretto.policies.rubberband.drift import with_seen_delays
+from stretto.policies.rubberband.memory import PlanState
 from stretto.policies.rubberband.turn import again_at_s, on_fewer
 from stretto.runs.explain import Line, cluster_lines
 from stretto.substrate.sim.substrate import SimSubstrate
@@ -66,7 +67,7 @@ def test_it_goes_on_with_the_nodes_that_come_and_says_so(monkeypatch: pytest.Mon
     assert [(t_s, sum(tasks.values())) for t_s, tasks in first] == [(50.0, 2)] * 4
     assert outcome.end_s == 50.0 + (START_S + 10.0) + (START_S + 5.0)
     assert any(
-        "2 of 4 nodes were refused (the cloud had 2 of 4); it goes on with 2." in text
+        "2 of 4 nodes were refused (the cloud had 2 of 4); the stage continues on 2." in text
         for text in reasons(outcome.events)
     )
     assert sorted(outcome.finished) == ["trial-002", "trial-003"]
@@ -104,9 +105,9 @@ def test_where_everything_is_refused_it_asks_again_after_a_while(monkeypatch: py
     assert sorted(outcome.finished) == ["trial-002", "trial-003"]
     told = [text for text in reasons(outcome.events) if "refused" in text]
     assert told[0] == (
-        "Stage 1 of 2: 1 of 1 nodes were refused (the cloud had 0 of 1); they are asked for again at 5s."
+        "Stage 1 of 2: 1 of 1 nodes were refused (the cloud had 0 of 1); they are requested again at 5s."
     )
-    assert "(the cloud had 0 of 1), 9 times in a row; they are asked for again at 20m 15s." in told[-1]
+    assert "(the cloud had 0 of 1), 9 times in a row; they are requested again at 20m 15s." in told[-1]
 
 
 def test_a_node_that_came_makes_it_hopeful_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +159,10 @@ def test_what_was_remembered_before_tries_were_counted_still_loads(monkeypatch: 
     outcome = execute(study(4, (4,), 8), BEST_LAST[:4])
     memory = next(event.memory for event in outcome.events if isinstance(event, Decided) and event.memory)
     unknown = {"in_vain", "whole"}
-    course = load({name: value for name, value in memory["course"].items() if name not in unknown})
+    known = {name: value for name, value in memory["course"].items() if name not in unknown}
+    course = msgspec.convert(known, PlanState)
     assert (course.in_vain, course.whole) == (0, None)
-    assert load(dump(course)) == course
+    assert msgspec.convert(msgspec.to_builtins(course), PlanState) == course
 
 
 def test_refusals_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +215,7 @@ class TestDelays:
     def test_what_was_believed_counts_as_one_more_observation(self) -> None:
         conditions = study(4, (), 8)
         arrivals = [self.came(160.0, 90.0, 50.0), self.came(190.0, 90.0, 80.0)]
-        profile = as_seen(conditions, arrivals).profile
+        profile = with_seen_delays(conditions, arrivals).profile
         # One request of two nodes: one waiting time, two starts.
         assert profile.queue_s.mean == pytest.approx((QUEUE_S + 90.0) / 2)
         assert profile.queue_s.sd == pytest.approx(30.0)
@@ -223,9 +225,9 @@ class TestDelays:
     def test_nothing_believed_counts_for_nothing_and_nodes_that_were_there_tell_nothing(self) -> None:
         conditions = study(4, (), 8)
         there = [self.came(0.0, 0.0, 0.0)]
-        assert as_seen(conditions, there) is conditions
+        assert with_seen_delays(conditions, there) is conditions
         unknown = replace(conditions, profile=replace(conditions.profile, queue_s=Spread(0.0)))
-        seen = as_seen(unknown, [*there, self.came(60.0, 10.0, 50.0)]).profile
+        seen = with_seen_delays(unknown, [*there, self.came(60.0, 10.0, 50.0)]).profile
         assert (seen.queue_s.mean, seen.queue_s.sd) == (10.0, 0.0)
 
     def test_a_plan_made_on_the_way_knows_how_long_nodes_took(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,7 @@ class Payoff:
         resize = f"with {share}, after a resize of {self._startup}, it would"
         if self.gain(held, share) > LEAST_GAIN:
             return f"{stays} {resize} complete no more epochs in the {self.left_s:.0f} s left."
-        return f"{stays} {resize} make less than {GAIN:g} times the progress {self._by_then}."
+        return f"{stays} {resize} make less than {LEAST_GAIN:g} times the progress {self._by_then}."
 
     @property
     def _by_then(self) -> str:

@@ -267,7 +267,7 @@ class HyperSchedTurn:
         return self._payoff.is_worth(epochs * self._single_s(trial), 0, gpus)
 
     def _candidates(self) -> list[str]:
-        """Who may be promoted: paused trials above their cut-offs, the farthest and best first; then new ones."""
+        """Paused trials that may be promoted, the farthest and best first; then new trials."""
         waiting = self._waiting()
         if not waiting:
             return []
@@ -296,7 +296,7 @@ class HyperSchedTurn:
         self._memory.live[trial] = self._rules.results_between
 
     def _pays(self, trial: str, proposal: Mapping[str, int], at_once: Collection[str]) -> bool:
-        """Whether a trial's resize pays by the deadline: for itself, or for those who get the GPUs it gives."""
+        """Whether a resize pays by the deadline: for the trial, or for those that get its GPUs."""
         held, share = self._counts[trial], proposal[trial]
         gives = share < held
         if gives and self._rules.published:

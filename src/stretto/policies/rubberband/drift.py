@@ -1,4 +1,4 @@
-"""Making the plan that RubberBand executes, at first and again when reality drifts from it."""
+"""Makes the plan that RubberBand executes, and tells how far reality has drifted from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stretto.policies.rubberband.memory import PlanBasis, PlanState, own_nodes
 
 
 def slowness_of(tuning: Tuning, stage: StagePlan, results: Sequence[Result]) -> float | None:
-    """Time of a trial's epochs in this stage relative to the profile; None if none was measured."""
+    """Time of a trial's epochs in this stage relative to the profile; None if no epoch was measured."""
     instance = tuning.instance(stage.instance)
     ratios = []
     for result in reversed(results):
@@ -37,21 +37,19 @@ def slowness_of(tuning: Tuning, stage: StagePlan, results: Sequence[Result]) -> 
     return fmean(ratios) if ratios else None
 
 
-def observed(tuning: Tuning, course: PlanState, jobs: Mapping[str, JobView]) -> dict[str, float]:
-    """Slowness of every trial of the stage that showed it."""
+def slowness_by_trial(tuning: Tuning, state: PlanState, jobs: Mapping[str, JobView]) -> dict[str, float]:
+    """Slowness of every trial of the stage that has a measured epoch."""
     found = {
-        trial: slowness_of(tuning, course.plan, jobs[trial].results)
-        for trial in course.living
-        if trial in jobs
+        trial: slowness_of(tuning, state.plan, jobs[trial].results) for trial in state.living if trial in jobs
     }
     return {trial: slowness for trial, slowness in found.items() if slowness is not None}
 
 
-def as_seen(tuning: Tuning, arrivals: Sequence[NodeAdded]) -> Tuning:
-    """What was believed, with the delays of nodes as those that came showed them.
+def with_seen_delays(tuning: Tuning, arrivals: Sequence[NodeAdded]) -> Tuning:
+    """The tuning with delays of nodes updated by the nodes that came.
 
-    The nodes of one request wait together, so they tell one waiting time. Those that were there at once
-    tell nothing: nobody had to bring them.
+    Nodes of one request wait together, so they count as one waiting time. Nodes that were there at once tell
+    nothing about delays.
     """
     waited = [one for one in arrivals if one.queue_s or one.init_s]
     if not waited:
@@ -69,7 +67,7 @@ def as_seen(tuning: Tuning, arrivals: Sequence[NodeAdded]) -> Tuning:
 
 
 def steady_s(tuning: Tuning, stages: Sequence[StagePlan], held: tuple[str, int], slowness: float) -> float:
-    """How long the stages take if nothing varies, beginning with so many nodes of a type."""
+    """How long the stages take if nothing varies; `held`: instance type and number of the first nodes."""
     profile = tuning.profile
     total_s = 0.0
     for stage in stages:
@@ -90,38 +88,38 @@ def epoch_s(tuning: Tuning, stage: StagePlan, slowness: float) -> float:
 
 
 def finish_s(
-    tuning: Tuning, course: PlanState, now_s: float, jobs: Mapping[str, JobView], slowness: float
+    tuning: Tuning, state: PlanState, now_s: float, jobs: Mapping[str, JobView], slowness: float
 ) -> float:
-    """When the study will end if trials go on as they did: the rest of this stage, and those to come."""
-    later = course.stages[course.stage + 1 :]
-    held = (course.plan.instance, len(course.kept))
-    later_s = steady_s(tuning, later, held, slowness) * course.footing.stretch
-    return now_s + _stage_left_s(tuning, course, jobs, slowness) + later_s
+    """When the study will end at the present speed: after the rest of this stage and all later stages."""
+    later = state.stages[state.stage + 1 :]
+    held = (state.plan.instance, len(state.kept))
+    later_s = steady_s(tuning, later, held, slowness) * state.footing.stretch
+    return now_s + _stage_left_s(tuning, state, jobs, slowness) + later_s
 
 
 def _trained_s(job: JobView, start_s: float) -> float:
-    """How long a trial has been at its epoch; it is taken to train once it has had the time to start."""
+    """How long a trial has trained in its current epoch, less the expected time of its start."""
     if not job.allocation.workers:
         return 0.0
     return max(job.start_age_s - start_s, 0.0) if job.epoch_age_s is None else job.epoch_age_s
 
 
-def _stage_left_s(tuning: Tuning, course: PlanState, jobs: Mapping[str, JobView], slowness: float) -> float:
-    """Trials that wait take the slot that is free first."""
-    stage, start_s = course.plan, tuning.profile.start_s
-    own = observed(tuning, course, jobs)
+def _stage_left_s(tuning: Tuning, state: PlanState, jobs: Mapping[str, JobView], slowness: float) -> float:
+    """Time until the stage ends, if each pending trial takes the first slot that becomes free."""
+    stage, start_s = state.plan, tuning.profile.start_s
+    own = slowness_by_trial(tuning, state, jobs)
 
     def left_s(trial: str) -> float:
         epochs = stage.last_epoch - max(jobs[trial].epoch, stage.first_epoch - 1)
         each_s = epoch_s(tuning, stage, own.get(trial, slowness))
         return epochs * each_s - min(_trained_s(jobs[trial], start_s), each_s) if epochs else 0.0
 
-    busy = [left_s(trial) for trial in course.runs if trial in jobs]
-    idle = max(len(course.slots) - len(busy), 0)
+    busy = [left_s(trial) for trial in state.runs if trial in jobs]
+    idle = max(len(state.slots) - len(busy), 0)
     ends_s = [*busy, *[0.0] * idle]
     heapq.heapify(ends_s)
     last_s = max(busy, default=0.0)
-    for trial in course.pending:
+    for trial in state.pending:
         end_s = heapq.heappop(ends_s) + start_s + left_s(trial)
         heapq.heappush(ends_s, end_s)
         last_s = max(last_s, end_s)
@@ -130,7 +128,7 @@ def _stage_left_s(tuning: Tuning, course: PlanState, jobs: Mapping[str, JobView]
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """What was believed about the time of an epoch, and how much longer epochs were seen to take."""
+    """The belief about the time of an epoch, times the slowness that was measured."""
 
     belief: LatencyBelief
     slowness: float
@@ -156,8 +154,8 @@ class Slowed:
         return replace(draws, epoch_s=draws.epoch_s * self.slowness)
 
 
-def beginning(tuning: Tuning, nodes: Iterable[Node]) -> StudyProgress | None:
-    """Where a study begins, with nodes that are simply there; None if there are none of use."""
+def progress_at_start(tuning: Tuning, nodes: Iterable[Node]) -> StudyProgress | None:
+    """The start of a study that has usable nodes of its own; None if it has none."""
     own = own_nodes(nodes, tuning.instances)
     return StudyProgress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
 
@@ -171,14 +169,14 @@ def make_plan(
     start: StudyProgress | None = None,
     slowness: float = 1.0,
 ) -> tuple[list[StagePlan], PlanBasis]:
-    """The plan to follow from `start` on, if epochs take `slowness` times what the profile says."""
+    """Plans from `start` on, with epochs that take `slowness` times as long as in the profile."""
     latency = Slowed(tuning.profile.latency, slowness)
-    as_seen = replace(tuning, profile=replace(tuning.profile, latency=latency))
-    outcome = plan_study(as_seen, rng, planner=planner, rule=rule, start=start)
-    return laid_out(outcome, tuning, rule, start=start, slowness=slowness)
+    with_seen_delays = replace(tuning, profile=replace(tuning.profile, latency=latency))
+    outcome = plan_study(with_seen_delays, rng, planner=planner, rule=rule, start=start)
+    return plan_to_follow(outcome, tuning, rule, start=start, slowness=slowness)
 
 
-def laid_out(
+def plan_to_follow(
     outcome: Outcome,
     tuning: Tuning,
     rule: LimitRule,
@@ -186,7 +184,7 @@ def laid_out(
     start: StudyProgress | None = None,
     slowness: float = 1.0,
 ) -> tuple[list[StagePlan], PlanBasis]:
-    """What was planned, to be followed from `start` on."""
+    """The stages to follow from `start` on, and what they are based on."""
     forecast = outcome.followed(tuning.limits)
     stages = list(forecast.plan.stages)
     begun_s = start.elapsed_s if start else 0.0
@@ -212,7 +210,7 @@ def _describe(limits: Limits, rule: LimitRule, forecast: Forecast, *, kept: bool
     if limits.budget_usd is not None:
         bounds.append(f"costs at most {format_usd(limits.budget_usd)}")
     if not bounds:
-        return f"No limit is set; the best use of time and money takes {expected}."
+        return f"No limit is set; the plan with the best product of time and cost takes {expected}."
     promise = f"{' and '.join(bounds)} {kept_how(limits, rule)}"
     if not kept:
         instead = "cheapest" if limits.deadline_s is None else "earliest"

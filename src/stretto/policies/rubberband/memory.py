@@ -1,12 +1,9 @@
-"""Where the execution of a plan stands: what `rubberband` remembers from one decision to the next."""
+"""What `rubberband` remembers between decisions: the plan, the current stage, its nodes and its trials."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 
 from stretto.allocate.repack import repack
 from stretto.core.allocation import Allocation, on_nodes
@@ -16,73 +13,73 @@ from stretto.planning.plan import StagePlan, roomy_nodes
 from stretto.pricing.instances import Instance
 
 TO_COME = "to come "
-"""Begins the stand-in for a node that was asked for and is not here yet."""
+"""Prefix of the placeholder for a node that was requested and is not here yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBasis:
-    """What the plan in force rests on."""
+    """What the current plan is based on."""
 
     text: str
-    """Which plan it is, for people."""
+    """A sentence about the plan for the user."""
     made_s: float
     finish_s: float
-    """When it was expected to end."""
+    """When the study was expected to end."""
     stretch: float
-    """Expected duration over that of a study in which nothing varies."""
+    """Expected duration relative to that of a study without any variation."""
     slowness: float
-    """Time of an epoch relative to the profile, as it was believed then."""
+    """Time of an epoch relative to the profile, as assumed by this plan."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PlanState:
-    """A plan under way."""
+    """The state of a plan that is being executed."""
 
     stages: list[StagePlan]
     footing: PlanBasis
     stage: int = 0
     replans: int = 0
     asked_s: float = 0.0
-    """When nodes were last asked for, because of a new stage or of a loss."""
+    """When nodes were last requested, for a new stage or after a loss."""
     check_s: float | None = None
-    """When to look next whether the deadline is in danger; None: not in this stage any more."""
+    """When to check the deadline next; None: not again in this stage."""
     short: str = ""
-    """Why the stage runs on less than planned, if so."""
+    """The shortfall: why the stage runs on fewer nodes than planned, if it does."""
     refusals: int = 0
-    """How many refusals were taken note of."""
+    """How many refusals were processed."""
     again_s: float | None = None
-    """When nodes are asked for again, all of the stage's having been refused; None: as soon as needed."""
+    """When to request nodes again after all of the stage's nodes were refused; None: no need to wait."""
     in_vain: int = 0
-    """How often in a row that was: until a node comes."""
+    """How often in a row all nodes were refused; 0 once a node comes."""
     whole: StagePlan | None = None
-    """The stage as planned, if it is done on less; that is asked for again where nothing comes at all."""
+    """The stage as planned, if it runs on fewer nodes; requested again if no node comes at all."""
 
     kept: list[str] = field(default_factory=list)
-    """The stage's nodes, those to come included."""
+    """The stage's nodes, with placeholders for those to come."""
     slots: list[dict[str, int]] = field(default_factory=list)
-    """GPUs by node for every trial that may run at once; empty: given up."""
+    """GPUs by node of each slot, that is of each trial that runs at the same time; empty: given up."""
     homes: dict[str, int] = field(default_factory=dict)
-    """The slot in which a trial should begin the stage."""
+    """The slot in which a trial should start the stage."""
 
     quota: int
-    """Trials to let into the first stage."""
+    """Trials to admit to the first stage."""
     entered: int = 0
-    """Trials that were."""
+    """Trials admitted so far."""
     living: list[str] = field(default_factory=list)
     """Trials of the stage, the best first."""
     runs: dict[str, int] = field(default_factory=dict)
-    """The slot of every trial that runs."""
+    """The slot of every running trial."""
     done: dict[str, float] = field(default_factory=dict)
-    """Scores of the trials that are at the end of the stage."""
+    """Scores of the trials that reached the end of the stage."""
     was: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What those held."""
+    """GPUs by node that those trials held."""
 
     spent_usd: float = 0.0
-    """What nodes that are gone cost, and GPU time that is paid by use."""
+    """Cost of nodes that are gone, and of GPU time that is billed by use."""
     held: dict[str, HeldNode] = field(default_factory=dict)
     """Rented nodes that are here."""
     counted_gpu_s: dict[str, float] = field(default_factory=dict)
-    """GPU time of each trial that is in `spent_usd`."""
+    """GPU time of each trial that `spent_usd` includes."""
 
     @property
     def plan(self) -> StagePlan:
@@ -94,21 +91,21 @@ class PlanState:
 
     @property
     def pending(self) -> list[str]:
-        """Trials that neither run nor are at the end of the stage."""
+        """Trials that have not reached the end of the stage and do not run."""
         return [trial for trial in self.living if trial not in self.done and trial not in self.runs]
 
     @property
     def to_come(self) -> int:
-        """Nodes that were asked for and are not here."""
+        """Nodes that were requested and are not here yet."""
         return sum(node.startswith(TO_COME) for node in self.kept)
 
     def allocation(self, slot: int) -> Allocation:
         return on_nodes(self.slots[slot])
 
-    def lay_out(self, nodes: Sequence[str], count: int, gpus: int, size: int, at_once: int) -> None:
-        """Slots of `gpus` GPUs for `at_once` trials on `count` nodes of `size`, near where trials were.
+    def assign_slots(self, nodes: Sequence[str], count: int, gpus: int, size: int, at_once: int) -> None:
+        """Make slots of `gpus` GPUs for `at_once` trials on `count` nodes of `size` GPUs.
 
-        Nodes that are not among `nodes` are to come.
+        Trials keep their nodes where possible. Nodes beyond those in `nodes` get placeholders.
         """
         pending = [trial for trial in self.living if trial not in self.done][:at_once]
         names = pending + [f"later {number}" for number in range(at_once - len(pending))]
@@ -126,7 +123,7 @@ class PlanState:
         self.runs, self.short = {}, ""
 
     def match_nodes(self, here: Sequence[str]) -> bool:
-        """Put nodes that came in the place of those to come; whether a node was lost."""
+        """Put nodes that came in the place of placeholders; True if a node was lost."""
         present = set(here)
         lost = [node for node in self.kept if not node.startswith(TO_COME) and node not in present]
         numbers = [int(node.removeprefix(TO_COME)) for node in self.kept if node.startswith(TO_COME)]
@@ -137,8 +134,8 @@ class PlanState:
         self._rename(dict(zip(places, fresh, strict=False)))
         return bool(lost)
 
-    def seat(self) -> None:
-        """Let pending trials begin where all nodes are here: in their own slot, else in any free one."""
+    def start_pending(self) -> None:
+        """Start pending trials in slots whose nodes are all here: in their own slot, else in a free one."""
         ready = {
             number
             for number, slot in enumerate(self.slots)
@@ -152,32 +149,32 @@ class PlanState:
         self.runs.update(zip(self.pending, sorted(free), strict=False))
 
     def expect_less(self, count: int) -> list[str]:
-        """Cross out so many of the nodes to come, the last first; what they were called."""
+        """Remove the last `count` placeholders, and return their names."""
         to_come = [node for node in self.kept if node.startswith(TO_COME)]
         dropped = to_come[len(to_come) - count :]
         self.kept = [node for node in self.kept if node not in dropped]
         return dropped
 
     def give_up_slots(self, nodes: Iterable[str]) -> bool:
-        """Give up the slots that need one of these nodes; whether there are any."""
+        """Give up the slots that need one of these nodes; True if there were any."""
         gone = set(nodes)
         hit = [bool(gone & slot.keys()) for slot in self.slots]
         self.slots = [{} if lost else slot for lost, slot in zip(hit, self.slots, strict=True)]
         return any(hit)
 
     def stand_by(self, until_s: float, why: str) -> None:
-        """There is no node, and none will come: nobody runs until nodes are asked for again."""
+        """No node is here or will come: nothing runs until nodes are requested again at `until_s`."""
         self.stages[self.stage], self.whole = self.whole or self.plan, None
         self.slots, self.runs, self.homes = [], {}, {}
         self.again_s, self.check_s, self.short = until_s, None, why
 
     def cut_down(self, stage: StagePlan) -> None:
-        """Do the stage in another way, for want of nodes."""
+        """Replace the current stage by one for fewer nodes."""
         self.whole = self.whole or self.plan
         self.stages[self.stage] = stage
 
     def adopt(self, stage: int, stages: Sequence[StagePlan], footing: PlanBasis) -> None:
-        """A new plan from a stage on."""
+        """Replace the plan from a stage on."""
         self.stages[stage:] = stages
         self.footing, self.whole = footing, None
         self.replans += 1
@@ -190,7 +187,7 @@ class PlanState:
         self.kept = [node for node in self.kept if node in needed]
 
     def leave(self, trial: str) -> None:
-        """The trial is no longer part of the stage."""
+        """Remove a trial from the stage."""
         self.living.remove(trial)
         for of_trial in (self.runs, self.done, self.was, self.homes, self.counted_gpu_s):
             of_trial.pop(trial, None)
@@ -203,23 +200,13 @@ class PlanState:
             ]
 
 
-def load(memory: Any) -> PlanState:
-    """A course from plain data."""
-    return msgspec.convert(memory, PlanState)
-
-
-def dump(course: PlanState) -> Any:
-    """A course as plain data."""
-    return msgspec.to_builtins(course)
-
-
 def usable(nodes: Iterable[Node], instance: str, gpus: int) -> list[str]:
-    """Nodes of the type, and nodes of its size that are simply there."""
+    """Nodes of the instance type, and our own (not rented) nodes of the same size."""
     return [node.id for node in nodes if node.instance in {"", instance} and node.gpus == gpus]
 
 
 def own_nodes(nodes: Iterable[Node], instances: Iterable[Instance]) -> tuple[HeldNode, ...]:
-    """Nodes that are simply there, as what a planner may count on: one of each type that has their size."""
+    """Our own (not rented) nodes as the planner counts them: once for each instance type of their size."""
     own = [node for node in nodes if not node.instance]
     return tuple(
         HeldNode(instance.name, 0.0, free=True)
@@ -230,7 +217,7 @@ def own_nodes(nodes: Iterable[Node], instances: Iterable[Instance]) -> tuple[Hel
 
 
 def cut_to(stage: StagePlan, trials: int, gpus_per_node: int) -> tuple[int, int]:
-    """Trials at once and nodes, where fewer trials are left than planned."""
+    """Trials at once and nodes of a stage when only `trials` trials are left."""
     if trials >= stage.at_once:
         return stage.at_once, stage.nodes
     return trials, min(stage.nodes, roomy_nodes(stage.gpus_per_trial, trials, gpus_per_node))

@@ -1,11 +1,15 @@
-"""RubberBand: a tuning job done by its deadline at the least cost, by a plan for every stage of it.
+"""RubberBand: a tuning job that meets its deadline at the least cost, by a plan for each of its stages.
 
-Trials that live on are fewer from stage to stage, so the cluster that suits a study shrinks (or its trials
-grow). A planner says beforehand how many GPUs each trial and how many nodes each stage gets; this policy
-carries that out: it asks for the nodes, packs trials on them, lets them wait for each other at the end of the
-stage, stops all but the best, gives back the nodes that come free. When epochs or nodes take another time
-than the planner was told, it plans again from where it is; a stage whose nodes are refused is done on those
-that are here.
+From stage to stage fewer trials survive, so the best cluster for a study shrinks (or its trials grow). A
+planner (planning/planner.py) decides beforehand the GPUs per trial and the nodes of every stage. This policy
+carries the plan out. In each stage it
+
+1. requests the stage's nodes and packs the trials on them,
+2. waits until every trial has reached the end of the stage,
+3. stops all but the best and gives back the nodes that are no longer needed.
+
+It plans again from the current state when epochs or nodes take longer or shorter than the planner assumed.
+If nodes are refused, the stage runs on those that came.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from stretto.core.decision import Decision, Reason, ReasonCode
@@ -24,25 +29,25 @@ from stretto.planning.planner import LimitRule, Planner
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, Memory
 from stretto.policies.common import check_option
-from stretto.policies.rubberband.drift import as_seen, beginning, laid_out, make_plan
-from stretto.policies.rubberband.memory import PlanBasis, PlanState, dump, load
+from stretto.policies.rubberband.drift import make_plan, plan_to_follow, progress_at_start, with_seen_delays
+from stretto.policies.rubberband.memory import PlanBasis, PlanState
 from stretto.policies.rubberband.turn import RubberBandTurn
 from stretto.policies.trials import TUNING_EVENTS, beside_others
 
 
 @dataclass(frozen=True, kw_only=True)
 class RubberBand:
-    """Follows a plan of the whole study stage by stage: the one agreed on, or one made at first."""
+    """Follows a plan for the whole study: `agreed`, or one made at the start."""
 
     tuning: Tuning
     planner: Planner = "search"
-    """How a plan is found: `search`, or the `published` greedy."""
+    """How a plan is found: by our `search`, or by the `published` greedy planner."""
     rule: LimitRule = "quantile"
-    """Limits are kept with probability q (`quantile`), or on average (`mean`), as published."""
+    """Keep the limits with probability q (`quantile`), or on average as published (`mean`)."""
     replan: float = 0.15
-    """Plan again when the finish is off the forecast by more than this share of the time; 0: never."""
+    """Plan again when the expected end differs from the forecast by this share of the time; 0: never."""
     agreed: Outcome | None = field(default=None, compare=False)
-    """What was planned before, and shown; it is followed if it still keeps the deadline as the run begins."""
+    """The plan that the user saw before the run; followed if it still keeps the deadline at the start."""
     interval_s: float = 600.0
 
     name: ClassVar[str] = "rubberband"
@@ -59,35 +64,35 @@ class RubberBand:
         if memory is None:
             if not view.jobs:
                 return Decision(allocations={}), None
-            course = self._begin(view, rng)
+            state = self._begin(view, rng)
         elif _nothing_new(view, memory):
             return _as_it_is(view, memory), memory
         else:
-            course = load(memory["course"])
-        tuning = as_seen(self.tuning, view.arrivals)
+            state = msgspec.convert(memory["course"], PlanState)
+        tuning = with_seen_delays(self.tuning, view.arrivals)
 
         def plan_again(start: StudyProgress, slowness: float) -> tuple[list[StagePlan], PlanBasis]:
             return make_plan(tuning, rng, self.planner, self.rule, start=start, slowness=slowness)
 
-        decision = RubberBandTurn(tuning, course, view, plan_again, self.replan).decide()
-        return decision, _remember(view, decision, course)
+        decision = RubberBandTurn(tuning, state, view, plan_again, self.replan).decide()
+        return decision, _remember(view, decision, state)
 
     def _begin(self, view: ClusterView, rng: np.random.Generator) -> PlanState:
-        start = beginning(self.tuning, view.nodes)
+        start = progress_at_start(self.tuning, view.nodes)
         if self.agreed is not None and self.agreed.keeps_deadline(self.tuning.limits):
-            stages, footing = laid_out(self.agreed, self.tuning, self.rule, start=start)
+            stages, footing = plan_to_follow(self.agreed, self.tuning, self.rule, start=start)
         else:
             stages, footing = make_plan(self.tuning, rng, self.planner, self.rule, start=start)
         return PlanState(stages=stages, footing=footing, quota=stages[0].trials)
 
 
-def _remember(view: ClusterView, decision: Decision, course: PlanState) -> Memory:
-    """The course, and beside it the little that tells whether anything is new."""
+def _remember(view: ClusterView, decision: Decision, state: PlanState) -> Memory:
+    """The state, and a few values that tell quickly whether anything is new."""
     released = set(decision.wish.release) if decision.wish else set[str]()
     return {
-        "course": dump(course),
-        "until_epoch": None if course.is_last else course.plan.last_epoch,
-        "check_s": course.check_s,
+        "course": msgspec.to_builtins(state),
+        "until_epoch": None if state.is_last else state.plan.last_epoch,
+        "check_s": state.check_s,
         "wake_at_s": decision.wake_at_s,
         "jobs": len(view.jobs) - len(decision.stops),
         "nodes": [node.id for node in view.nodes if node.id not in released],
@@ -101,7 +106,7 @@ def _remember(view: ClusterView, decision: Decision, course: PlanState) -> Memor
 
 
 def _nothing_new(view: ClusterView, memory: dict[str, Any]) -> bool:
-    """Whether running trials just went on. Asked at every result, so it must be quick."""
+    """Whether running trials only made progress. This is called at every result, so it must be fast."""
     for due_s in (memory["check_s"], memory["wake_at_s"]):
         if due_s is not None and view.now_s >= due_s:
             return False
