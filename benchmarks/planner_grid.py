@@ -101,7 +101,7 @@ def earliest_fixed_s(tuning: Tuning) -> float:
 def costs(tuning: Tuning, deadline_s: float) -> Costs:
     limited = replace(tuning, limits=Limits(deadline_s=deadline_s))
     pool = _pool(limited)
-    fixed = PlanPool(pool.execution, pool.goal, fixed=True)
+    fixed = PlanPool(pool.execution, pool.objective, fixed=True)
     chosen = plan_study(limited, np.random.default_rng(SEED)).chosen
     return Costs(
         fixed=_least(fixed, fixed_plans(limited, pool.execution)),

@@ -132,13 +132,13 @@ def study_gaps(study: int) -> dict[str, float] | None:
     rng = np.random.default_rng((SEED, study))
     tuning = with_deadline(small_tuning(rng), rng)
     search = prepare(tuning, rng, Objective(tuning.limits))
-    everything = PlanPool(search.pool.execution, search.pool.goal)
+    everything = PlanPool(search.pool.execution, search.pool.objective)
     best = everything.judge(everything.best(Plan(stages) for stages in product(*all_options(tuning))))
     if best.excess > 0.0:
         return None
     gaps = {}
     for name, look in PLANNERS.items():
-        own = replace(search, pool=PlanPool(search.pool.execution, search.pool.goal))
+        own = replace(search, pool=PlanPool(search.pool.execution, search.pool.objective))
         look(own)
         found = own.pool.judge(own.pool.best(tuple(own.pool.seen)))
         gaps[name] = found.cost_usd / best.cost_usd - 1.0 if found.excess <= 0.0 else math.inf

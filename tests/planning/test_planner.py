@@ -94,7 +94,7 @@ def test_r6_the_search_comes_within_one_percent_of_every_combination(
     search = prepare(tuning, np.random.default_rng(3), Objective(tuning.limits))
     search_thoroughly(search)
     found = search.pool.judge(search.pool.best(search.pool.seen))
-    everything = PlanPool(search.pool.execution, search.pool.goal)
+    everything = PlanPool(search.pool.execution, search.pool.objective)
     options = [
         list(fair_options(stage, P3_8XLARGE, POOR.most_gpus, tuning.max_nodes))
         for stage in halving_stages(study)
@@ -117,7 +117,7 @@ def test_r6_so_it_does_with_nodes_of_ones_own(own: int, usd_per_hour: float, dea
     search = prepare(tuning, np.random.default_rng(3), Objective(tuning.limits), start)
     search_thoroughly(search)
     found = search.pool.judge(search.pool.best(search.pool.seen))
-    everything = PlanPool(search.pool.execution, search.pool.goal)
+    everything = PlanPool(search.pool.execution, search.pool.objective)
     options = [list(fair_options(stage, P3_8XLARGE, POOR.most_gpus, 5)) for stage in halving_stages(study)]
     best = everything.judge(everything.best(Plan(stages) for stages in product(*options)))
     assert found.excess == best.excess == 0.0

@@ -1,7 +1,9 @@
-"""Candidate plans: fair allocations per stage, dynamic programming over the stages, a pool.
+"""Candidate plans, and the pool that compares them.
 
-The state is what a stage holds, and time is cut into equal parts. For every time there is a plan that costs
-least in the mean among those that end by then: candidates, to be looked at sample by sample.
+- Options of a stage: fair allocations, the same GPUs for every trial.
+- Candidates: fixed clusters, and dynamic programming over the stages. Its state is the nodes held and the
+  time, in equal steps; for every end time it finds the plan with the least mean cost.
+- The pool judges plans on Monte Carlo samples, by the user's limits.
 """
 
 from __future__ import annotations
@@ -24,18 +26,16 @@ from stretto.pricing.instances import Instance
 from stretto.search.study import Stage
 
 Menu = tuple[StagePlan, ...]
-"""The options of one stage that may be worth taking."""
+"""The options of one stage."""
 MOST_SIZES = 128
-"""Sizes of fixed clusters that are looked at; where there may be more nodes, those sizes are spread evenly by
-their logarithm."""
+"""How many sizes of fixed clusters are considered; of more sizes, this many in geometric steps."""
 
 
 def fair_options(stage: Stage, instance: Instance, most_gpus: int, max_nodes: int) -> Iterator[StagePlan]:
-    """Equal GPUs for every trial: all at once, or one GPU each in waves as even as can be.
+    """Equal GPUs for every trial: all trials at once, or one GPU each in waves.
 
-    For a number of waves it takes the fewest trials at once, which divide the trials where that is possible.
-    A multiple is offered on the fewest nodes that have the GPUs, and on the fewest where nobody spans nodes
-    without need.
+    Waves are as even as possible: for each number of waves, the fewest trials at once. Each option is offered
+    on the fewest nodes with enough GPUs, and on the fewest where no trial spans nodes without need.
     """
     for at_once in sorted({-(-stage.trials // waves) for waves in range(2, stage.trials + 1)}):
         yield from _on(stage, instance, 1, at_once, max_nodes)
@@ -59,7 +59,7 @@ def _on(stage: Stage, instance: Instance, gpus: int, at_once: int, max_nodes: in
 
 
 def menus_of(tuning: Tuning, stages: Sequence[Stage], execution: Execution) -> tuple[Menu, ...]:
-    """For every stage the options that no other of the same instance type beats in every respect."""
+    """By stage: the options that no other option of the same instance type beats in every respect."""
     return tuple(
         tuple(
             option
@@ -76,7 +76,7 @@ def _options(tuning: Tuning, stage: Stage, instance: Instance) -> list[StagePlan
     return [
         option
         for option in options
-        # Waves that leave room for more of them on the same nodes only take longer.
+        # Waves that leave GPUs idle only take longer.
         if option.gpus_per_trial > 1 or option.at_once == fullest[option.nodes]
     ]
 
@@ -84,7 +84,7 @@ def _options(tuning: Tuning, stage: Stage, instance: Instance) -> list[StagePlan
 def _undominated(
     tuning: Tuning, execution: Execution, index: int, options: Sequence[StagePlan]
 ) -> Iterator[StagePlan]:
-    """Fewest nodes first; what is held costs money per instance, what is used per function."""
+    """Options, fewest nodes first, that beat all smaller ones in duration or, per function, in GPU time."""
     measured = []
     for option in options:
         run = execution.stage(index, option, option.nodes)
@@ -99,7 +99,7 @@ def _undominated(
 
 
 def static_plans(menus: Sequence[Menu], tuning: Tuning) -> Iterator[Plan]:
-    """Every fixed cluster, but those with a node that is of no use in any stage."""
+    """Every fixed cluster without nodes that are useless in all stages."""
     for instance in tuning.instances:
         own = [[option for option in menu if option.instance == instance.name] for menu in menus]
         last: list[StagePlan] = []
@@ -117,9 +117,9 @@ def _sizes(max_nodes: int) -> Sequence[int]:
 
 
 def _make_most_of(menu: Sequence[StagePlan], nodes: int, instance: Instance) -> StagePlan:
-    """What a stage does with so many nodes: the fastest fair allocation, or waves as large as they fit.
+    """How a fixed cluster is used in a stage: the fastest fair allocation, or the largest waves that fit.
 
-    Such waves need not divide the trials: that is how people use a fixed cluster.
+    These waves need not divide the trials evenly.
     """
     gpus = nodes * instance.gpus
     if gpus < menu[0].trials:
@@ -128,7 +128,7 @@ def _make_most_of(menu: Sequence[StagePlan], nodes: int, instance: Instance) -> 
 
 
 def naive_elastic_plans(tuning: Tuning, stages: Sequence[Stage]) -> Iterator[Plan]:
-    """A cluster that shrinks with the trials: every trial has the same number of GPUs to the end."""
+    """Clusters that shrink with the number of trials: each trial has the same GPUs in all stages."""
     for instance in tuning.instances:
         for gpus in range(1, tuning.profile.scaling.most_gpus + 1):
             options = [list(_on(stage, instance, gpus, stage.trials, tuning.max_nodes)) for stage in stages]
@@ -138,12 +138,12 @@ def naive_elastic_plans(tuning: Tuning, stages: Sequence[Stage]) -> Iterator[Pla
 
 Ints = npt.NDArray[np.intp]
 TIMES = 200
-"""Parts of the time to the horizon."""
+"""Time steps up to the horizon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """From each option of one stage (rows) to each of the next (columns), in the mean."""
+    """Means of going from each option of one stage (rows) to each option of the next (columns)."""
 
     duration_s: Floats
     cost_usd: Floats
@@ -152,7 +152,7 @@ class Steps:
 def mean_steps(
     tuning: Tuning, menus: Sequence[Menu], execution: Execution, start: StudyProgress | None
 ) -> tuple[Steps, ...]:
-    """What going from option to option takes; the first has one row, for what is held at the start."""
+    """The steps between stages; the first has one row, for the nodes held at the start."""
     before: Menu | None = None
     steps = []
     for index, menu in enumerate(menus):
@@ -175,7 +175,7 @@ def mean_steps(
 def _mean_column(
     tuning: Tuning, execution: Execution, index: int, option: StagePlan, kept: Ints
 ) -> tuple[Floats, Floats]:
-    """Duration and cost of an option by the number of nodes it is handed; minimum charges are left out."""
+    """Duration and cost of an option by the number of nodes kept for it; without minimum charges."""
     duration_s = execution.mean_durations(index, option)[kept]
     new = option.nodes - kept
     if tuning.billing.per is Per.FUNCTION:
@@ -190,7 +190,7 @@ def _mean_column(
 
 
 def candidate_plans(menus: Sequence[Menu], steps: Sequence[Steps], horizon_s: float) -> list[Plan]:
-    """For every time up to the horizon the plan that costs least in the mean, the fastest first."""
+    """For every time up to the horizon the plan with the least mean cost, the fastest first."""
     width_s = horizon_s / TIMES
     taken = [_in_times(step.duration_s / width_s) for step in steps]
     cost = np.zeros((1, TIMES + 1))
@@ -211,7 +211,7 @@ def _in_times(steps: Floats) -> Ints:
 
 
 def _next_stage(cost: Floats, step_usd: Floats, taken: Ints) -> tuple[Floats, Ints]:
-    """Least cost by (option, time) after one more stage, and which option came before."""
+    """Least cost by (option, time) after one more stage, and the option of the stage before."""
     times = np.arange(TIMES + 1)
     padded = np.hstack([cost, np.full((len(cost), 1), np.inf)])
     rows = np.arange(len(cost))[:, None]
@@ -239,7 +239,7 @@ def _trace(
 
 @dataclass(frozen=True, slots=True)
 class PlanScore:
-    """A plan in short: what it takes, and how it compares."""
+    """The means of a plan, and how it compares with others."""
 
     finish_s: float
     cost_usd: float
@@ -248,45 +248,40 @@ class PlanScore:
     due_usd: float
     """The least budget it keeps."""
     excess: float
-    """By which parts of what it takes it misses the limits; 0 if it keeps them."""
+    """Relative amount by which it misses the limits; 0 if it keeps them."""
     wanted: float
-    """What is to be as small as possible among plans that keep the limits."""
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """The smaller, the better."""
-        return self.excess, self.wanted
+    """What is minimised among plans that keep the limits."""
 
 
 Key = Callable[[PlanScore], tuple[float, ...]]
-"""What makes one plan better than another: the smaller, the better."""
+"""Orders plans; smaller is better."""
 
 
-def rank(standing: PlanScore) -> tuple[float, ...]:
-    """As the limits demand."""
-    return standing.rank
+def by_rank(score: PlanScore) -> tuple[float, ...]:
+    """Keeping the limits comes first, then the objective."""
+    return score.excess, score.wanted
 
 
-def speed(standing: PlanScore) -> tuple[float, ...]:
-    """The earlier it can promise to end, the better."""
-    return standing.due_s, standing.cost_usd
+def by_end(score: PlanScore) -> tuple[float, ...]:
+    """The earlier the end that it can promise, the better."""
+    return score.due_s, score.cost_usd
 
 
-def cost(standing: PlanScore) -> tuple[float, ...]:
+def by_cost(score: PlanScore) -> tuple[float, ...]:
     """The cheaper, the better."""
-    return standing.cost_usd, standing.due_s
+    return score.cost_usd, score.due_s
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Which plan is best: the cheapest by a deadline, the fastest within a budget.
+    """Which plan is best: the cheapest that meets the deadline, or the fastest within the budget.
 
-    With both limits it is the cheapest, and with none the one with the least product of time and money.
+    With both limits it is the cheapest, without limits the one with the least product of time and cost.
     """
 
     limits: Limits
     by_mean: bool = False
-    """Keep the limits in the mean, as the paper does, rather than with probability q."""
+    """Keep the limits on average, as in the paper, instead of with probability q."""
 
     def judge(self, run: PlanRun) -> PlanScore:
         finish_s, cost_usd = float(run.finish_s.mean()), float(run.cost_usd.mean())
@@ -312,40 +307,40 @@ def _excess(due: float, limit: float | None) -> float:
 
 
 class PlanPool:
-    """Judges plans on one set of samples and remembers them.
+    """Judges plans on one set of samples and remembers their scores.
 
-    `fixed`: as clusters that nobody manages, of which no node is given back before the end.
+    `fixed`: treat plans as fixed clusters, which keep all nodes to the end.
     """
 
-    def __init__(self, execution: Execution, goal: Objective, *, fixed: bool = False) -> None:
+    def __init__(self, execution: Execution, objective: Objective, *, fixed: bool = False) -> None:
         self.execution = execution
-        self.goal = goal
+        self.objective = objective
         self.fixed = fixed
         self.seen: dict[Plan, PlanScore] = {}
 
     def judge(self, plan: Plan) -> PlanScore:
-        standing = self.seen.get(plan)
-        if standing is None:
-            standing = self.seen[plan] = self.goal.judge(self.run(plan))
-        return standing
+        score = self.seen.get(plan)
+        if score is None:
+            score = self.seen[plan] = self.objective.judge(self.run(plan))
+        return score
 
     def run(self, plan: Plan) -> PlanRun:
         return self.execution.run(plan, to_the_end=self.fixed)
 
-    def best(self, plans: Iterable[Plan], key: Key = rank) -> Plan:
+    def best(self, plans: Iterable[Plan], key: Key = by_rank) -> Plan:
         """The best of these plans; the first among equals."""
         return min(plans, key=lambda plan: key(self.judge(plan)))
 
     def ordered(self, plans: Iterable[Plan]) -> list[Plan]:
         """These plans, the best first."""
-        return sorted(plans, key=lambda plan: self.judge(plan).rank)
+        return sorted(plans, key=lambda plan: by_rank(self.judge(plan)))
 
     def frontier(self) -> list[Plan]:
-        """Plans that no other beats both in the deadline it keeps and in mean cost, fastest first."""
+        """Plans that no other beats in both deadline kept and mean cost, fastest first."""
         front: list[Plan] = []
         cheapest = math.inf
-        for plan, standing in sorted(self.seen.items(), key=lambda item: (item[1].due_s, item[1].cost_usd)):
-            if standing.cost_usd < cheapest:
-                cheapest = standing.cost_usd
+        for plan, score in sorted(self.seen.items(), key=lambda item: (item[1].due_s, item[1].cost_usd)):
+            if score.cost_usd < cheapest:
+                cheapest = score.cost_usd
                 front.append(plan)
         return front

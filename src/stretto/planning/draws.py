@@ -1,4 +1,4 @@
-"""Chance, drawn once: all plans of a study are compared on the same trials, nodes and delays."""
+"""Monte Carlo samples of a study, drawn once: all plans are compared on the same trials, nodes and delays."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from stretto.planning.tuning import Tuning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """Samples of everything that is not known beforehand; the first axis of every array is the sample."""
+    """Samples of everything uncertain; the first axis of every array is the sample."""
 
     epoch_s: Floats
-    """[sample] what is believed of the mean time of an epoch."""
+    """[sample]: the mean time of an epoch."""
     trials: Floats
-    """[sample, trial] a trial keeps its factor through all stages."""
+    """[sample, trial]: a trial keeps its factor through all stages."""
     nodes: Floats
-    """[sample, node] a node keeps its factor as long as it is held."""
+    """[sample, node]: a node keeps its factor as long as it is held."""
     epochs: tuple[Floats, ...]
     """By stage, [sample, trial]: the mean of the factors of the stage's epochs."""
     queue_s: tuple[Floats, ...]
-    """By stage, [sample]: one request for nodes per stage."""
+    """By stage, [sample]: each stage requests nodes once."""
     init_s: tuple[Floats, ...]
-    """By stage, [sample, node]."""
+    """By stage, [sample, node]: the start-up of a node."""
     starts: Floats
-    """[sample] time of a start relative to what is believed: all starts are off together."""
+    """[sample]: time of a start relative to the believed one; the same for all starts of a sample."""
 
     @property
     def samples(self) -> int:
@@ -39,7 +39,7 @@ class Draws:
 def draw_study(
     tuning: Tuning, rng: np.random.Generator, samples: int, start: StudyProgress | None = None
 ) -> Draws:
-    """Samples of everything that chance decides in a study, from where it stands."""
+    """Samples of everything uncertain in a study, or in the rest of one."""
     stages = stages_left(tuning.study, start)
     profile, nodes = tuning.profile, tuning.max_nodes
     latency = profile.latency.draw(rng, samples)
@@ -52,7 +52,7 @@ def draw_study(
         epoch_s=latency.epoch_s,
         trials=trials,
         nodes=chance.factors(latency.node_sd, nodes),
-        # The mean of many log-normal factors is taken as log-normal with the right mean and variance.
+        # We treat the mean of many log-normal factors as log-normal with the right mean and variance.
         epochs=tuple(chance.factors(latency.epoch_sd / stage.epochs**0.5, stage.trials) for stage in stages),
         queue_s=tuple(chance.delays(queue, 1)[:, 0] for _ in stages),
         init_s=tuple(chance.delays(init, nodes) for _ in stages),
@@ -63,7 +63,7 @@ def draw_study(
 
 
 def first_samples(draws: Draws, samples: int) -> Draws:
-    """Some of the samples, for where few will do."""
+    """The first `samples` of the samples."""
     return Draws(
         epoch_s=draws.epoch_s[:samples],
         trials=draws.trials[:samples],
@@ -76,7 +76,7 @@ def first_samples(draws: Draws, samples: int) -> Draws:
 
 
 def sources(draws: Draws) -> dict[str, Draws]:
-    """The same samples with one source of doubt after the other held at its mean."""
+    """By source of uncertainty: the same samples with this source fixed at its mean."""
     return {
         "mean epoch time": replace(draws, epoch_s=_held(draws.epoch_s)),
         "trial speed": replace(draws, trials=_held(draws.trials)),
@@ -93,9 +93,9 @@ def _held(values: Floats) -> Floats:
 
 
 class _Chance:
-    """Log-normal factors by Latin hypercube: over the samples each takes every part of its range once.
+    """Log-normal factors by Latin hypercube sampling: each factor takes every part of its range once.
 
-    Quantiles of sums of many factors then need far fewer samples.
+    This needs far fewer samples for the quantiles of sums of many factors.
     """
 
     def __init__(self, rng: np.random.Generator, samples: int) -> None:

@@ -1,10 +1,15 @@
-"""How a plan would go: the execution of a study, stage by stage, over many samples at once.
+"""Monte Carlo simulation of a plan: time and cost of each stage over many samples at once.
 
-A stage asks for the nodes it lacks (SCALE: one queue delay), waits for each of them to start up (INIT),
-trains every trial as soon as its own nodes are there (TRAIN) and compares the trials at the end (SYNC).
-Those that live on are taken to be the first ones, and so are the nodes that are kept: given the samples, what
-a stage takes then depends on nothing but its own row of the plan and on how many nodes it is handed.
-In the last stage nobody is waited for: a node is given back when its own last trial ends.
+The execution of a plan is a DAG of tasks. In every stage
+
+- SCALE requests the missing nodes (one queueing delay),
+- INIT starts up each of them,
+- TRAIN trains each trial as soon as its own nodes are ready,
+- SYNC waits for all trials and compares them.
+
+We let the first trials survive and keep the first nodes. On given samples a stage then depends only on its
+own row of the plan and on the number of nodes kept, so it is computed once for all plans that share these.
+The last stage has no SYNC: a node is given back when its own last trial ends.
 """
 
 from __future__ import annotations
@@ -27,18 +32,18 @@ Ints = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """What a stage takes, by sample."""
+    """Time and GPU time of a stage, by sample."""
 
     duration_s: Floats
     gpu_s: Floats
-    """GPU time of its trials, starts included."""
+    """GPU time of its trials, including starts."""
     node_end_s: Floats | None = None
-    """[sample, node]: when each node is given back, where that is not when all are: in the last stage."""
+    """[sample, node]: when each node is given back; only in the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRun:
-    """What a plan takes, by sample."""
+    """Finish time and cost of a plan, by sample."""
 
     finish_s: Floats
     cost_usd: Floats
@@ -46,45 +51,45 @@ class PlanRun:
 
 @dataclass(frozen=True, slots=True)
 class _OneWave:
-    """All trials of a stage at once: when the trials on its nodes end, for nodes kept and for new ones."""
+    """A stage with all trials at once: when its nodes are done, if they were kept and if they are new."""
 
     used: Ints
-    """Nodes that trials lie on, ascending."""
+    """Nodes with trials, ascending."""
     kept_s: Floats
-    """[sample, i]: the latest end among the first i used nodes, all there from the start."""
+    """[sample, i]: the latest end on the first i used nodes, if they were kept."""
     new_s: Floats
-    """[sample, i]: the latest end among the used nodes from i on, all of them new."""
+    """[sample, i]: the latest end on the used nodes from i on, if they are new."""
     gpu_s: Floats
 
     def durations(self, queue_s: Floats, kept: Ints) -> Floats:
-        """[sample, i] for every number of kept nodes asked for."""
+        """[sample, i]: the stage's duration with kept[i] nodes kept."""
         split = np.searchsorted(self.used, kept)
         return np.maximum(self.kept_s[:, split], queue_s[:, None] + self.new_s[:, split])
 
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """What became of the places of a stage."""
+    """The slots of a stage after all its trials."""
 
     end_s: Floats
     """[sample, slot]"""
     begun_s: Floats
-    """[sample]: when the last trial began."""
+    """[sample]: when the last trial started."""
     gpu_s: Floats
 
 
 @dataclass(slots=True)
 class _Group:
-    """Nodes that came together."""
+    """Nodes that were requested together."""
 
     count: int
     since_s: Floats
     free: bool = False
-    """They stay, and are charged apart from the others: to the end, used or not."""
+    """Our own nodes: they stay, and are charged separately, to the end."""
 
 
 class Execution:
-    """Runs plans of one study over one set of samples, and remembers the stages it has run."""
+    """Simulates plans of one study on one set of samples, and remembers the stages already simulated."""
 
     def __init__(self, tuning: Tuning, draws: Draws, start: StudyProgress | None = None) -> None:
         self._tuning = tuning
@@ -96,7 +101,7 @@ class Execution:
         self._stages: dict[tuple[int, StagePlan, int], StageRun] = {}
 
     def run(self, plan: Plan, *, to_the_end: bool = False) -> PlanRun:
-        """Finish time and cost of a plan; `to_the_end`: its last nodes are held until all is over."""
+        """Finish time and cost of a plan; `to_the_end`: the last stage holds all its nodes to the end."""
         billing = self._tuning.billing
         now_s: Floats = np.full(self._draws.samples, self._start.elapsed_s)
         instance = plan.stages[0].instance
@@ -122,24 +127,24 @@ class Execution:
         return PlanRun(now_s, cost + self._release_each(groups, end_s, instance))
 
     def first(self, samples: int) -> Execution:
-        """The same over fewer samples."""
+        """The same on the first samples only."""
         return Execution(self._tuning, first_samples(self._draws, samples), self._start)
 
     def without_each_source(self) -> dict[str, Execution]:
-        """By source of doubt: the same samples with that one held at its mean."""
+        """By source of uncertainty: the same samples with this source fixed at its mean."""
         return {
             name: Execution(self._tuning, held, self._start) for name, held in sources(self._draws).items()
         }
 
     def stage(self, index: int, stage: StagePlan, kept: int) -> StageRun:
-        """What the stage takes when it is handed `kept` of its nodes."""
+        """The stage with `kept` of its nodes kept from the stage before."""
         key = index, stage, kept
         if key not in self._stages:
             self._stages[key] = self._run_stage(index, stage, kept)
         return self._stages[key]
 
     def mean_durations(self, index: int, stage: StagePlan) -> Floats:
-        """Mean duration of the stage by number of nodes it is handed; approximate where there are waves."""
+        """Mean duration of the stage by number of nodes kept; approximate if it has waves."""
         if stage.at_once < stage.trials:
             none, every = (
                 float(self.stage(index, stage, kept).duration_s.mean()) for kept in (0, stage.nodes)
@@ -150,7 +155,7 @@ class Execution:
         return np.asarray(durations.mean(axis=0))
 
     def mean_node_s(self, index: int, stage: StagePlan) -> Floats:
-        """Mean node time of the stage by number of nodes it is handed; approximate in the last stage."""
+        """Mean node time of the stage by number of nodes kept; approximate in the last stage."""
         unpaid_s = np.arange(stage.nodes, -1, -1) * self._draws.queue_s[index].mean()
         if index < self._last:
             return np.asarray(stage.nodes * self.mean_durations(index, stage) - unpaid_s)
@@ -159,11 +164,11 @@ class Execution:
         return np.asarray(np.linspace(none, every, stage.nodes + 1) - unpaid_s)
 
     def free_nodes(self, instance: str) -> int:
-        """Nodes that are there anyway, and may stand for those of a type."""
+        """Our own nodes that can be used as nodes of this type."""
         return sum(node.free and node.instance == instance for node in self._start.nodes)
 
     def usd_per_gpu_s(self, stage: StagePlan) -> float:
-        """What GPU time costs where that is paid for: on nodes that are there anyway their own price."""
+        """The price of GPU time when it is billed by use; our own nodes have a price of their own."""
         instance = self._instances[stage.instance]
         rented = instance.usd_per_hour / instance.gpus / HOUR_S
         own = next((node.usd_per_hour for node in self._tuning.own if node.gpus == instance.gpus), 0.0)
@@ -171,7 +176,7 @@ class Execution:
         return rented + share * (own / instance.gpus / HOUR_S - rented)
 
     def _own_usd(self, finish_s: Floats) -> Floats | float:
-        """What nodes cost that are there anyway, from the study's start to its end."""
+        """What our own nodes cost from the study's start to its end."""
         own = self._tuning.own
         if not own:
             return 0.0
@@ -198,7 +203,7 @@ class Execution:
         return [_Group(count, np.zeros(self._draws.samples), free=True)] if count else []
 
     def _release(self, groups: list[_Group], keep: int, now_s: Floats, instance: str) -> Floats | float:
-        """Give back all but the first `keep` nodes, the newest first; what those cost."""
+        """Give back all but the first `keep` nodes, the newest first; returns their cost."""
         surplus = sum(group.count for group in groups) - keep
         cost: Floats | float = 0.0
         while surplus > 0 and not groups[-1].free:
@@ -212,7 +217,7 @@ class Execution:
         return cost
 
     def _release_each(self, groups: list[_Group], end_s: Floats, instance: str) -> Floats | float:
-        """Give back every node at its own time; what they cost."""
+        """Give back every node at its own time; returns their cost."""
         cost: Floats | float = 0.0
         first = 0
         for group in groups:
@@ -223,7 +228,7 @@ class Execution:
         return cost
 
     def _charge(self, held_s: Floats, instance: str) -> Floats | float:
-        """What nodes cost that were held so long."""
+        """The cost of a node held for this time."""
         if self._tuning.billing.per is Per.FUNCTION:
             return 0.0
         return self._tuning.billing.charged_s(held_s) * self._usd_per_s(instance)
@@ -243,14 +248,14 @@ class Execution:
         end_s = slots.end_s.max(axis=1)
         if index < self._last:
             return StageRun(end_s, slots.gpu_s)
-        node_end_s = np.repeat(slots.begun_s[:, None], stage.nodes, axis=1)  # nobody needs it any more
+        node_end_s = np.repeat(slots.begun_s[:, None], stage.nodes, axis=1)  # no later trial needs the node
         used, by_node = _latest_by_node(slots.end_s, packing)
         node_end_s[:, used] = by_node
         node_end_s[:, kept:] = np.maximum(node_end_s[:, kept:], self._draws.queue_s[index][:, None])
         return StageRun(end_s, slots.gpu_s, node_end_s)
 
     def _fill_slots(self, index: int, stage: StagePlan, packing: StagePacking, ready_s: Floats) -> _Slots:
-        """Trials begin in order, wherever one ends first."""
+        """Trials start in order, each in the slot that is free first."""
         if stage.at_once == stage.trials:
             train_s = self._train_s(index, stage, packing)
             return _Slots(ready_s + train_s, ready_s.max(axis=1), train_s.sum(axis=1) * stage.gpus_per_trial)
@@ -290,7 +295,7 @@ class Execution:
         )
 
     def _train_s(self, index: int, stage: StagePlan, packing: StagePacking) -> Floats:
-        """[sample, trial]: a start and the epochs of the stage."""
+        """[sample, trial]: time of a start and of the stage's epochs."""
         return self._start_s()[:, None] + self._work_s(index, stage) * self._pace(stage, packing)
 
     def _start_s(self) -> Floats:
@@ -298,13 +303,13 @@ class Execution:
         return self._tuning.profile.start_s * self._draws.starts
 
     def _work_s(self, index: int, stage: StagePlan) -> Floats:
-        """[sample, trial]: the epochs of the stage on one GPU of the usual speed."""
+        """[sample, trial]: time of the stage's epochs on one GPU of normal speed."""
         draws = self._draws
         factors = draws.trials[:, : stage.trials] * draws.epochs[index][:, : stage.trials]
         return factors * (stage.epochs * draws.epoch_s)[:, None]
 
     def _pace(self, stage: StagePlan, packing: StagePacking) -> Floats:
-        """[sample, slot]: time relative to one usual GPU; the slowest of its nodes sets a trial's pace."""
+        """[sample, slot]: time relative to one GPU of normal speed; the slowest node sets a trial's pace."""
         scaling = self._tuning.profile.scaling
         speeds = {
             spans: scaling.speedup(stage.gpus_per_trial, spans=spans) * self._instances[stage.instance].speed
@@ -322,7 +327,7 @@ def _largest_of_nodes(by_node: Floats, packing: StagePacking) -> Floats:
 
 
 def _latest_by_node(by_slot: Floats, packing: StagePacking) -> tuple[Ints, Floats]:
-    """The nodes in use; and [sample, such node] of [sample, slot]: the largest value among its slots."""
+    """The used nodes; and [sample, used node] of [sample, slot]: the largest value among a node's slots."""
     pairs = sorted((node, slot) for slot, mine in enumerate(packing.nodes_of) for node in mine)
     used, first = np.unique(np.array([node for node, _ in pairs]), return_index=True)
     return used, np.maximum.reduceat(by_slot[:, [slot for _, slot in pairs]], first, axis=1)

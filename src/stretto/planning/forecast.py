@@ -1,6 +1,6 @@
-"""What planning answers: plans with their forecasts, and the nearest ones if no plan fits.
+"""What planning returns: plans with forecasts, and the nearest alternatives if no plan keeps the limits.
 
-Every offer was planned, with the numbers as they are shown: whoever asks for it gets a plan.
+Each alternative was planned with exactly the limits shown, so a user who asks for it gets a plan.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from stretto.search.study import Stage, Study, halving_stages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A plan, and what is expected of it. Times count from the study's start, money spent so far included."""
+    """A plan with its expected time and cost, from the study's start and including what was spent so far."""
 
     plan: Plan
     finish_s: Estimate
     cost_usd: Estimate
     due_s: float
-    """The earliest deadline this plan keeps under the rule: its q-quantile, or its mean."""
+    """The earliest deadline that this plan keeps under the rule: its q-quantile, or its mean."""
     due_usd: float
-    """The least budget this plan keeps under the rule."""
+    """The least budget that this plan keeps under the rule."""
     p_on_time: float | None
-    """Probability of finishing by the deadline; None where there is none."""
+    """Probability of finishing by the deadline; None without a deadline."""
     p_in_budget: float | None
-    """Probability of costing no more than the budget; None where there is none."""
+    """Probability of keeping the budget; None without a budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class VarianceShare:
-    """Something that is not known beforehand, and its share of the variance of the finish time."""
+    """A source of uncertainty, and its share of the variance of the finish time."""
 
     name: str
     share: float
@@ -43,72 +43,73 @@ class VarianceShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The answer to "what will it take?": a trade-off rather than a number."""
+    """The answer to "how long will it take, and what will it cost?"."""
 
     feasible: bool
-    """Whether some plan keeps the limits."""
+    """Whether any plan keeps the limits."""
     chosen: Forecast | None
-    """The cheapest plan that keeps the limits (with a budget alone: the fastest). Without any limit it is
-    the one with the least product of time and money. None if nothing keeps them."""
+    """The best plan that keeps the limits, None if there is none.
+
+    It is the cheapest; with only a budget the fastest; without limits the one with the least product of time
+    and cost.
+    """
     cheapest: Forecast
     fastest: Forecast
     static: Forecast | None
-    """The best fixed cluster that keeps the limits, all of it held to the end."""
+    """The best fixed cluster that keeps the limits, with all nodes held to the end."""
     frontier: tuple[Forecast, ...]
-    """Plans that no other beats in both time and money, fastest first: `due_s` rises, the mean cost falls.
-    All that were found, however many."""
+    """All plans that no other beats in both time and cost, fastest first: `due_s` rises, mean cost falls."""
     earliest: Forecast
-    """The plan with the earliest deadline that can be kept, within the budget where one can be."""
+    """The plan that keeps the earliest deadline, within the budget if any plan is."""
     doubts: tuple[VarianceShare, ...]
-    """Sources of doubt about the chosen plan (or the earliest), the largest first."""
+    """Sources of uncertainty of the chosen plan (or else the earliest), the largest first."""
 
     def followed(self, limits: Limits) -> Forecast:
-        """The plan a study goes by.
+        """The plan that a study follows.
 
-        Where none keeps the limits it is the one that ends first, or, without a deadline, costs least.
+        If no plan keeps the limits, it is the earliest, or without a deadline the cheapest.
         """
         return self.chosen or (self.cheapest if limits.deadline_s is None else self.earliest)
 
     def keeps_deadline(self, limits: Limits) -> bool:
-        """Whether that plan does now that it is nearer; one that never did is as good as ever."""
+        """Whether the chosen plan keeps the deadline of `limits`, if there are both."""
         deadline_s, chosen = limits.deadline_s, self.chosen
         return deadline_s is None or chosen is None or chosen.due_s <= deadline_s
 
     def cheapest_by(self, deadline_s: float) -> Forecast | None:
-        """The cheapest plan of the frontier that keeps this deadline: what would an hour more save?"""
+        """The cheapest plan of the frontier that keeps this deadline."""
         on_time = [forecast for forecast in self.frontier if forecast.due_s <= deadline_s]
         return min(on_time, key=lambda forecast: forecast.cost_usd.mean, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldNode:
-    """A node that is paid for, or one that is simply there."""
+    """A node of the study: a rented one, or one of our own."""
 
     instance: str
     since_s: float
-    """When it began to cost."""
+    """When its cost began."""
     free: bool = False
-    """It is there anyway, and is not given back: what it costs, used or not, is in `Tuning.own`."""
+    """One of our own nodes, which is never given back; its cost is in `Tuning.own`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyProgress:
-    """Where a running study stands, to plan again from there."""
+    """How far a running study is, to plan the rest of it."""
 
     stage: int
-    """Index of the stage it is in, or is about to begin, among `halving_stages(study)`."""
+    """Index of the current stage, or of the one about to start, in `halving_stages(study)`."""
     trials: int
-    """Trials that live in this stage."""
+    """Trials of this stage."""
     epochs_done: int = 0
-    """Epochs of this stage that its trials have behind them."""
+    """Epochs of this stage that its trials have completed."""
     nodes: tuple[HeldNode, ...] = ()
     elapsed_s: float = 0.0
     """Time since the study's start."""
     spent_usd: float = 0.0
-    """Money spent so far on what is over: the time of `nodes` is charged when they are given back."""
+    """Money spent so far, without `nodes`: they are charged when they are given back."""
     trial_factors: tuple[float, ...] = ()
-    """How much longer than usual an epoch takes each of the first trials, where that is known; those that
-    are most likely to live on come first."""
+    """Epoch time relative to the mean, of the trials where it is known; likely survivors come first."""
 
     def held(self, instance: str) -> int:
         """Nodes held of one instance type."""
@@ -116,7 +117,7 @@ class StudyProgress:
 
 
 def stages_left(study: Study, start: StudyProgress | None) -> tuple[Stage, ...]:
-    """The stages of a study from where it stands."""
+    """The rest of the stages of a study."""
     stages = halving_stages(study)
     if start is None:
         return stages
@@ -126,15 +127,15 @@ def stages_left(study: Study, start: StudyProgress | None) -> tuple[Stage, ...]:
 
 
 PlanBy = Callable[[Tuning], Outcome]
-"""Plans a study, always in the same way."""
+"""Plans a study with fixed options."""
 
 WIDER = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0)
-"""By which factors a limit is raised until a plan keeps it: another limit may lead to another search."""
+"""Factors by which a limit is raised until a plan keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Limits, trials and epochs that can be kept, and the plan that does."""
+    """A feasible change of the limits, trials or epochs, and its plan."""
 
     limits: Limits
     trials: int
@@ -145,23 +146,23 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The nearest offers in each direction; None where nothing was found."""
+    """The nearest alternative in each direction; None if there is none."""
 
     more_time: Alternative | None
-    """Within the budget that was asked for, if any."""
+    """A later deadline with the same budget."""
     more_money: Alternative | None
-    """By the deadline that was asked for, if any; None without a budget."""
+    """A larger budget with the same deadline."""
     more_of_both: Alternative | None
-    """Only where neither alone is enough."""
+    """Only if neither alone is enough."""
     fewer_trials: Alternative | None
-    """Within the limits as they are, and so the next."""
+    """With the same limits, as are the next two."""
     fewer_epochs: Alternative | None
     fewer_of_both: Alternative | None
-    """Trials of one epoch; only where neither alone is enough."""
+    """Trials of one epoch; only if neither alone is enough."""
 
 
 def nearest_plans(tuning: Tuning, plan_by: PlanBy) -> Nearest:
-    """Offers beside a study of which no plan keeps the limits."""
+    """Alternatives to a study for which no plan keeps the limits."""
     search = _Search(tuning, plan_by)
     limits = tuning.limits
     more_time = search.more_time() if limits.deadline_s is not None else None
@@ -224,7 +225,7 @@ class _Search:
         )
 
     def largest(self, count: int, changed: Callable[[Tuning, int], Tuning]) -> Alternative | None:
-        """The most trials or epochs, below what was asked for, with which the limits are kept."""
+        """The most trials or epochs, fewer than requested, that keep the limits."""
         low, high, found = 1, count - 1, None
         while low <= high:
             middle = (low + high) // 2
@@ -257,7 +258,7 @@ class _Search:
 
 
 def _raised_s(time_s: float) -> Iterator[float]:
-    """In whole seconds or, from an hour on, minutes: as times are shown."""
+    """Raised times, rounded up as they are shown: to seconds, or from an hour on to minutes."""
     for factor in WIDER:
         step_s = 1.0 if time_s * factor < HOUR_S else 60.0
         yield math.ceil(time_s * factor / step_s) * step_s

@@ -1,4 +1,4 @@
-"""Ways to make a plan better: the paper's greedy decrements, and exchanges in one or two stages."""
+"""Ways to improve a plan: the paper's greedy planner, and exchanges in one or two stages."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from stretto.planning.candidates import Key, Menu, PlanPool, PlanScore, rank
+from stretto.planning.candidates import Key, Menu, PlanPool, PlanScore, by_rank
 from stretto.planning.plan import Plan, StagePlan
 
 NEAR = 2
-"""In an exchange of two stages each moves at most this far along the options of its instance type."""
+"""In an exchange of two stages, each moves at most this far along the options of its instance type."""
 
 
 def decrement(plan: Plan, menus: Sequence[Menu], pool: PlanPool) -> Plan:
-    """The published greedy: while it pays, one stage does with fewer nodes.
+    """The published greedy planner: as long as it pays, take nodes away from one stage.
 
-    Of all stages the one with the largest cost-marginal benefit is taken, M = money saved / time lost.
+    This is the stage with the largest cost-marginal benefit, M = money saved / time lost.
     """
     while True:
         now = pool.judge(plan)
@@ -32,7 +32,7 @@ def decrement(plan: Plan, menus: Sequence[Menu], pool: PlanPool) -> Plan:
 
 
 def marginal_benefit(now: PlanScore, then: PlanScore) -> tuple[float, float]:
-    """Money saved per time lost; without limit if no time is lost, and then the cheaper is better."""
+    """Money saved per time lost; infinite if no time is lost. Ties go to the cheaper plan."""
     lost_s, saved_usd = then.finish_s - now.finish_s, now.cost_usd - then.cost_usd
     return (math.inf if lost_s <= 0.0 else saved_usd / lost_s), -then.cost_usd
 
@@ -50,8 +50,8 @@ def with_stage(plan: Plan, index: int, stage: StagePlan) -> Plan:
     return Plan((*plan.stages[:index], stage, *plan.stages[index + 1 :]))
 
 
-def polish(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = rank) -> Plan:
-    """Change one stage, or two at once, as long as that makes the plan better."""
+def polish(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = by_rank) -> Plan:
+    """Change one stage, or two at once, as long as the plan improves."""
     while True:
         found = polish_stages(plan, menus, pool, key)
         found = pool.best([found, *_exchanges(found, menus)], key)
@@ -60,8 +60,8 @@ def polish(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = rank) -
         plan = found
 
 
-def polish_stages(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = rank) -> Plan:
-    """Change one stage after the other as long as that makes the plan better."""
+def polish_stages(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = by_rank) -> Plan:
+    """Change one stage after the other as long as the plan improves."""
     while True:
         before = plan
         for index, menu in enumerate(menus):
@@ -73,7 +73,7 @@ def polish_stages(plan: Plan, menus: Sequence[Menu], pool: PlanPool, key: Key = 
 
 
 def _worth_keeping(plan: Plan, index: int) -> set[int]:
-    """Nodes a stage may hold idle rather than give back what a neighbour has or needs."""
+    """Larger node counts that a stage may keep, partly idle, because a neighbouring stage uses them."""
     stage = plan.stages[index]
     around = plan.stages[max(index - 1, 0) : index + 2]
     return {other.nodes for other in around if other.instance == stage.instance and other.nodes > stage.nodes}

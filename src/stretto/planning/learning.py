@@ -1,16 +1,16 @@
-"""What a few observations say about the speed of trials and the delays of a cloud, and what they leave open.
+"""Learns the speed of trials and the delays of a cloud from a few observations, with their uncertainty.
 
-The time of an epoch, brought to one usual GPU, is t = exp(mu + a_trial + b_node + e_epoch), each term normal.
-With few observations the data alone do not tell the three spreads apart, and it matters which is which: what
-varies between epochs averages out, what varies between trials or nodes does not. So all of them are kept as
-draws from their posterior, and a forecast takes other parameters in every sample.
+The time of an epoch on one GPU of normal speed is t = exp(mu + a_trial + b_node + e_epoch), each term normal.
+A few observations cannot separate the three spreads, and the difference matters: variation between epochs
+averages out, variation between trials or nodes does not. So we keep draws from the posterior, and a forecast
+uses other parameters in every sample.
 
-Priors (of the standard deviations of the logarithms; all half-normal, so that none at all is possible):
-- trials 0.25: hyperparameters such as width or batch size change a trial's speed by tens of percents;
-- nodes 0.05: machines of one type differ by some percents;
-- epochs 0.1: shared disks and networks disturb an epoch by up to some tens of percents;
-- delays 0.5: how long a cloud takes differs by half from one time to the next.
-The level mu has a flat prior: nothing is known beforehand about how long an epoch or a delay is.
+Priors of the standard deviations of the logarithms (half-normal, so no spread at all is possible):
+- trials 0.25: hyperparameters such as width or batch size change a trial's speed by tens of percent;
+- nodes 0.05: machines of one type differ by a few percent;
+- epochs 0.1: shared disks and networks delay an epoch by up to some tens of percent;
+- delays 0.5: the delay of a cloud varies by half of its value.
+The level mu has a flat prior, as we know nothing beforehand about the length of an epoch or a delay.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ NODE_SCALE = 0.05
 EPOCH_SCALE = 0.1
 DELAY_SCALE = 0.5
 TRIED = 6000
-"""Values drawn from the prior and weighted by what was observed."""
+"""Values drawn from the prior and weighted by the observations."""
 KEPT = 2000
-"""Draws of the posterior that are kept."""
+"""Draws kept from the posterior."""
 CHUNK = 500
-"""Covariances that are worked on at a time."""
+"""Covariances processed at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One epoch that was timed."""
+    """One measured epoch."""
 
     trial: str
     node: str
-    """Where it ran; of several nodes, all of them as one name."""
+    """Where it ran; several nodes are joined to one name."""
     epoch_s: float
     speed: float = 1.0
-    """How much faster than on one usual GPU it should have been: speed-up times the speed of the GPU type."""
+    """Expected speed relative to one normal GPU: speed-up times the speed of the GPU type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatencyPosterior:
-    """The time of an epoch as far as observations tell it: equally likely values."""
+    """The posterior of the time of an epoch, as equally likely values."""
 
     draws: LatencyDraws
 
@@ -82,7 +82,7 @@ class LatencyPosterior:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpreadPosterior:
-    """A delay as far as observations tell it: equally likely values of its mean and spread."""
+    """The posterior of a delay, as equally likely values of its mean and spread."""
 
     draws: SpreadDraws
 
@@ -103,7 +103,7 @@ class SpreadPosterior:
 def learn_latency(
     observations: Sequence[Observation], rng: np.random.Generator, *, node_scale: float = NODE_SCALE
 ) -> LatencyPosterior:
-    """What timed epochs say about the time of an epoch; `node_scale` 0: all nodes are one machine."""
+    """Learns the time of an epoch from measured epochs; `node_scale` 0: all nodes are one machine."""
     _check([one.epoch_s * one.speed for one in observations], "epoch time")
     cells = _Cells.of(observations)
     variances = np.stack(
@@ -119,7 +119,7 @@ def learn_latency(
 
 
 def learn_delay(delays_s: Sequence[float], rng: np.random.Generator) -> SpreadPosterior:
-    """What observed delays say about those to come."""
+    """Learns a delay from observed delays."""
     _check(delays_s, "delay")
     logs = np.log(delays_s)
     sd = DELAY_SCALE * _half_normal(rng, TRIED)
@@ -131,10 +131,10 @@ def learn_delay(delays_s: Sequence[float], rng: np.random.Generator) -> SpreadPo
 
 
 def updated_delay(belief: SpreadBelief, delays_s: Sequence[float]) -> Spread:
-    """A delay after some were seen: what was believed counts as one more of them, unless it was nothing.
+    """A belief about a delay, updated by observed delays; the belief counts as one more observation.
 
-    The variance is that of the seen and the believed together: s^2 = mean of ((x - m)^2), with the believed
-    variance added for the one that was believed.
+    The variance is s^2 = mean of ((x - m)^2) over all of them, plus the believed variance for the belief. A
+    belief of zero delay does not count.
     """
     mean, sd = belief.mean, belief.sd
     values = [*delays_s, mean] if mean > 0 else [*delays_s]
@@ -145,17 +145,17 @@ def updated_delay(belief: SpreadBelief, delays_s: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Observations by (trial, node): all that matters of them is each cell's mean, count and inner spread."""
+    """Observations by (trial, node); the mean, count and inner spread of each cell are all that matters."""
 
     mean: Floats
     per_count: Floats
     """1 / number of observations."""
     same_trial: Floats
-    """[cell, cell] 1 where the trial is the same."""
+    """[cell, cell]: 1 if both have the same trial."""
     same_node: Floats
     inner_squares: float
     inner_count: int
-    """Observations beyond the first of every cell."""
+    """Observations after the first of every cell."""
 
     @staticmethod
     def of(observations: Sequence[Observation]) -> _Cells:
@@ -199,19 +199,19 @@ class _Cells:
 
 
 def _half_normal(rng: np.random.Generator, count: int) -> Floats:
-    """Away from zero, where a covariance cannot be inverted."""
+    """Half-normal values, kept away from zero, where a covariance cannot be inverted."""
     return np.maximum(np.abs(rng.standard_normal(count)), 1e-3)
 
 
 def _resampled(log_weight: Floats, rng: np.random.Generator) -> npt.NDArray[np.intp]:
-    """Indices by weight: systematic, so that equal weights are met equally often."""
+    """Indices drawn by weight (systematic resampling: equal weights are drawn equally often)."""
     weight = np.exp(log_weight - log_weight.max())
     edges = np.cumsum(weight) / weight.sum()
     return np.searchsorted(edges, (np.arange(KEPT) + rng.uniform()) / KEPT).clip(max=len(edges) - 1)
 
 
 def _spread_out(rng: np.random.Generator, samples: int, values: int) -> npt.NDArray[np.intp]:
-    """Indices at random, each value as often as any other."""
+    """Random indices, each value as often as any other."""
     return rng.permutation(np.arange(max(samples, values)) % values)[:samples]
 
 

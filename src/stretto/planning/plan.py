@@ -1,4 +1,4 @@
-"""A plan: GPUs per trial and nodes held, stage by stage; and how trials are packed on nodes."""
+"""A plan: GPUs per trial and nodes for each stage; and how the trials of a stage are packed on nodes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from stretto.allocate.repack import make_pattern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """One stage of a study: who trains how far, on what."""
+    """One stage of a study: how many trials train to which epoch, on which nodes."""
 
     first_epoch: int
     last_epoch: int
     trials: int
     gpus_per_trial: int
     at_once: int
-    """Trials that run at the same time: all of them, or some at a time, in waves."""
+    """Trials that run at the same time: all, or fewer in waves."""
     nodes: int
     instance: str
 
@@ -31,14 +31,14 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to hold in every stage of a study."""
+    """What every stage of a study runs on."""
 
     stages: tuple[StagePlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StagePacking:
-    """The nodes of every trial that runs at the same time, and who lies on more of them than needed."""
+    """The nodes of each slot, and whether it spans more nodes than it must."""
 
     nodes_of: tuple[tuple[int, ...], ...]
     spans: tuple[bool, ...]
@@ -50,14 +50,14 @@ def tight_nodes(gpus_per_trial: int, at_once: int, gpus_per_node: int) -> int:
 
 
 def roomy_nodes(gpus_per_trial: int, at_once: int, gpus_per_node: int) -> int:
-    """The fewest nodes on which no trial spans more of them than it must."""
+    """The fewest nodes on which no trial spans more nodes than it must."""
     full, rest = divmod(gpus_per_trial, gpus_per_node)
     shared = -(-at_once // (gpus_per_node // rest)) if rest else 0
     return at_once * full + shared
 
 
 def pack(gpus_per_trial: int, at_once: int, nodes: int, gpus_per_node: int) -> StagePacking:
-    """Trials on nodes of one size, as they will be packed when the plan is carried out."""
+    """The packing of trials on nodes of one size, the same as when the plan is executed."""
     pattern = make_pattern(at_once, gpus_per_trial, gpus_per_node, nodes)[:at_once]
     needed = -(-gpus_per_trial // gpus_per_node)
     return StagePacking(

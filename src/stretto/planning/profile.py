@@ -1,4 +1,4 @@
-"""What is believed about the speed of a study's trials and of the cloud, before and while it runs."""
+"""Beliefs about the speed of a study's trials and about the delays of the cloud."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SpreadDraws:
 
 
 class SpreadBelief(Protocol):
-    """What is believed about a quantity that varies: stated values, or learned ones with their doubt."""
+    """The belief about a varying quantity: stated values, or learned ones with their uncertainty."""
 
     @property
     def mean(self) -> float: ...
@@ -30,36 +30,36 @@ class SpreadBelief(Protocol):
     def sd(self) -> float: ...
 
     def draw(self, rng: np.random.Generator, samples: int) -> SpreadDraws:
-        """Values it may have."""
+        """Possible values of mean and standard deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A quantity that varies, by a log-normal law: its mean and standard deviation."""
+    """A quantity with a log-normal distribution: its mean and standard deviation."""
 
     mean: float
     sd: float = 0.0
 
     def draw(self, rng: np.random.Generator, samples: int) -> SpreadDraws:  # noqa: ARG002
-        """Stated values are not doubted."""
+        """The stated values, which have no uncertainty, once per sample."""
         return SpreadDraws(np.full(samples, float(self.mean)), np.full(samples, float(self.sd)))
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Speed relative to one GPU, by GPUs on as few nodes as hold them, and the loss for spanning more.
+    """Speed relative to one GPU, by GPUs on the fewest nodes, and the loss for spanning more nodes.
 
-    Between the points the logarithm of speed is linear in the logarithm of GPUs; beyond the last point
-    nothing more is gained.
+    Between points the logarithm of speed is linear in the logarithm of GPUs; beyond the last point speed is
+    constant.
     """
 
     points: tuple[tuple[int, float], ...]
     """(GPUs, speed-up), ascending; the first is (1, 1.0)."""
     spanning: float = 0.0
-    """Share of its speed a trial loses when it lies on more nodes than it needs."""
+    """The share of its speed that a trial loses on more nodes than it needs."""
 
     def speedup(self, gpus: int, *, spans: bool = False) -> float:
-        """Speed with so many GPUs; `spans`: on more nodes than would hold them."""
+        """Speed with this many GPUs; `spans`: on more nodes than needed."""
         return self._packed(gpus) * (1.0 - self.spanning if spans else 1.0)
 
     def _packed(self, gpus: int) -> float:
@@ -90,7 +90,7 @@ class LatencyDraws:
 
 
 class LatencyBelief(Protocol):
-    """What is believed about the time of an epoch: a stated `Latency`, or a learned one with its doubt."""
+    """The belief about the time of an epoch: a stated `Latency`, or a learned one with its uncertainty."""
 
     @property
     def epoch_s(self) -> float: ...
@@ -105,15 +105,15 @@ class LatencyBelief(Protocol):
     def epoch_sd(self) -> float: ...
 
     def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
-        """Values it may have."""
+        """Possible values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
     """Time of one epoch on one GPU: `epoch_s` times a factor of the trial, of the node and of the epoch.
 
-    Each factor is log-normal with mean 1 and this relative standard deviation. A trial's factor stays
-    with it and a node's with the node: averaging over epochs does not make them go away.
+    Each factor is log-normal with mean 1 and this relative standard deviation. A trial and a node keep their
+    factor, so averaging over epochs does not remove it.
     """
 
     epoch_s: float
@@ -122,30 +122,30 @@ class Latency:
     epoch_sd: float = 0.0
 
     def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:  # noqa: ARG002
-        """Stated values are not doubted."""
+        """The stated values, which have no uncertainty, once per sample."""
         values = (self.epoch_s, self.trial_sd, self.node_sd, self.epoch_sd)
         return LatencyDraws(*(np.full(samples, float(value)) for value in values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What `stretto plan` knows of a study's speed."""
+    """What `stretto plan` knows about a study's speed."""
 
     latency: LatencyBelief
     scaling: Scaling
     start_s: float = 0.0
-    """Every start and resize of a trial takes this long .."""
+    """The restart penalty: the time of every start and resize of a trial."""
     start_sd: float = 0.0
-    """.. unless all of them together take more or less: how far off that may be, relative to it."""
+    """Relative uncertainty of `start_s`; all starts of a study are off by the same factor."""
     queue_s: SpreadBelief = Spread(0.0)
     """How long a request for nodes waits."""
     init_s: SpreadBelief = Spread(0.0)
-    """How long a new node then takes to be of use."""
+    """How long the start-up of a new node takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A quantity that is not known for sure: its mean, and the bounds of its middle 80 %."""
+    """An uncertain quantity: its mean, and its 10 % and 90 % quantiles."""
 
     mean: float
     p10: float

@@ -1,4 +1,4 @@
-"""What a tuning policy is told beforehand: the study, its limits, what can be rented, what is believed."""
+"""The input of tuning policies and the planner: study, limits, instances to rent, and believed speeds."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from stretto.search.study import Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a study may take."""
+    """The time and money that a study may take."""
 
     deadline_s: float | None = None
     budget_usd: float | None = None
     q: float = 0.9
-    """The probability with which a plan must keep them."""
+    """The probability with which a plan must keep the limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """A study and the conditions under which it runs."""
+    """A study, and the conditions under which it runs."""
 
     study: Study
     profile: Profile
     instances: tuple[Instance, ...]
     max_nodes: int
-    """Nodes held at any one time."""
+    """The most nodes held at the same time."""
     billing: Billing = field(default_factory=Billing)
     limits: Limits = field(default_factory=Limits)
     own: tuple[Instance, ...] = ()
-    """Nodes that are there anyway, one by one: paid for as long as the study runs, used or not."""
+    """Our own nodes, one entry each: they are not rented, and cost as long as the study runs, used or not."""
 
     @property
     def own_usd_per_s(self) -> float:
