@@ -19,9 +19,9 @@ from common import verdict
 from stretto.planning.candidates import (
     Objective,
     PlanPool,
+    by_end,
     menus_of,
     naive_elastic_plans,
-    speed,
     static_plans,
 )
 from stretto.planning.draws import draw_study
@@ -95,7 +95,7 @@ class Costs:
 def earliest_fixed_s(tuning: Tuning) -> float:
     """The earliest deadline a fixed cluster can keep."""
     pool = _pool(tuning)
-    return pool.judge(pool.best(fixed_plans(tuning, pool.execution), speed)).due_s
+    return pool.judge(pool.best(fixed_plans(tuning, pool.execution), by_end)).due_s
 
 
 def costs(tuning: Tuning, deadline_s: float) -> Costs:

@@ -1,4 +1,4 @@
-"""The scratch board: its books, and the placements it finds."""
+"""Free GPUs by node: their counts, and the placements found in them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def fewest_nodes(free: list[int], blocked: list[bool], gpus: int, max_nodes: int
 def test_books_and_finds_agree_with_brute_force(
     data: st.DataObject, gpus: list[int], avoid: bool, max_nodes: int
 ) -> None:
-    board = FreeGpus(gpus, max_nodes=max_nodes, avoid_interference=avoid)
+    free_gpus = FreeGpus(gpus, max_nodes=max_nodes, avoid_interference=avoid)
     placed: list[Placement] = []
     for _ in range(data.draw(st.integers(1, 8))):
         if len(placed) > 0 and data.draw(st.booleans()):
-            board.lift(placed.pop(data.draw(st.integers(0, len(placed) - 1))))
+            free_gpus.give_back(placed.pop(data.draw(st.integers(0, len(placed) - 1))))
         free = [
             gpus[node] - sum(dict(placement).get(node, 0) for placement in placed)
             for node in range(len(gpus))
@@ -43,9 +43,9 @@ def test_books_and_finds_agree_with_brute_force(
             any(len(placement) > 1 and node in dict(placement) for placement in placed)
             for node in range(len(gpus))
         ]
-        check_books(board, free, spanned)
+        check_books(free_gpus, free, spanned)
         wanted = data.draw(st.integers(1, 8))
-        found = board.find(wanted)
+        found = free_gpus.find(wanted)
         blocked = [avoid and spans for spans in spanned]
         fewest = fewest_nodes(free, blocked, wanted, max_nodes)
         if found is None:
@@ -54,17 +54,17 @@ def test_books_and_finds_agree_with_brute_force(
         assert len(found) == fewest
         assert sum(count for _, count in found) == wanted
         assert list(found) == sorted(found)
-        assert board.fits(found)
+        assert free_gpus.fits(found)
         assert all(0 < count <= free[node] for node, count in found)
         assert len(found) == 1 or not any(blocked[node] for node, _ in found)
-        board.put(found)
+        free_gpus.take(found)
         placed.append(found)
 
 
-def check_books(board: FreeGpus, free: list[int], spanned: list[bool]) -> None:
-    assert board.free_total == sum(free)
-    assert board._free == free
-    for buckets, kind in ((board._plain, False), (board._shared, True)):
+def check_books(free_gpus: FreeGpus, free: list[int], spanned: list[bool]) -> None:
+    assert free_gpus.total == sum(free)
+    assert free_gpus._free == free
+    for buckets, kind in ((free_gpus._plain, False), (free_gpus._shared, True)):
         for count, bucket in enumerate(buckets):
             assert bucket == [
                 node for node in range(len(free)) if free[node] == count and spanned[node] is kind
@@ -72,39 +72,39 @@ def check_books(board: FreeGpus, free: list[int], spanned: list[bool]) -> None:
 
 
 def test_a_single_node_job_goes_to_the_tightest_node() -> None:
-    board = FreeGpus([4, 2, 3], max_nodes=4, avoid_interference=True)
-    assert board.find(2) == ((1, 2),)
-    assert board.find(3) == ((2, 3),)
+    free_gpus = FreeGpus([4, 2, 3], max_nodes=4, avoid_interference=True)
+    assert free_gpus.find(2) == ((1, 2),)
+    assert free_gpus.find(3) == ((2, 3),)
 
 
 def test_single_node_jobs_first_fill_nodes_that_host_a_spanning_one() -> None:
-    board = FreeGpus([4, 2, 4], max_nodes=4, avoid_interference=True)
-    board.put(((0, 2), (2, 4)))
-    assert board.find(2) == ((0, 2),)
+    free_gpus = FreeGpus([4, 2, 4], max_nodes=4, avoid_interference=True)
+    free_gpus.take(((0, 2), (2, 4)))
+    assert free_gpus.find(2) == ((0, 2),)
 
 
 def test_two_spanning_jobs_share_a_node_only_where_interference_is_allowed() -> None:
     for avoid, expected in ((True, None), (False, ((0, 1), (1, 2)))):
-        board = FreeGpus([4, 4], max_nodes=4, avoid_interference=avoid)
-        board.put(((0, 3), (1, 2)))
-        assert board.find(3) == expected
-        assert board.fits(((0, 1), (1, 1))) is not avoid
-        assert board.find(2) == ((1, 2),)
+        free_gpus = FreeGpus([4, 4], max_nodes=4, avoid_interference=avoid)
+        free_gpus.take(((0, 3), (1, 2)))
+        assert free_gpus.find(3) == expected
+        assert free_gpus.fits(((0, 1), (1, 1))) is not avoid
+        assert free_gpus.find(2) == ((1, 2),)
 
 
 def test_the_last_node_of_a_spanning_job_is_the_tightest() -> None:
-    board = FreeGpus([4, 4, 1], max_nodes=4, avoid_interference=True)
-    assert board.find(5) == ((0, 4), (2, 1))
+    free_gpus = FreeGpus([4, 4, 1], max_nodes=4, avoid_interference=True)
+    assert free_gpus.find(5) == ((0, 4), (2, 1))
 
 
 def test_no_job_spans_more_nodes_than_allowed() -> None:
-    board = FreeGpus([2, 2, 2], max_nodes=2, avoid_interference=False)
-    assert board.find(4) == ((0, 2), (1, 2))
-    assert board.find(5) is None
+    free_gpus = FreeGpus([2, 2, 2], max_nodes=2, avoid_interference=False)
+    assert free_gpus.find(4) == ((0, 2), (1, 2))
+    assert free_gpus.find(5) is None
 
 
 @pytest.mark.parametrize("gpus", [[], [0], [0, 0]])
 def test_a_board_without_gpus_has_no_room(gpus: list[int]) -> None:
-    board = FreeGpus(gpus, max_nodes=4, avoid_interference=True)
-    assert board.find(1) is None
-    assert board.free_total == 0
+    free_gpus = FreeGpus(gpus, max_nodes=4, avoid_interference=True)
+    assert free_gpus.find(1) is None
+    assert free_gpus.total == 0

@@ -1,14 +1,15 @@
-"""Optimus' placement: the fewest nodes that hold a job, with its workers and servers dealt evenly.
+"""Optimus' placement theorem: use the fewest nodes that hold a job, and spread workers and servers evenly.
 
-Why: let every task have a link of its own, and let only what crosses between nodes cost. A worker exchanges
-1/p of the model with each of p servers. Dealt evenly over k nodes, a k-th of a worker's servers is beside it
-and a k-th of a server's workers, so the part (k - 1) / k crosses for everybody; fewer nodes are better, and
-any unevenness makes it more for somebody, for whom a synchronous step waits. Where instead the tasks of a
-node share one link this is not so: w = p = 4 sends 2 model sizes through either link of two nodes, and 1.5
-through each of four.
+Why: suppose each task has its own network link, and only traffic between nodes costs time. A worker exchanges
+1/p of the model with each of p servers. Spread evenly over k nodes, each worker has 1/k of the servers on its
+own node, so the share (k - 1) / k of its traffic crosses nodes. This grows with k, so fewer nodes are better.
+An uneven spread increases it for some task, and a synchronous step waits for the slowest task.
 
-Nodes are tried by free capacity, those first that hold the largest part of the job. Jobs are placed by
-number of tasks, the small ones first, so that none of them starves behind a large one.
+The theorem does not hold if the tasks of a node share one link: w = p = 4 sends 2 model sizes through each
+link on two nodes, and 1.5 on four.
+
+Nodes are tried by free capacity: first those that hold the largest share of the job. Jobs are placed by
+number of tasks, small ones first, so that none starves behind a large one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stretto.core.job import Job
 from stretto.core.resources import Resources
 
 Placer = Callable[[Job, int, int, FreeCapacity], Allocation | None]
-"""Where so many workers and servers of a job go, all of them or None."""
+"""Places this many workers and servers of a job, all of them or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class JobToPlace:
     job: Job
     wanted: TaskCounts
     least: TaskCounts
-    """If not even this many fit, it waits."""
+    """The job waits if these do not fit."""
     held: Allocation
     """Where it runs now."""
 
@@ -45,7 +46,7 @@ class JobToPlace:
 
 
 def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
-    """The even placement on the fewest nodes; takes nothing yet. None if no number of nodes will do."""
+    """The even placement on the fewest nodes, without taking them; None if there is none."""
     shelves = free if isinstance(free, NodeIndex) else NodeIndex(free)
     worker, server = _demands(job)
     needs = workers * worker + servers * server
@@ -64,7 +65,7 @@ def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> A
 
 
 def spread_or_pack(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
-    """Evenly if the job has servers and there is room for that; else packed on the fewest nodes."""
+    """The even placement if the job has servers and it fits; else packed on the fewest nodes."""
     even = spread_evenly(job, workers, servers, free) if servers else None
     if even is not None or not isinstance(free, NodeIndex):
         return even or place_packed(job, workers, servers, free)
@@ -80,13 +81,13 @@ def _demands(job: Job) -> tuple[Floats, Floats]:
 
 
 def place_all(seats: Sequence[JobToPlace], free: FreeCapacity, place: Placer) -> dict[str, Allocation]:
-    """Places for all jobs there is room for, by id; takes them.
+    """Places all jobs that fit, and takes their places; allocations by job id.
 
-    A job with unchanged counts stays where it is. Where that leaves another without even its least, the
-    largest of those that stay are placed anew as well, twice as many each time.
+    A job with unchanged counts stays where it is. If another job then does not fit with its least counts, the
+    largest staying jobs are placed again as well, twice as many in each attempt.
     """
     cluster = Resources(*free.capacity.sum(axis=0).tolist())
-    # Of equally many tasks the bulky ones go first: small ones fit beside them, seldom the other way round.
+    # Of jobs with equally many tasks the bulky ones go first, since small ones fit beside them later.
     order = sorted(seats, key=lambda seat: (sum(seat.wanted), -_bulk(seat, cluster)))
     staying = [seat for seat in order if seat.stays]
     best, left = _attempt(order, staying, free, place)
@@ -103,7 +104,7 @@ def place_all(seats: Sequence[JobToPlace], free: FreeCapacity, place: Placer) ->
 def _attempt(
     order: Sequence[JobToPlace], staying: Sequence[JobToPlace], free: FreeCapacity, place: Placer
 ) -> tuple[dict[str, Allocation], FreeCapacity]:
-    """Places, and the room beside them."""
+    """One attempt with these staying jobs: places by job id, and what is left free."""
     left = NodeIndex(free)
     placed: dict[str, Allocation] = {}
     for seat in staying:
@@ -126,7 +127,7 @@ def _attempt(
 
 
 def _largest(seat: JobToPlace, least: Allocation, free: FreeCapacity, place: Placer) -> Allocation:
-    """What is wanted if it fits; else the most that does, or what the job holds if that is no less."""
+    """The wanted counts if they fit; else the most that fit, or what the job holds if that is as many."""
     whole = place(seat.job, *seat.wanted, free)
     if whole is not None:
         return whole
@@ -145,7 +146,7 @@ def _largest(seat: JobToPlace, least: Allocation, free: FreeCapacity, place: Pla
 
 
 def _shrinking(wanted: TaskCounts, least: TaskCounts) -> Iterator[TaskCounts]:
-    """Ever fewer tasks, always one less of the role that keeps the larger part of what was wanted."""
+    """Fewer and fewer tasks: one less of the role that still has the larger share of its wanted count."""
     workers, servers = wanted
     while (workers, servers) != least:
         workers_part = workers / wanted[0] if workers > least[0] else 0.0
@@ -158,7 +159,7 @@ def _shrinking(wanted: TaskCounts, least: TaskCounts) -> Iterator[TaskCounts]:
 
 
 def _deals(workers: int, servers: int, nodes: int) -> Iterator[tuple[Counts, Counts]]:
-    """Even counts per node: odd workers on the first nodes, odd servers on the last, then on the first."""
+    """Even counts per node: surplus workers on the first nodes, surplus servers on the last or the first."""
     on_worker = _even(workers, nodes)
     on_server = _even(servers, nodes)
     yield on_worker, on_server[::-1]
@@ -180,7 +181,7 @@ def _size(allocation: Allocation) -> int:
 
 
 def _bulk(seat: JobToPlace, cluster: Resources) -> float:
-    """Dominant share of the smallest size, which is what must find a place."""
+    """Dominant share of the job's least counts."""
     workers, servers = seat.least
     server = seat.job.server.demand * servers if seat.job.server else Resources()
     return (seat.job.worker.demand * workers + server).dominant_share(cluster)

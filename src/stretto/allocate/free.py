@@ -1,8 +1,10 @@
-"""Free capacity of nodes as resource vectors, an index over it, and packing a gang of tasks into it.
+"""Free capacity of nodes as resource vectors, and packing a gang of tasks into it.
 
-For jobs that need more than GPUs. A gang is packed whole or not at all, on as few nodes as can be:
-one node if any holds it, the tightest; else the nodes that take most of what is left of it, one after
-the other, and the tightest node for the last piece.
+This is for jobs that need more than GPUs. A gang is packed whole or not at all, on as few nodes as possible:
+
+- on the tightest node that holds all of it, if there is one;
+- else on the node that takes most of the remaining tasks, again and again; the last piece goes to the
+  tightest node that holds it.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 SLACK = TOLERANCE / 2
-"""Half of what a check of the result allows, so that sums taken in another order pass it too."""
+"""Half the tolerance of the later checks, so that sums in another order pass them too."""
 
 
 class FreeCapacity:
-    """What is free on each node, in the order of the nodes: a scratch pad for one decision."""
+    """Free capacity of each node, in the order of the nodes; one decision changes it as it places jobs."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.ids = tuple(node.id for node in nodes)
@@ -35,17 +37,17 @@ class FreeCapacity:
             -1, 4
         )
         self.rows: Floats = self.capacity.copy()
-        """Free amounts: one row per node; columns as in `Resources.amounts`."""
+        """Free amounts: one row per node, columns as in `Resources.amounts`."""
         self._index = {node_id: i for i, node_id in enumerate(self.ids)}
 
     def copy(self) -> FreeCapacity:
-        """Another scratch pad that starts where this one is."""
+        """An independent copy."""
         twin = copy(self)
         twin.rows = self.rows.copy()
         return twin
 
     def take(self, job: Job, allocation: Allocation) -> None:
-        """What the job holds is not free; what it holds of nodes that are going away never was."""
+        """Subtract what the job holds; nodes that are going away are ignored."""
         self._add(job, allocation, -1.0)
 
     def give_back(self, job: Job, allocation: Allocation) -> None:
@@ -57,11 +59,11 @@ class FreeCapacity:
                 self.rows[self._index[node_id]] += (used * times).amounts()
 
     def places_of(self, node_ids: Iterable[str]) -> Counts:
-        """Where these nodes are in the order of the nodes."""
+        """Positions of these nodes."""
         return np.array([self._index[node_id] for node_id in node_ids], dtype=np.int64)
 
     def total(self) -> Resources:
-        """What is free over all nodes, without float noise."""
+        """Free capacity of all nodes together, without float noise."""
         return Resources(*(max(round(float(amount), 6), 0.0) for amount in self.rows.sum(axis=0)))
 
     def fits(self, node_id: str, demand: Resources) -> bool:
@@ -69,7 +71,7 @@ class FreeCapacity:
         return all(need <= have + SLACK for need, have in zip(demand.amounts(), row, strict=True) if need > 0)
 
     def holds(self, job: Job, allocation: Allocation) -> bool:
-        """Whether the allocation has room as it is; never on a node that is not there any more."""
+        """Whether there is room for exactly this allocation; False if one of its nodes is gone."""
         return all(
             node_id in self._index and self.fits(node_id, used)
             for node_id, used in allocation.uses(job).items()
@@ -91,11 +93,11 @@ class FreeCapacity:
 
 
 def place_packed(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
-    """Where that many tasks of the job go, all of them or None; takes nothing yet.
+    """Finds nodes for all tasks of a gang, without taking them; None if they do not fit.
 
-    For one role the number of nodes is the least possible. With servers it is a heuristic: if
-    filling node by node fails, servers go where they cost the fewest places for workers; if that
-    fails too, any way will do.
+    Without servers the number of nodes is the least possible. With servers three ways are tried in order:
+    filling node by node, placing each server where it costs the fewest workers, and an exact search for any
+    placement.
     """
     packer = _Packer(job, free)
     rows = free.rows
@@ -117,17 +119,17 @@ def place_packed(job: Job, workers: int, servers: int, free: FreeCapacity) -> Al
 
 
 class _Packer:
-    """One job's demands against rows of free amounts. Places are counts: (node, worker or server)."""
+    """Packs the tasks of one job into rows of free amounts. Places are counts by (node, worker or server)."""
 
     def __init__(self, job: Job, free: FreeCapacity) -> None:
         self.worker = np.array(job.worker.demand.amounts(), dtype=float)
         self.server = np.array(job.server.demand.amounts() if job.server else [0.0] * 4, dtype=float)
-        # Amounts of different resources compare as parts of the largest node.
+        # Amounts of different resources are compared as shares of the largest node.
         largest = free.capacity.max(axis=0, initial=0.0)
         self._scale = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
 
     def room(self, rows: Floats, demand: Floats, limit: int) -> Counts:
-        """How many tasks of a demand each node holds, counting to `limit`."""
+        """How many tasks of a demand each node holds, at most `limit`."""
         needed = demand > 0
         if not needed.any():
             return np.full(len(rows), limit)
@@ -156,7 +158,7 @@ class _Packer:
         return places
 
     def servers_aside(self, rows: Floats, workers: int, servers: int) -> Counts | None:
-        """Each server where it takes fewest places from workers, then the workers."""
+        """Places each server where it costs the fewest workers, then the workers."""
         rows = rows.copy()
         places = np.zeros((len(rows), 2), dtype=np.int64)
         cost = self._cost_of_server(rows, workers)
@@ -171,14 +173,14 @@ class _Packer:
         return None if seated is None else seated + places
 
     def any_way(self, rows: Floats, workers: int, servers: int) -> Counts | None:
-        """By the most servers that fit beside so many workers on the nodes up to this one."""
+        """Exact search: by dynamic programming over nodes, the most servers beside each number of workers."""
         counts = np.arange(workers + 1)
-        most = np.where(counts == 0, 0, -1)  # -1: so many workers do not fit
+        most = np.where(counts == 0, 0, -1)  # -1: this number of workers does not fit
         taken: list[Counts] = []
         for row in rows:
             fitting = int(self.room(row[None], self.worker, workers)[0])
             beside = self.room(row - np.outer(counts[: fitting + 1], self.worker), self.server, servers)
-            # [workers so far, of which on this node]: counts before it, or -1 where there are none
+            # [workers so far, workers on this node]: servers on the nodes before, or -1 if impossible
             before = counts[:, None] - counts[None, : fitting + 1]
             earlier = np.where(before >= 0, most[np.maximum(before, 0)], -1)
             held = np.where(earlier >= 0, np.minimum(earlier + beside, servers), -1)
@@ -204,7 +206,7 @@ class _Packer:
         return int(np.argmin(np.where(holding, emptiness, np.inf))) if holding.any() else None
 
     def _filled(self, rows: Floats, workers: int, servers: int) -> tuple[Counts, Counts]:
-        """What each node would take: both roles in proportion, then workers, then servers."""
+        """How many tasks each node takes: both roles in proportion, then workers, then servers."""
         if not servers:
             none = np.zeros(len(rows), dtype=np.int64)
             return self.room(rows, self.worker, workers), none
@@ -220,7 +222,7 @@ class _Packer:
         return some_workers + more_workers, some_servers + more_servers
 
     def _cost_of_server(self, rows: Floats, workers: int) -> Floats:
-        """Places for workers that one more server would take on each node; infinite where it has none."""
+        """How many workers one more server displaces on each node; infinite if it does not fit."""
         lost = self.room(rows, self.worker, workers) - self.room(rows - self.server, self.worker, workers)
         return np.where(self.room(rows, self.server, 1) > 0, lost, np.inf)
 
@@ -232,25 +234,25 @@ def _added(counts: dict[str, int], tasks: tuple[tuple[str, int], ...]) -> dict[s
 
 
 DECIMALS = 10
-"""Amounts that differ by less are float noise, well below what a check of the result allows."""
+"""Smaller differences of amounts are float noise, well below the tolerance of later checks."""
 GONE = -1.0
-"""Stands for every amount of a shelf without nodes: nothing fits there."""
+"""The amounts of a group without nodes: nothing fits there."""
 
 Key = tuple[float, ...]
 
 
 class NodeIndex(FreeCapacity):
-    """Free capacity that knows which nodes have the same amounts free; what it began from stays as it is."""
+    """An independent copy of free capacity, with nodes grouped by free amounts for fast search."""
 
     def __init__(self, free: FreeCapacity) -> None:
-        vars(self).update(vars(free))  # the nodes, their capacities and their order do not change
+        vars(self).update(vars(free))  # shared: the nodes, their capacities and their order never change
         self.rows = free.rows.copy()
-        kinds, shelf_of = np.unique(self.rows.round(DECIMALS), axis=0, return_inverse=True)
-        self._kinds: Floats = kinds
-        self._shelf: dict[Key, int] = {tuple(kind): shelf for shelf, kind in enumerate(kinds.tolist())}
-        self._nodes: list[list[int]] = [[] for _ in kinds]
-        for node, shelf in enumerate(shelf_of.ravel().tolist()):
-            self._nodes[shelf].append(node)
+        amounts, group_of = np.unique(self.rows.round(DECIMALS), axis=0, return_inverse=True)
+        self._amounts: Floats = amounts
+        self._group_of: dict[Key, int] = {tuple(row): group for group, row in enumerate(amounts.tolist())}
+        self._nodes: list[list[int]] = [[] for _ in amounts]
+        for node, group in enumerate(group_of.ravel().tolist()):
+            self._nodes[group].append(node)
         self._spare: list[int] = []
         largest = self.capacity.max(axis=0, initial=0.0)
         self._scale: Floats = np.divide(1.0, largest, out=np.zeros(4), where=largest > 0)
@@ -265,46 +267,46 @@ class NodeIndex(FreeCapacity):
         self._move(job, allocation, 1.0)
 
     def may_hold(self, demand: Floats, count: int) -> bool:
-        """Whether there is room for so many tasks of one demand; False where that is out of the question."""
+        """Whether `count` tasks of this demand fit on all nodes together; if not, no packing can work."""
         needed = demand > 0
-        room = np.floor((self._kinds[:, needed] + SLACK) / demand[needed]).min(axis=1, initial=count)
+        room = np.floor((self._amounts[:, needed] + SLACK) / demand[needed]).min(axis=1, initial=count)
         tasks = sum(int(r) * len(nodes) for r, nodes in zip(room, self._nodes, strict=True) if r > 0)
         return tasks >= count
 
     def with_room(self, *demands: Floats) -> FreeCapacity:
-        """Only the nodes that hold a task of any of these demands, to look for room in."""
-        shelves = np.zeros(len(self._kinds), dtype=bool)
+        """The nodes that have room for a task of any of these demands."""
+        groups = np.zeros(len(self._amounts), dtype=bool)
         for demand in demands:
-            shelves |= ((self._kinds + SLACK >= demand) | (demand <= 0)).all(axis=1)
-        nodes = sorted(node for shelf in np.flatnonzero(shelves) for node in self._nodes[shelf])
+            groups |= ((self._amounts + SLACK >= demand) | (demand <= 0)).all(axis=1)
+        nodes = sorted(node for group in np.flatnonzero(groups) for node in self._nodes[group])
         some = FreeCapacity(())
         some.ids = tuple(self.ids[node] for node in nodes)
         some.capacity, some.rows = self.capacity[nodes], self.rows[nodes]
         return some
 
     def most_free(self, needs: Floats, count: int) -> list[int]:
-        """The `count` nodes that hold the largest parts of `needs`."""
+        """The `count` nodes that hold the largest shares of `needs`."""
         needed = needs > 0
-        part = (self._kinds[:, needed] / needs[needed]).min(axis=1, initial=np.inf)
+        part = (self._amounts[:, needed] / needs[needed]).min(axis=1, initial=np.inf)
         return self._first(np.argsort(-part, kind="stable"), count)
 
     def tightest(self, needs: Floats, count: int) -> list[int]:
         """The `count` fullest nodes that hold `needs`, so that large jobs find room elsewhere; [] if too few.
 
-        What the job has no use for must not be stranded: it goes where least of that is free.
+        Nodes with little free of the other resources come first, so that these are not stranded.
         """
         needed = needs > 0
-        holding = np.flatnonzero((self._kinds[:, needed] + SLACK >= needs[needed]).all(axis=1))
-        emptiness = self._kinds[holding] * self._scale
+        holding = np.flatnonzero((self._amounts[:, needed] + SLACK >= needs[needed]).all(axis=1))
+        emptiness = self._amounts[holding] * self._scale
         of_needed, of_others = emptiness[:, needed].sum(axis=1), emptiness[:, ~needed].sum(axis=1)
         found = self._first(holding[np.lexsort((of_needed, of_others.round(DECIMALS)))], count)
         return found if len(found) == count else []
 
-    def _first(self, shelves: Counts, count: int) -> list[int]:
-        """The first nodes, shelf by shelf."""
+    def _first(self, groups: Counts, count: int) -> list[int]:
+        """The first `count` nodes, group by group."""
         found: list[int] = []
-        for shelf in shelves.tolist():
-            found += self._nodes[shelf][: count - len(found)]
+        for group in groups.tolist():
+            found += self._nodes[group][: count - len(found)]
             if len(found) == count:
                 break
         return found
@@ -318,26 +320,26 @@ class NodeIndex(FreeCapacity):
 
     def _remove(self, node: int) -> None:
         key = self._key(node)
-        shelf = self._shelf[key]
-        nodes = self._nodes[shelf]
+        group = self._group_of[key]
+        nodes = self._nodes[group]
         del nodes[bisect_left(nodes, node)]
         if not nodes:
-            self._kinds[shelf] = GONE
-            self._spare.append(self._shelf.pop(key))
+            self._amounts[group] = GONE
+            self._spare.append(self._group_of.pop(key))
 
     def _insert(self, node: int) -> None:
         key = self._key(node)
-        shelf = self._shelf.get(key)
-        if shelf is None:
-            shelf = self._shelf[key] = self._new_shelf()
-            self._kinds[shelf] = key
-        insort(self._nodes[shelf], node)
+        group = self._group_of.get(key)
+        if group is None:
+            group = self._group_of[key] = self._new_group()
+            self._amounts[group] = key
+        insort(self._nodes[group], node)
 
-    def _new_shelf(self) -> int:
+    def _new_group(self) -> int:
         if not self._spare:
-            known = len(self._kinds)
+            known = len(self._amounts)
             self._spare = list(range(known, 2 * known + 1))
-            self._kinds = np.vstack([self._kinds, np.full((known + 1, 4), GONE)])
+            self._amounts = np.vstack([self._amounts, np.full((known + 1, 4), GONE)])
             self._nodes += [[] for _ in self._spare]
         return self._spare.pop()
 

@@ -1,15 +1,16 @@
-"""Sharing out a number of GPUs when every job has a menu of sizes: a multiple-choice knapsack.
+"""Shares out GPUs when every job has a menu of sizes: a multiple-choice knapsack.
 
-Each job offers choices (GPUs, value); exactly one is taken of each, the GPUs may not exceed the capacity,
-the sum of values is maximised. Seen from one job, only choices on the upper concave hull of (GPUs, value)
-can matter to the relaxed problem, in which the last choice may be taken in part. There the best answer is
-found by walking all hulls at once, always taking the step with the largest value per GPU, because on a
-concave hull a job's own steps come in falling order. The walk stops at the first step that no longer fits;
-that step's part is all that separates the answer from the relaxed optimum, which is an upper bound:
+Each job offers choices (GPUs, value). We take exactly one choice of each job, keep the GPUs within the
+capacity and maximise the sum of values.
+
+Consider the relaxed problem, in which the last choice may be taken in part. There, only choices on the upper
+concave hull of (GPUs, value) matter. On a concave hull the steps of a job have falling value per GPU, so the
+optimum is found by walking all hulls at once, always taking the step with the largest value per GPU. The
+walk stops at the first step that does not fit. Its part is all that is missing to the relaxed optimum:
 
     value(walk) <= value(best) <= value(walk) + slope of the step that did not fit * GPUs left
 
-Small steps that still fit are then taken, which can only help.
+Smaller steps that still fit are then taken, which can only help.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Choice = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What the walk took: the index of the choice of each job, and a bound no other answer exceeds."""
+    """The result of the walk: the index of each job's choice, and an upper bound of any answer's value."""
 
     chosen: list[int]
     value: float
@@ -32,9 +33,10 @@ class Walk:
 
 
 def upper_hull(choices: Sequence[Choice]) -> list[int]:
-    """Indices of the choices on the upper concave hull, by rising GPUs, from the best smallest choice on.
+    """Indices of the choices on the upper concave hull, by rising GPUs.
 
-    It ends at the highest value: a larger choice of lower value is never worth its GPUs.
+    It starts at the smallest choice and ends at the highest value: a larger choice of lower value is never
+    worth its GPUs.
     """
     order = sorted(range(len(choices)), key=lambda i: (choices[i][0], -choices[i][1]))
     hull: list[int] = []
@@ -54,9 +56,9 @@ def upper_hull(choices: Sequence[Choice]) -> list[int]:
 def hull_walk(
     menus: Sequence[Sequence[Choice]], capacity: int, hulls: Sequence[Sequence[int]] | None = None
 ) -> Walk:
-    """Take one choice of each menu within `capacity`. Every menu's smallest choices must fit together.
+    """Take one choice of each menu within `capacity`. The smallest choices of all menus must fit together.
 
-    `hulls` are the menus' upper hulls, for a caller that has them.
+    `hulls`: the upper hulls of the menus, if the caller has them already.
     """
     if hulls is None:
         hulls = [upper_hull(menu) for menu in menus]

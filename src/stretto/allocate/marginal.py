@@ -1,17 +1,16 @@
-"""Sharing out a cluster by marginal gain: whoever saves most time per share of the cluster gets more.
+"""Shares out a cluster by marginal gain: the job that saves most time per share of the cluster gets more.
 
-Every job gets its minimum, in order. Then the best step of all goes out, again and again. A step is n more
-workers, n more servers, or n of both, n = 1, 2, 4, ..; its gain is the time it saves over what it takes:
+Every job first gets its minimum, in order. Then the step with the largest marginal gain is granted, again and
+again, until no step saves time or fits. A step is n more workers, servers or both, n = 1, 2, 4, ..
 
     gain = factor (T(before) - T(after)) / D
 
-with T the job's remaining time and D the dominant share of what is added: its largest part of any one
-resource of the whole cluster. A share and not an amount, so that jobs short of different resources compare.
-Steps of more than one because gains need not fall: one more worker may save nothing where four would, and
-one worker nothing without a server. It ends when no step saves anything or nothing more fits.
+T is the job's remaining time. D is the dominant share of what is added: its largest share of any one resource
+of the cluster. Shares make jobs comparable that are short of different resources. Steps may be larger than
+one because gains need not fall: one more worker may save nothing where four do, or nothing without a server.
 
-Going on exactly as before is the one choice without a restart: T is `resize_s` longer everywhere else, and
-one step leads straight there.
+Restart penalty: T is `resize_s` longer for all counts but those the job runs with now. One extra step leads
+straight to these.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TaskCounts = tuple[int, int]
 NONE: TaskCounts = (0, 0)
 
 RemainingTime = Callable[[int, int], float]
-"""Seconds to the end of a job with so many workers and servers; infinite where it would stand still."""
+"""Seconds to the end of a job with this many workers and servers; infinite if it cannot train with them."""
 
 
 def _unknown_s(_workers: int, _servers: int) -> float:
@@ -38,27 +37,27 @@ def _unknown_s(_workers: int, _servers: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What one job may be given, and what it would make of it."""
+    """What one job may get, and how long it would take with it."""
 
     worker: Resources
     server: Resources
-    """Nothing, for a job without servers."""
+    """Zero for a job without servers."""
     least: TaskCounts
-    """Given before anybody gets more; if it does not fit the job gets nothing."""
+    """Granted before any job gets more; if it does not fit, the job gets nothing."""
     most: TaskCounts
     targets: tuple[TaskCounts, ...] = ()
-    """The first of these that fits is given next, whatever it gains: counts to be tried out."""
+    """Counts to try out: the first that fits is granted after the minimum, whatever its gain."""
     remaining_s: RemainingTime = _unknown_s
     factor: float = 1.0
-    """Below 1 for a job whose remaining time is a guess."""
+    """Weight of its gain; below 1 if its remaining time is a guess."""
     held: TaskCounts = NONE
-    """What it runs with now."""
+    """The counts it runs with now."""
     resize_s: float = 0.0
-    """What any other counts cost it first."""
+    """The restart penalty of any other counts."""
 
 
 def share_out(claims: Sequence[Claim], free: Resources, cluster: Resources) -> list[TaskCounts]:
-    """Counts for each claim, in order; together they fit in `free`. Shares are parts of `cluster`."""
+    """Counts for each claim, in order; together they fit in `free`. Shares are relative to `cluster`."""
     dealer = _Dealer(claims, free, cluster)
     dealer.give_least()
     dealer.give_targets()
@@ -70,22 +69,22 @@ Step = tuple[float, int, int, int]
 """(minus the gain, claim, workers added, servers added): the smallest is best; ties: the first claim."""
 
 UNITS: tuple[TaskCounts, ...] = ((0, 1), (1, 0), (1, 1))
-"""What steps are multiples of, servers first."""
+"""Steps are multiples of these, servers first."""
 
 
 class _Unit(NamedTuple):
-    """One worker, one server or one of both, of some claim."""
+    """One worker, one server or one of both, for one claim."""
 
     workers: int
     servers: int
     needs: tuple[tuple[int, float], ...]
-    """(resource, amount) where it needs any."""
+    """(resource, amount) of each resource that it needs."""
     share: float
     """Dominant share."""
 
 
 class _Dealer:
-    """What is left, and what everybody has so far."""
+    """The free resources and the counts granted so far."""
 
     def __init__(self, claims: Sequence[Claim], free: Resources, cluster: Resources) -> None:
         self._claims = claims
@@ -113,7 +112,7 @@ class _Dealer:
         heapq.heapify(line)
         while line:
             _, index, workers, servers = line[0]
-            # A step that no longer fits is replaced by the best that does; room only shrinks.
+            # A step that no longer fits is replaced by the best one that does.
             self._give(index, workers, servers)
             step = self._best_step(index, units[index])
             if step is None:
@@ -135,7 +134,7 @@ class _Dealer:
         return True
 
     def _best_step(self, index: int, units: Sequence[_Unit]) -> Step | None:
-        """The fitting step of the highest gain per share; None if none saves time."""
+        """The fitting step with the largest marginal gain; None if none saves time."""
         claim, (workers, servers) = self._claims[index], self.counts[index]
         now_s = _with_resize(claim, workers, servers)
         best, best_step = 0.0, None
@@ -149,7 +148,7 @@ class _Dealer:
         return best_step
 
     def _fitting_steps(self, index: int, units: Sequence[_Unit]) -> Iterator[tuple[int, int, float]]:
-        """(workers, servers, dominant share) of the steps there is room for, and the one back to `held`."""
+        """(workers, servers, dominant share) of the steps that fit, and of the step back to `held`."""
         claim, (workers, servers) = self._claims[index], self.counts[index]
         free, most_workers, most_servers = self._free, claim.most[0] - workers, claim.most[1] - servers
         for unit in units:

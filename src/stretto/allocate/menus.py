@@ -1,4 +1,4 @@
-"""What each size is worth to each job: evaluated in batches, and only as far as somebody might go."""
+"""The value of each size to each job, evaluated in batches and only up to sizes that may be chosen."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from stretto.models.goodput import Ints
 from stretto.models.speed import Floats
 
 FULL_MENU = 1300
-"""Up to this many (job, size) pairs menus are complete from the start; beyond, they grow on demand."""
+"""Up to this many (job, size) pairs, menus are complete from the start; beyond, they grow on demand."""
 DENSE_MENU = 6000
-"""Up to this many (job, size) pairs every size is on the menu; beyond, whole nodes after the first."""
+"""Up to this many (job, size) pairs, menus have every size; beyond, only whole nodes after the first node."""
 
 
 class Values(Protocol):
-    """What each job's outcome is worth. Sums of these are maximised."""
+    """The value of each outcome for each job. The solver maximises the sum."""
 
     @property
     def nothing(self) -> Floats:
-        """Value of holding nothing, a job each."""
+        """By job: the value of holding nothing."""
 
     @property
     def keep(self) -> Floats:
-        """Value of staying exactly as it is, for the jobs that hold something."""
+        """By job: the value of staying exactly as it is, if it holds something."""
 
     def changed(self, job: Ints, nodes: Ints, gpus: Ints) -> Floats:
         """Value of a new placement of `gpus` GPUs on `nodes` nodes."""
@@ -35,7 +35,7 @@ class Values(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One job as the engine sees it."""
+    """One job as the solver sees it."""
 
     held: Placement
     min_gpus: int
@@ -48,12 +48,12 @@ class Contender:
         return self.pinned and bool(self.held)
 
     def takes(self, gpus: int) -> bool:
-        """Whether it may be given so many GPUs; what it holds it may keep, whatever that is."""
+        """Whether it may be given this many GPUs (it may always keep what it holds)."""
         return max(self.min_gpus, 1) <= gpus <= self.max_gpus
 
 
 class Menus:
-    """The value of every size on offer to every job, were it placed on the fewest nodes."""
+    """The value of every offered size to every job, if placed on the fewest nodes."""
 
     def __init__(
         self, node_gpus: Sequence[int], contenders: Sequence[Contender], values: Values, max_nodes: int
@@ -67,16 +67,16 @@ class Menus:
         self.nothing: list[float] = values.nothing.tolist()
         self.keep: list[float] = values.keep.tolist()
         self.sizes: list[list[int]] = [[] for _ in contenders]
-        """Sizes on offer to each job, rising."""
+        """By job: the offered sizes, rising."""
         self.worth: list[dict[int, float]] = [{} for _ in contenders]
-        """The value of each of them."""
+        """By job: the value of each offered size."""
         largest = max(one.max_gpus for one in contenders)
         fair = -(-sum(node_gpus) // len(contenders))
         complete = len(contenders) * largest <= FULL_MENU
         self.extend(range(len(contenders)), largest if complete else max(2 * fair, self._node_size))
 
     def extend(self, jobs: Iterable[int], reach: int) -> bool:
-        """Put the sizes up to `reach` on the menus of `jobs`; whether there were any to add."""
+        """Put the sizes up to `reach` on the menus of `jobs`; False if there are none to add."""
         step = 1 if len(self._contenders) * reach <= DENSE_MENU else self._node_size
         wanted = [(job, size) for job in jobs for size in self._further_sizes(job, reach, step)]
         if not wanted:
@@ -89,7 +89,7 @@ class Menus:
         return True
 
     def value(self, job: int, placement: Placement) -> float:
-        """What a placement is worth to the job."""
+        """The value of a placement to the job."""
         if not placement:
             return self.nothing[job]
         if placement == self._contenders[job].held:
@@ -103,7 +103,7 @@ class Menus:
         return self._odd[key]
 
     def _further_sizes(self, job: int, reach: int, step: int) -> Iterable[int]:
-        """Sizes above those on the menu: every one on a single node, then in steps."""
+        """Sizes above those on the menu: every size on a single node, then in steps."""
         one = self._contenders[job]
         if one.stays:
             return ()
@@ -114,7 +114,7 @@ class Menus:
 
 
 def _fewest_nodes(node_gpus: Sequence[int]) -> list[int]:
-    """Fewest nodes that could hold 0, 1, 2, .. GPUs, were the cluster empty."""
+    """The fewest nodes of the empty cluster that hold 0, 1, 2, .. GPUs."""
     fewest = [0]
     for nodes, gpus in enumerate(sorted(node_gpus, reverse=True), start=1):
         fewest.extend([nodes] * gpus)

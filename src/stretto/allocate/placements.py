@@ -1,8 +1,7 @@
-"""A scratch board of placements: where there is room, and how new sizes are placed with few moves.
+"""Placements of jobs that need only GPUs: free GPUs by node, and how new sizes are placed with few moves.
 
-A job that shrinks leaves its smallest pieces. A job that grows or starts goes where it is whole: on a node
-it already has, else on the tightest node that holds it; if none does, it spans the nodes with most room.
-Numbers that fit in the cluster always find a place, since a job of GPUs alone may span nodes.
+A job that shrinks gives up its smallest pieces. A job that grows or starts goes to one node: a node that it
+already has, or else the tightest node that holds it. If no node does, it spans the nodes with most room.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ EMPTY: Placement = ()
 class FreeGpus:
     """Free GPUs of each node while placements come and go.
 
-    Nodes are kept in buckets by free GPUs, so that the tightest node for a job and the emptiest ones
-    for a larger job are found without looking at all of them. With `avoid_interference` a node hosts
-    at most one job that spans nodes; nodes that already host one are kept apart, so that single-node
-    jobs fill those first.
+    Nodes are in buckets by free GPUs, so the tightest node and the emptiest nodes are found without a scan.
+    With `avoid_interference` a node hosts at most one job that spans nodes. Nodes that host one have buckets
+    of their own, and jobs on a single node fill them first.
     """
 
     def __init__(self, gpus: Sequence[int], *, max_nodes: int, avoid_interference: bool) -> None:
@@ -38,7 +36,7 @@ class FreeGpus:
         self._shared: list[list[int]] = [[] for _ in range(self._largest + 1)]
         for node, count in enumerate(gpus):
             self._plain[count].append(node)
-        self.free_total = sum(gpus)
+        self.total = sum(gpus)
 
     def fits(self, placement: Placement) -> bool:
         spans = len(placement) > 1
@@ -47,23 +45,23 @@ class FreeGpus:
             for node, count in placement
         )
 
-    def put(self, placement: Placement) -> None:
+    def take(self, placement: Placement) -> None:
         self._change(placement, -1)
 
-    def lift(self, placement: Placement) -> None:
+    def give_back(self, placement: Placement) -> None:
         self._change(placement, 1)
 
     def find(self, gpus: int) -> Placement | None:
-        """A placement of `gpus` on the fewest nodes there is room for, or None."""
+        """A placement of `gpus` on the fewest nodes, or None if there is no room."""
         if gpus <= self._largest:
             for free in range(gpus, self._largest + 1):
                 for bucket in (self._shared[free], self._plain[free]):
                     if bucket:
                         return ((bucket[0], gpus),)
-        return self._find_spanning(gpus) if gpus <= self.free_total else None
+        return self._find_spanning(gpus) if gpus <= self.total else None
 
     def _find_spanning(self, gpus: int) -> Placement | None:
-        """Emptiest nodes first; the last one is the tightest that holds the rest."""
+        """Takes the emptiest nodes first; the last one is the tightest that holds the rest."""
         taken: list[tuple[int, int]] = []
         left = gpus
         buckets = (self._plain,) if self._avoid else (self._plain, self._shared)
@@ -92,7 +90,7 @@ class FreeGpus:
         for node, count in placement:
             self._remove(node)
             self._free[node] += sign * count
-            self.free_total += sign * count
+            self.total += sign * count
             if spans:
                 self._spanning[node] -= sign
             insort(self._bucket(node), node)
@@ -108,7 +106,7 @@ class FreeGpus:
 def place_counts(
     nodes: Sequence[Node], held: Mapping[str, Allocation], counts: Mapping[str, int]
 ) -> dict[str, Allocation]:
-    """Where each job of `counts` goes, given what jobs hold now; all of them must fit in total."""
+    """Places each job of `counts`, given what jobs hold now; together they must fit in the cluster."""
     free = {node.id: node.gpus for node in nodes}
     placed: dict[str, Allocation] = {}
     growing: list[str] = []

@@ -8,22 +8,22 @@ from stretto.allocate.menus import Contender, Menus
 from stretto.allocate.placements import EMPTY, FreeGpus, Placement
 
 SHIFT_TRIES = 12
-"""Donors, and takers of each, tried for every number of shifted GPUs in a round."""
+"""Donors tried per round for each number of shifted GPUs, and takers tried for each donor."""
 MAX_SHIFT = 8
 """Most GPUs shifted between two jobs at once."""
 EFFORT = 50_000
-"""Jobs looked at over all rounds: what bounds the time on the largest clusters."""
+"""Jobs visited over all rounds; limits the time on the largest clusters."""
 GAP = 1e-4
-"""The search ends within this share of the bound (of the value of those jobs that hold something)."""
+"""The search ends this close to the bound, as a share of the value of the jobs that hold GPUs."""
 GAIN = 1e-12
 """Smaller improvements are float noise."""
 
 
 class State:
-    """Placements and their values while the search goes on."""
+    """Placements and their values during the search."""
 
-    def __init__(self, board: FreeGpus, contenders: Sequence[Contender], menus: Menus) -> None:
-        self.board = board
+    def __init__(self, free: FreeGpus, contenders: Sequence[Contender], menus: Menus) -> None:
+        self.free = free
         self.contenders = contenders
         self.menus = menus
         self.placements: list[Placement] = [EMPTY] * len(contenders)
@@ -32,13 +32,13 @@ class State:
         self._on_node: dict[int, set[int]] = {}
 
     def set(self, job: int, placement: Placement) -> None:
-        """Take away what the job has and give it `placement`, which must fit."""
+        """Replace the job's placement by one that must fit."""
         if self.placements[job]:
-            self.board.lift(self.placements[job])
+            self.free.give_back(self.placements[job])
             for node, _ in self.placements[job]:
                 self._on_node[node].discard(job)
         if placement:
-            self.board.put(placement)
+            self.free.take(placement)
             for node, _ in placement:
                 self._on_node.setdefault(node, set()).add(job)
         self.placements[job] = placement
@@ -51,39 +51,39 @@ class State:
         return sorted(others - {job})
 
     def find(self, job: int, gpus: int) -> Placement | None:
-        """Room for the job at this size: where it was if that is the size it held, else the fewest nodes.
+        """A placement of this size: where the job was if it held this size, else on the fewest nodes.
 
-        None if there is no room, or if the job takes no such size and cannot stay as it is.
+        None if there is no room, or if the job can neither take this size nor stay as it is.
         """
         if gpus == 0:
             return EMPTY
         one = self.contenders[job]
-        if one.held and gpus == sum(count for _, count in one.held) and self.board.fits(one.held):
+        if one.held and gpus == sum(count for _, count in one.held) and self.free.fits(one.held):
             return one.held
-        return self.board.find(gpus) if one.takes(gpus) else None
+        return self.free.find(gpus) if one.takes(gpus) else None
 
     def best(self, job: int) -> Placement:
-        """The best placement of a job that holds nothing, in what is free now."""
+        """The best placement for a job that holds nothing, on free GPUs."""
         menus = self.menus
         best, best_value = EMPTY, menus.nothing[job]
         held = self.contenders[job].held
-        if held and menus.keep[job] > best_value and self.board.fits(held):
+        if held and menus.keep[job] > best_value and self.free.fits(held):
             best, best_value = held, menus.keep[job]
-        free = self.board.free_total
+        free = self.free.total
         offers = [
             (worth, -size) for size, worth in menus.worth[job].items() if size <= free and worth > best_value
         ]
         for bound, negative_size in sorted(offers, reverse=True):
             if bound <= best_value:
                 break
-            placement = self.board.find(-negative_size)
+            placement = self.free.find(-negative_size)
             if placement is not None and menus.value(job, placement) > best_value:
                 best, best_value = placement, menus.value(job, placement)
         return best
 
 
 def polish(state: State, bound: float) -> None:
-    """Improve until nothing helps, the bound is reached, or the effort is spent."""
+    """Improve until nothing helps, the bound is reached, or the effort limit is reached."""
     a_round = len(state.contenders) * (MAX_SHIFT + 2)
     for _ in range(max(1, EFFORT // a_round)):
         if good_enough(state, bound) or not (_take_free(state) | _reclaim(state) | _shift(state)):
@@ -96,7 +96,7 @@ def good_enough(state: State, bound: float) -> bool:
 
 
 def _take_free(state: State) -> bool:
-    """Each job in turn takes the best placement within its own and the free GPUs."""
+    """Each job in turn takes the best placement on its own and the free GPUs."""
     improved = False
     for job, one in enumerate(state.contenders):
         if one.stays or not _could_gain(state, job, one):
@@ -115,12 +115,12 @@ def _could_gain(state: State, job: int, one: Contender) -> bool:
     value = state.value[job]
     if one.held and state.menus.keep[job] > value:
         return True
-    reach = state.size[job] + state.board.free_total
+    reach = state.size[job] + state.free.total
     return any(worth > value for size, worth in state.menus.worth[job].items() if size <= reach)
 
 
 def _reclaim(state: State) -> bool:
-    """A job that was moved away goes back to where it was, and those in its place go elsewhere."""
+    """Jobs that were moved go back to where they were, and the jobs in their place go elsewhere."""
     improved = False
     for job, one in enumerate(state.contenders):
         if not one.held or state.menus.keep[job] <= state.value[job]:
@@ -131,7 +131,7 @@ def _reclaim(state: State) -> bool:
         sizes = {other: state.size[other] for other in movers}
         for other, _ in old:
             state.set(other, EMPTY)
-        if state.board.fits(one.held):
+        if state.free.fits(one.held):
             state.set(job, one.held)
             for other in sorted(movers, key=lambda other: (-sizes[other], other)):
                 state.set(other, state.find(other, sizes[other]) or state.best(other))
@@ -143,7 +143,7 @@ def _reclaim(state: State) -> bool:
 
 
 def _shift(state: State) -> bool:
-    """Pairs of jobs shift GPUs: the most promising by value alone are tried on the board."""
+    """Pairs of jobs shift GPUs: the pairs that promise most by value are tried on real nodes."""
     improved = False
     for count in range(1, MAX_SHIFT + 1):
         takers = _takers(state, count)
@@ -162,13 +162,13 @@ def _shift(state: State) -> bool:
 
 
 def _donors(state: State, count: int) -> list[int]:
-    """Jobs that can give `count` GPUs, whoever loses least by it first."""
+    """Jobs that can give `count` GPUs, the one that loses least first."""
     losses = ((_loss(state, job, count), job) for job in range(len(state.contenders)))
     return [job for _, job in sorted((loss, job) for loss, job in losses if loss is not None)]
 
 
 def _loss(state: State, job: int, count: int) -> float | None:
-    """What a job loses by giving `count` of the GPUs it has now; None if it cannot."""
+    """What a job loses by giving up `count` of its GPUs; None if it cannot."""
     if state.contenders[job].stays:
         return None
     left = state.size[job] - count
@@ -177,8 +177,8 @@ def _loss(state: State, job: int, count: int) -> float | None:
 
 
 def _takers(state: State, count: int) -> list[tuple[float, int, int]]:
-    """What each job gains at its best size with up to `count` GPUs more, and the free ones; most first."""
-    reach = count + state.board.free_total
+    """(gain, job, size): the best size of each job with `count` more GPUs and the free ones; most first."""
+    reach = count + state.free.total
     takers = []
     for job, (one, old) in enumerate(zip(state.contenders, state.size, strict=True)):
         if one.stays:
@@ -192,7 +192,7 @@ def _takers(state: State, count: int) -> list[tuple[float, int, int]]:
 
 
 def _try_shift(state: State, donor: tuple[int, int], taker: tuple[int, int]) -> bool:
-    """Give both jobs their new sizes, whichever order of placing them works."""
+    """Give both jobs their new sizes, in whichever order works."""
     jobs = (donor[0], taker[0])
     old = [(job, state.placements[job]) for job in jobs]
     before = _value(state, jobs)

@@ -1,9 +1,9 @@
-"""Packing the trials of a stage on few nodes, so that the others can be given back.
+"""Packs the trials of a stage on few nodes, so that the other nodes can be given back.
 
-A trial that needs whole nodes gets them; what is left of it (its rest) shares nodes with the rests of others.
-Where whole rests fit, nobody spans more nodes than it must. Where they do not, some nodes form a chain along
-which rests are laid end to end, so that a rest lies on at most two nodes; the chains are as short as can be.
-Which node is where in this pattern, and which trial, is chosen so that few trials leave their nodes.
+1. *Pattern*: a trial gets as many whole nodes as it fills; its remaining GPUs (its rest) share nodes with
+   other rests. If the rests do not fit whole, some nodes form a chain: rests are laid end to end along it,
+   so each lies on at most two nodes. Chains are as short as possible.
+2. *Assignment*: nodes and trials are assigned to the places of the pattern so that few trials move.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from itertools import combinations, permutations
 from stretto.core.allocation import Allocation
 
 Piece = tuple[int, int]
-"""Place in the pattern, and GPUs there."""
+"""(place in the pattern, GPUs there); a place is later assigned to a node."""
 Pattern = tuple[tuple[Piece, ...], ...]
-"""What each trial takes of which places."""
+"""The pieces of each trial."""
 
 TRIES = 150
-"""Orders of nodes that are looked at: some tens of milliseconds at the end of a stage."""
+"""Orders of nodes that are tried: some tens of milliseconds at the end of a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where every trial goes, and the nodes nobody needs any more."""
+    """Where every trial goes, and the nodes to give back."""
 
     allocations: dict[str, Allocation]
     released: tuple[str, ...]
@@ -35,11 +35,15 @@ class Packing:
 def repack(
     nodes: Sequence[str], gpus_per_node: int, held: Mapping[str, Allocation], gpus: int, keep: int
 ) -> Packing:
-    """Give every trial of `held` so many GPUs on `keep` of the nodes, which must have room for them.
+    """Give every trial of `held` this many GPUs on `keep` of the nodes, which must have room for them.
 
-    `held` says what each trial had before, if anything. The most nodes that any trial spans is as low as can
-    be, then the number of trials that span more than they must, then, as far as a short search finds, the
-    number of those that leave their nodes: whose new nodes neither hold the old ones nor lie within them.
+    `held` has what each trial held before. Minimised in this order:
+
+    1. the most nodes that any trial spans,
+    2. the number of trials that span more nodes than they must,
+    3. the number of trials that move (by a short search): a trial stays if its new nodes contain its old
+       ones or lie within them.
+
     Of equal nodes the first are kept; trials that move fill the gaps from the first node on.
     """
     pattern = make_pattern(len(held), gpus, gpus_per_node, keep)
@@ -57,7 +61,7 @@ def repack(
 
 
 def make_pattern(trials: int, gpus: int, gpus_per_node: int, nodes: int) -> Pattern:
-    """What each of at least `trials` trials takes of `nodes` equal nodes, spanning as few as can be."""
+    """Pieces for at least `trials` trials on `nodes` equal nodes, each spanning as few as possible."""
     if trials * gpus > nodes * gpus_per_node:
         raise ValueError(f"{trials} x {gpus} GPUs do not fit on {nodes} nodes of {gpus_per_node}")
     whole, rest = divmod(gpus, gpus_per_node)
@@ -73,7 +77,7 @@ def make_pattern(trials: int, gpus: int, gpus_per_node: int, nodes: int) -> Patt
 
 
 def _rests(trials: int, rest: int, gpus_per_node: int, first: int, nodes: int) -> Iterator[tuple[Piece, ...]]:
-    """Where rests smaller than a node lie on the nodes from `first` on."""
+    """Pieces of rests smaller than a node, on the nodes from `first` on."""
     fitting, over = divmod(gpus_per_node, rest)
     lengths = _chains(trials - nodes * fitting, rest, over, nodes)
     for length in (*lengths, *[1] * (nodes - sum(lengths))):
@@ -83,11 +87,11 @@ def _rests(trials: int, rest: int, gpus_per_node: int, first: int, nodes: int) -
 
 
 def _chains(extra: int, rest: int, over: int, nodes: int) -> tuple[int, ...]:
-    """Lengths of the chains that hold `extra` rests more than fit whole, with the fewest links.
+    """Lengths of the chains that hold `extra` more rests than fit whole, with the fewest spanning trials.
 
-    A chain of k nodes has k * over GPUs beyond its whole rests and k - 1 trials that span, so for j more
-    it must have ceil(j * rest / over) nodes. Short chains have fewer links and need more nodes. A chain
-    without waste, which holds at most `over` more, need not be any longer.
+    A chain of k nodes has k * over GPUs beside its whole rests, and k - 1 trials that span nodes. For j more
+    rests it needs ceil(j * rest / over) nodes. Short chains have fewer spanning trials but need more nodes. A
+    chain for `over` more rests wastes nothing, so longer ones are never needed.
     """
     if extra <= 0:
         return ()
@@ -113,9 +117,9 @@ def _laid(begin: int, count: int, gpus_per_node: int, first: int) -> Iterator[Pi
 
 
 def _settle(nodes: list[str], keep: int, pattern: Pattern, homes: Sequence[frozenset[str]]) -> list[str]:
-    """The nodes in the order of the pattern's places, those to give back last.
+    """Nodes in the order of the pattern's places, followed by those to give back.
 
-    Where all places are alike the nodes with most trials are best. Else a search goes on from there.
+    The nodes with most trials are kept, which is best if all places are alike. If not, a search improves it.
     """
     rooted = [home for home in homes if home]
     on_node = {node: sum(node in home for home in rooted) for node in nodes}
@@ -128,7 +132,7 @@ def _settle(nodes: list[str], keep: int, pattern: Pattern, homes: Sequence[froze
 
 
 def _best_near(order: list[str], keep: int, pattern: Pattern, homes: Sequence[frozenset[str]]) -> list[str]:
-    """Best-first search from an order to its neighbours, and on from the best of them."""
+    """Best-first search from an order of nodes to its neighbours."""
     best, best_fit = order, _fit(order, pattern, homes)
     seen = {tuple(order)}
     open_ends = [(-best_fit[0], -best_fit[1], 0, _neighbours(order, keep))]
@@ -146,7 +150,7 @@ def _best_near(order: list[str], keep: int, pattern: Pattern, homes: Sequence[fr
 
 
 def _neighbours(order: list[str], keep: int) -> Iterator[list[str]]:
-    """Orders in which two nodes change places, or one goes elsewhere and those between move up."""
+    """Orders with two nodes exchanged, or one node moved to another position."""
     for one, other in combinations(range(len(order)), 2):
         if one < keep:
             swapped = order.copy()
@@ -160,14 +164,14 @@ def _neighbours(order: list[str], keep: int) -> Iterator[list[str]]:
 
 
 def _fit(order: Sequence[str], pattern: Pattern, homes: Sequence[frozenset[str]]) -> tuple[int, int]:
-    """How many trials need not leave their nodes; and how near the others are to that."""
+    """How many trials can stay on their nodes, and how many nodes the others share with their best slot."""
     slots = [frozenset(order[place] for place, _ in pieces) for pieces in pattern]
     near = sum(max(len(home & slot) for slot in slots) for home in homes)
     return len(_match(slots, homes, {})), near
 
 
 def _seat(slots: Sequence[tuple[tuple[str, int], ...]], held: Mapping[str, Allocation]) -> dict[str, int]:
-    """The slot of every trial: first those that lie as before, then those near it, then the others."""
+    """The slot of every trial: first for trials whose nodes are unchanged, then for those that can stay."""
     sets = [frozenset(node for node, _ in pieces) for pieces in slots]
     trials = list(held)
     homes = [frozenset(held[trial].nodes) for trial in trials]
@@ -187,9 +191,9 @@ def _seat(slots: Sequence[tuple[tuple[str, int], ...]], held: Mapping[str, Alloc
 def _match(
     slots: Sequence[frozenset[str]], homes: Sequence[frozenset[str]], seated: dict[int, int]
 ) -> dict[int, int]:
-    """As many trials as can be in slots that hold their nodes or lie within them; the last slots first.
+    """Puts as many trials as possible in slots that contain their nodes or lie within them; last slots first.
 
-    Augmenting paths: a slot that finds no trial asks the trials it likes to make room elsewhere.
+    This is bipartite matching by augmenting paths.
     """
     liked = [
         [number for number, home in enumerate(homes) if home and (home <= nodes or nodes <= home)]

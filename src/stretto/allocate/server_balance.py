@@ -1,9 +1,11 @@
-"""Which parameter server holds which parameters, so that none is the bottleneck.
+"""Assigns parameters to parameter servers so that none becomes the bottleneck.
 
-A server is slow because it holds much or because it answers many requests; every block, or slice of a
-block, that it holds is one request per worker and step. So blocks are dealt out whole where possible,
-largest first: tiny ones where the requests are fewest, others by best fit under an equal share, and
-only those larger than a share are cut.
+A server is slow if it holds much or answers many requests. Every block of parameters, or slice of a block,
+means one request per worker and step. So blocks are assigned whole if possible, largest first:
+
+- tiny blocks go where requests are fewest,
+- other blocks go by best fit within an equal share,
+- only blocks larger than an equal share are cut.
 """
 
 from __future__ import annotations
@@ -15,28 +17,28 @@ from dataclasses import dataclass
 from stretto.core.errors import InputError
 
 TINY_SHARE = 0.01
-"""A block below this part of a server's equal share costs a request rather than room."""
+"""A block below this part of an equal share is tiny: its request matters more than its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A block, or a part of one, on a server."""
+    """A block or part of a block on a server."""
 
     block: int
-    """Its place in the list of blocks."""
+    """Its index in the list of blocks."""
     server: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoads:
-    """Where everything went, and how even that is."""
+    """What each server holds, and how even that is."""
 
     slices: tuple[Slice, ...]
     sizes: tuple[int, ...]
-    """What each server holds, in the unit of the blocks (parameters or bytes)."""
+    """By server: the total size of its slices, in the unit of the blocks (parameters or bytes)."""
     requests: tuple[int, ...]
-    """Slices on each server: what one worker asks of it in a step."""
+    """By server: the number of its slices, which is the requests of one worker in a step."""
 
     @property
     def total_requests(self) -> int:
@@ -44,7 +46,7 @@ class ServerLoads:
 
     @property
     def size_spread(self) -> int:
-        """The fullest server's size less the emptiest one's."""
+        """The size of the fullest server minus that of the emptiest one."""
         return max(self.sizes) - min(self.sizes)
 
     @property

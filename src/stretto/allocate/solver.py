@@ -1,13 +1,13 @@
-"""The shared engine: which job gets how many GPUs on which nodes, so that the sum of values is largest.
+"""The solver: gives GPUs on nodes to jobs so that the sum of values is largest.
 
-1. *Walk.* Ignoring where GPUs are, choosing a size for each job is a multiple-choice knapsack, solved up
-   to its last item by the hull walk (hull.py). Staying exactly as it is, is a choice too, the only one that
-   pays no resize cost. The walk also gives a bound that no placement can exceed.
-2. *Pack.* Jobs that stay, stay; the others go, largest first, onto the fewest nodes (board.py). What finds
-   no room takes the best smaller size that does.
-3. *Polish.* Local search on real placements (polish.py), as long as the sum of values rises and the
-   bound is not reached. It starts from the packed answer and, if that ends short of the bound, once more
-   from the present state, which is always feasible and often nearly optimal; the better end wins.
+1. *Walk.* Choosing a size for each job, without regard to nodes, is a multiple-choice knapsack. The hull walk
+   (hull.py) solves it up to the last item, and gives a bound that no placement exceeds. Keeping a job exactly
+   as it is counts as a choice, and is the only one without a restart penalty.
+2. *Pack.* Jobs that keep what they have stay in place. The others are packed on the fewest nodes, largest
+   first (placements.py). A job that does not fit gets the best smaller size that does.
+3. *Polish.* Local search on real placements (polish.py) raises the sum of values until it reaches the bound
+   or nothing helps. It starts from the packed answer. If that ends below the bound, it starts once more from
+   the present state, which is always feasible and often nearly optimal; the better result wins.
 
 Nothing is random; ties go to the earlier job and the earlier node.
 """
@@ -30,7 +30,7 @@ class Solution:
     placements: list[Placement]
     value: float
     bound: float
-    """No answer over the same menus is worth more."""
+    """No answer with the same menus has a higher value."""
 
 
 def solve(
@@ -48,8 +48,8 @@ def solve(
     sizes, bound = _walk(menus, contenders, sum(node_gpus))
 
     def blank() -> State:
-        board = FreeGpus(node_gpus, max_nodes=max_nodes, avoid_interference=avoid_interference)
-        state = State(board, contenders, menus)
+        free = FreeGpus(node_gpus, max_nodes=max_nodes, avoid_interference=avoid_interference)
+        state = State(free, contenders, menus)
         for job, one in enumerate(contenders):
             if one.stays:
                 state.set(job, one.held)
@@ -67,9 +67,9 @@ def solve(
 
 
 def _walk(menus: Menus, contenders: Sequence[Contender], capacity: int) -> tuple[list[int | None], float]:
-    """The walk's size for each job (None: as it is), and its bound.
+    """The walk's size for each job (None: keep it as it is), and its bound.
 
-    While a job takes the last size on its menu, menus are extended and the walk is repeated.
+    While a job takes the last size of its menu, the menu is extended and the walk is repeated.
     """
     offers = [_offer(menus, job, one) for job, one in enumerate(contenders)]
     hulls = [upper_hull(offer) for offer in offers]
@@ -91,7 +91,7 @@ def _walk(menus: Menus, contenders: Sequence[Contender], capacity: int) -> tuple
 
 
 def _offer(menus: Menus, job: int, one: Contender) -> list[Choice]:
-    """Nothing, staying as it is where there is something to stay with, and every size on the menu."""
+    """A job's choices: nothing, what it holds if it holds something, and every size on its menu."""
     keep = [(sum(count for _, count in one.held), menus.keep[job])] if one.held else []
     if one.stays:
         return keep
@@ -104,7 +104,7 @@ def _packed(state: State, sizes: Sequence[int | None]) -> State:
         held = state.contenders[job].held
         if state.contenders[job].stays:
             continue
-        if size is None and state.board.fits(held):
+        if size is None and state.free.fits(held):
             state.set(job, held)
         else:
             movers.append((sum(count for _, count in held) if size is None else size, job))
@@ -122,6 +122,6 @@ def _packed(state: State, sizes: Sequence[int | None]) -> State:
 
 def _as_it_is(state: State) -> State:
     for job, one in enumerate(state.contenders):
-        if one.held and not one.stays and state.board.fits(one.held):
+        if one.held and not one.stays and state.free.fits(one.held):
             state.set(job, one.held)
     return state
