@@ -1,4 +1,4 @@
-"""What a policy is given, and what it must answer."""
+"""The interface of a policy: what it sees, and what it returns."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stretto.core.resources import Resources, total_of
 from stretto.models.belief import Belief
 
 Memory = Any
-"""What a policy wants to remember between decisions: plain JSON data. None at the first decision."""
+"""What a policy remembers between decisions, as plain JSON data; None at the first decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """One job as a policy sees it: what was asked for, what was observed, what is believed."""
+    """One job as a policy sees it: the request, the observations, and the belief."""
 
     job: Job
     allocation: Allocation
@@ -32,23 +32,23 @@ class JobView:
     age_s: float
     """Time since submission."""
     attained_gpu_s: float
-    """GPU seconds held so far, starting and resizing included."""
+    """GPU seconds held so far, including starts and resizes."""
     held_s: float = 0.0
-    """Time it held GPUs so far, starting and resizing included."""
+    """Time it held GPUs so far, including starts and resizes."""
     start_age_s: float = 0.0
-    """Time since its last start or resize was asked for."""
+    """Time since its last start or resize was requested."""
     epoch_age_s: float | None = None
-    """Time since it began the epoch it is in; None until it is known to train."""
+    """Time since the start of its current epoch; None until it is known to train."""
     restarts: int
-    """Starts and resizes so far, the first start excluded."""
+    """Starts and resizes so far, without the first start."""
     work_done: float
     """Statistical units done, as last reported."""
     epoch: int
     """Epochs completed, as last reported."""
     results: tuple[Result, ...] = ()
-    """Of a trial: what it showed at the end of each epoch."""
+    """For a trial: its results, one per epoch."""
     start_times_s: tuple[float, ...] = ()
-    """How long each start and resize took, as far as reported."""
+    """How long each reported start and resize took."""
     belief: Belief
 
     @property
@@ -56,7 +56,7 @@ class JobView:
         return self.job.id
 
     def later(self, age_s: float, start_age_s: float) -> JobView:
-        """The same job, which holds nothing, after some time: a copy, as thousands may wait."""
+        """The same waiting job at a later time; a fast copy, since thousands of jobs may wait."""
         copy = object.__new__(JobView)
         copy.__dict__.update(self.__dict__, age_s=age_s, start_age_s=start_age_s)
         return copy
@@ -70,13 +70,13 @@ class ClusterView:
     nodes: tuple[Node, ...]
     """Where tasks may be placed, in a fixed order."""
     jobs: tuple[JobView, ...]
-    """Every job that is submitted and not finished, in order of submission, but for those `hidden`."""
+    """Every submitted and unfinished job, in order of submission, except for `hidden` ones."""
     refused: tuple[NodeRefused, ...] = ()
-    """Every time nodes that were wished for did not come, in order."""
+    """Every refusal of requested nodes so far, in order."""
     arrivals: tuple[NodeAdded, ...] = ()
-    """Every node that was rented and came, in order, with how long it took."""
+    """Every rented node that came so far, in order, with its delays."""
     hidden: int = 0
-    """Jobs besides `jobs`: each waits for its first start behind jobs that are like it but came before."""
+    """Number of waiting jobs that are not in `jobs`, because equal jobs that came earlier also wait."""
 
     @property
     def capacity(self) -> Resources:
@@ -84,7 +84,7 @@ class ClusterView:
 
     @property
     def job_count(self) -> int:
-        """All jobs, also those that are not shown."""
+        """The number of all jobs, including hidden ones."""
         return len(self.jobs) + self.hidden
 
     @property
@@ -100,30 +100,30 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """The name by which users select it."""
 
     @property
     def interval_s(self) -> float:
-        """It is asked at least this often."""
+        """The policy decides at least this often."""
 
     @property
     def wakes_on(self) -> frozenset[str]:
-        """Kinds of events that make it decide at once."""
+        """Kinds of events after which it decides at once."""
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
-        """Who gets what from now on, and what to remember. It changes neither `view` nor `memory`."""
+        """Returns who gets what from now on, and the new memory. It changes neither `view` nor `memory`."""
 
 
 def is_built_in(policy: Policy) -> bool:
-    """Whether the policy is one of ours: these treat jobs that differ only in age alike, the oldest first."""
+    """Whether the policy is one of ours; ours serve jobs that differ only in age oldest first."""
     return type(policy).__module__.startswith("stretto.policies.")
 
 
 class Oracle(Protocol):
-    """The truth about jobs, for the policies that say in their name that they are told it."""
+    """The truth about jobs, which only policies with `oracle` in their name may see."""
 
     def remaining_steps(self, job: Job, epoch: int) -> float:
-        """Steps at the requested batch after the epoch in progress, `epoch` being done; at least one."""
+        """Steps left at the requested batch after the current epoch, with `epoch` completed; at least one."""
 
     def step_s(self, job: Job, workers: int, gpus_per_node: int) -> float:
-        """True time of a step at the requested batch, workers packed on the fewest nodes."""
+        """True time of a step at the requested batch, with workers packed on the fewest nodes."""

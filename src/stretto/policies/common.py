@@ -1,4 +1,4 @@
-"""What every policy needs: reasons, checked options, whole-GPU jobs, and how long a job still takes."""
+"""Helpers for policies: checked options, reasons, decisions at fixed sizes, GPU-only jobs, remaining time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ BASELINE_EVENTS: Final = frozenset(
         WorkerLost.kind,
     }
 )
-"""Whatever changes the jobs or the room for them."""
+"""Events that change the jobs or the nodes."""
 
 EPS = 1e-9
 """Float noise in times."""
 
 Why = Callable[[JobView, ReasonCode], str] | Mapping[str, str]
-"""The sentence for a job, from its view and what happens to it, or by its id."""
+"""The text of a job's reason: a function of its view and reason code, or a mapping by job id."""
 
 
 def check_option(policy: str, option: str, value: object, allowed: bool, rule: str) -> None:
@@ -52,14 +52,14 @@ def check_option(policy: str, option: str, value: object, allowed: bool, rule: s
 
 
 def round_is_due(last_s: float | None, now_s: float, interval_s: float) -> bool:
-    """Whether a multiple of the interval was reached since the last round, or there was none yet."""
+    """Whether a multiple of the interval has passed since the last round, or there was none yet."""
     return last_s is None or (now_s + EPS) // interval_s > (last_s + EPS) // interval_s
 
 
 def requested_batch(job: Job, workers: int) -> BatchChoice:
     """The job's requested total batch, split over its workers.
 
-    Where the batch may be adapted, it is raised to the least that so many workers can take.
+    For an adaptive job it is raised to the least that this many workers can take.
     """
     total = job.batch.requested
     if job.tier is Tier.ADAPTIVE:
@@ -77,14 +77,14 @@ def explain(view: ClusterView, allocations: Mapping[str, Allocation], why: Why) 
             code = change(job.allocation, allocations.get(job_id, NOTHING))
             if code is not ReasonCode.KEPT:
                 reasons[job_id] = Reason(code, why(job, code) if callable(why) else why[job_id])
-        else:  # most of them, where many wait
+        else:  # most jobs take this branch if many wait
             text = why(job, ReasonCode.WAITS) if callable(why) else why[job_id]
             reasons[job_id] = waits.get(text) or waits.setdefault(text, Reason(ReasonCode.WAITS, text))
     return reasons
 
 
 def change(old: Allocation, new: Allocation) -> ReasonCode:
-    """What going from one allocation to another means for a job."""
+    """The reason code for going from one allocation to another."""
     if not old or not new:
         if old:
             return ReasonCode.PREEMPTED
@@ -96,7 +96,7 @@ def change(old: Allocation, new: Allocation) -> ReasonCode:
 
 
 def fixed_size_decision(view: ClusterView, allocations: Mapping[str, Allocation], why: Why) -> Decision:
-    """A decision in which every job that runs uses its requested total batch."""
+    """A decision in which every running job uses its requested total batch."""
     return Decision(
         allocations=allocations,
         batches={
@@ -112,7 +112,7 @@ ONE_GPU = Resources(gpu=1)
 
 
 def require_gpu_jobs(view: ClusterView, policy: str) -> None:
-    """Refuse jobs such a policy has no model for."""
+    """Refuse jobs that a GPU-only policy has no model for."""
     for job in view.jobs:
         if job.job.communication is not Communication.ALL_REDUCE:
             raise InputError(
@@ -130,9 +130,9 @@ def require_gpu_jobs(view: ClusterView, policy: str) -> None:
 def place_most_free(
     view: ClusterView, kept: Mapping[str, Allocation], starts: Sequence[tuple[JobView, int]]
 ) -> dict[str, Allocation]:
-    """Place jobs, each with its number of GPUs, always on the node with the most free GPUs.
+    """Place jobs, each with its number of GPUs, on the nodes with the most free GPUs.
 
-    As the published baselines do it. Together with what is `kept` they must fit in the cluster's total.
+    The published baselines do it this way. Together with `kept` the jobs must fit in the cluster.
     """
     free = {node.id: node.gpus for node in view.nodes}
     for allocation in kept.values():
@@ -154,13 +154,13 @@ def place_most_free(
 
 
 MAX_EPOCHS = 1000
-"""How far a convergence is looked for."""
+"""Limit of the search for the epoch of convergence."""
 
 
 def remaining_s(job: JobView, empty: EmptyCluster) -> float | None:
     """Time to the job's end at its requested size on the fewest nodes of the empty cluster.
 
-    None while nothing is believed that could tell, and for a job that does not fit.
+    None if it cannot be estimated yet, or if the job does not fit.
     """
     units, units_per_s = _remaining_units(job), _believed_units_per_s(job, empty)
     if units is None or units_per_s is None:

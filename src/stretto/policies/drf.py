@@ -1,19 +1,19 @@
-"""Dominant resource fairness: whoever has the smallest share of what it needs most gets the next bundle.
+"""Dominant resource fairness (DRF): the job with the smallest dominant share gets the next bundle of tasks.
 
 A job's dominant share is its largest share of any one resource of the cluster:
 
     share = max over resources r of (what its tasks use of r) / (what the cluster has of r)
 
-Every round fills the cluster from nothing. The job with the smallest share (ties: first submitted) gets
-its next bundle: first its smallest gang (a rigid job's whole request), then one worker at a time, with one
-server for jobs that have them, to its maximum. A job whose bundle does not fit any more has what
-it gets; the others go on. Jobs that run and may not be preempted keep exactly what they have.
+Every round fills the cluster from empty. The job with the smallest share (ties: first submitted) gets its
+next bundle. The first bundle is its smallest gang (for a rigid job all that it requested). Each further one
+is a worker, and a server for jobs that have servers, up to its maximum. A job whose bundle does not fit gets
+no more. Running jobs that must not be preempted keep exactly what they hold.
 
-Bundles are placed on nodes as they are granted, so what is granted can be run. A bundle goes where the
-job runs already; else where nobody runs; else into the place of a running job whose turn has not come.
-At the end jobs with unchanged counts stay where they are, the others are packed onto the fewest nodes, and
-the filling goes on with what that made room for; if one of them has no room that way, the places from
-the first filling stand.
+Bundles are placed as they are granted, so every grant can run. A bundle goes to the first of these that has
+room: where the job runs already, where no job runs, where a job runs whose turn has not come.
+
+At the end jobs with unchanged counts stay where they are, and the others are packed on the fewest nodes. If
+that works, the filling continues on the room it made. If not, the places of the first filling are used.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Drf:
 
 
 class _Filling:
-    """Progressive filling of what is free, with a place for every bundle."""
+    """Progressive filling of free capacity, with a place for every bundle."""
 
     def __init__(self, jobs: list[JobView], room: FreeCapacity, total: Resources) -> None:
         self._jobs = jobs
         self._total = total
         self._room = room
         self._free = room.copy()
-        """Room beside what was granted."""
+        """Capacity that was not granted."""
         self._unclaimed = room.copy()
-        """.. and beside what running jobs may still be granted where they are."""
+        """Capacity that was not granted, and where no job runs that may still be granted its place."""
         self._homes = keep_running(jobs, self._unclaimed)
         self.granted: dict[str, Allocation] = {}
 
@@ -91,7 +91,7 @@ class _Filling:
                 self._leave_home(job)
 
     def settle(self) -> bool:
-        """Unchanged jobs go back to where they are, the others onto the fewest nodes; False if that fails."""
+        """Put unchanged jobs back where they run, and pack the others on few nodes; False if that fails."""
         free = self._room.copy()
         running = [job for job in self._jobs if job.id in self.granted]
         settled = keep_running([job for job in running if self._gang(job) == held_gang(job.allocation)], free)
@@ -115,7 +115,7 @@ class _Filling:
         return -job.job.worker.demand.dominant_share(self._total), -sum(self._gang(job))
 
     def _grant(self, job: JobView) -> bool:
-        """Places the job's next bundle; False if it has its maximum or there is no room."""
+        """Grants the job's next bundle; False if it has its maximum or there is no room."""
         before = self.granted.get(job.id, NOTHING)
         bundle = next_bundle(held_gang(before), largest_gang(job.job)) if before else smallest_gang(job.job)
         if bundle is None:
@@ -128,7 +128,7 @@ class _Filling:
         return True
 
     def _at_home(self, job: JobView, bundle: GangSize) -> Allocation | None:
-        """Some of the tasks that run now, if nobody else was granted their room."""
+        """Places the bundle where some of the job's tasks run now, if no other job was granted that."""
         home = self._homes.get(job.id, NOTHING)
         if home.worker_count < bundle.workers or home.server_count < bundle.servers:
             return None

@@ -1,8 +1,8 @@
-"""First in, first out: jobs start in the order they came, at the size they asked for, and run to the end.
+"""First in, first out: jobs start in order of submission, at their requested size, and run to the end.
 
-Nobody is preempted or moved. The first job that does not fit holds up all that came after it; with
-`backfill` later jobs that fit may start, though they can delay the one in front. A job that
-could not run even on the empty cluster is passed over, or it would hold up the others for good.
+No job is preempted or moved. The first job that does not fit blocks all later ones. With `backfill`, later
+jobs that fit may start, although they can delay the first one. A job that does not fit even on the empty
+cluster is skipped, since it would block the others forever.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from stretto.allocate.free import FreeCapacity, place_packed
 from stretto.core.allocation import Allocation
 from stretto.core.decision import Decision, ReasonCode
+from stretto.core.units import counted
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision
 from stretto.policies.gangs import (
@@ -37,7 +38,7 @@ class Fifo:
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
     interval_s: float = 60.0
     backfill: bool = False
-    """Whether later jobs may start past one that does not fit."""
+    """Whether later jobs may start before one that does not fit."""
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
@@ -48,7 +49,7 @@ class Fifo:
 
 
 class _Queue:
-    """The line in front of one cluster."""
+    """Admits jobs to one cluster in order."""
 
     def __init__(self, view: ClusterView, *, backfill: bool) -> None:
         self._empty = EmptyCluster(view.nodes)
@@ -82,7 +83,7 @@ class _Queue:
         if code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}:
             return self._waits[job.id]
         gang, nodes = requested_gang(job.job), len(self.allocations[job.id].nodes)
-        where = f"{gang} fit on {nodes} node{'s' if nodes != 1 else ''}"
+        where = f"{gang} fit on {counted(nodes, 'node')}"
         if code is not ReasonCode.STARTED:
             return f"Its nodes are gone; {where}."
         return f"Its turn after {job.age_s:.0f} s; {where}."

@@ -1,4 +1,4 @@
-"""Gangs: how many tasks of each role run together, where they run, and whether there is room for them."""
+"""Gangs: the tasks of a job that run together, their smallest and largest sizes, and whether they fit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,8 @@ class GangSize(NamedTuple):
     servers: int
 
     def __str__(self) -> str:
-        workers = f"{self.workers} worker{'s' if self.workers != 1 else ''}"
-        return (
-            f"{workers} and {self.servers} server{'s' if self.servers != 1 else ''}"
-            if self.servers
-            else workers
-        )
+        workers = counted(self.workers, "worker")
+        return f"{workers} and {counted(self.servers, 'server')}" if self.servers else workers
 
     def needs(self, job: Job) -> Resources:
         servers = job.server.demand * self.servers if job.server else Resources()
@@ -34,7 +30,7 @@ class GangSize(NamedTuple):
 
 
 def pinned(job: JobView) -> bool:
-    """Whether the job keeps exactly what it holds."""
+    """Whether the job runs and must not be preempted: it keeps exactly what it holds."""
     return bool(job.allocation) and not job.job.preemptible
 
 
@@ -43,14 +39,14 @@ def requested_gang(job: Job) -> GangSize:
 
 
 def smallest_gang(job: Job) -> GangSize:
-    """The least a job starts with: a rigid job's whole request."""
+    """The fewest tasks a job can run with; for a rigid job all that it requested."""
     if job.tier is Tier.RIGID:
         return requested_gang(job)
     return GangSize(max(job.worker.min, 1), job.server.min if job.server else 0)
 
 
 def largest_gang(job: Job) -> GangSize:
-    """The most a job can use: a rigid job's request; no more workers than its batch can fill."""
+    """The most tasks a job can use: no more workers than its batch can fill; for a rigid job its request."""
     if job.tier is Tier.RIGID:
         return requested_gang(job)
     filled = max(job.batch.requested // job.batch.per_gpu_min, job.worker.min)
@@ -62,14 +58,14 @@ def held_gang(allocation: Allocation) -> GangSize:
 
 
 def next_bundle(held: GangSize, limit: GangSize) -> GangSize | None:
-    """One more worker, and one more server where the job has them and may have more; None at the limit."""
+    """One more worker, and one more server if `limit` allows it; None if `held` is at the limit."""
     if held.workers >= limit.workers:
         return None
     return GangSize(1, 1 if held.servers < limit.servers else 0)
 
 
 def keep_running(jobs: Sequence[JobView], free: FreeCapacity) -> dict[str, Allocation]:
-    """Takes what these jobs hold; leaves out those on a node that is going away, unless they may not move."""
+    """Takes what these jobs hold from `free`, except for jobs that must move from a node going away."""
     kept: dict[str, Allocation] = {}
     for job in jobs:
         if job.allocation and (free.holds(job.job, job.allocation) or not job.job.preemptible):
@@ -79,7 +75,7 @@ def keep_running(jobs: Sequence[JobView], free: FreeCapacity) -> dict[str, Alloc
 
 
 class EmptyCluster:
-    """The nodes without any job: whether, and where, a gang would run alone. Alike gangs are placed once."""
+    """The nodes without any job: where a gang would run alone. Remembers the places of equal gangs."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.free = FreeCapacity(nodes)
@@ -93,7 +89,7 @@ class EmptyCluster:
 
 
 def never_fits(job: JobView, gang: GangSize, empty: EmptyCluster) -> str | None:
-    """The sentence for a job that could not run even alone; None for all others."""
+    """The reason of a job that does not fit even on the empty cluster; None if it fits."""
     if empty.place(job.job, gang) is not None:
         return None
     needs = "" if _takes_slots(job.job) else f" ({amounts(gang.needs(job.job))})"
@@ -101,7 +97,7 @@ def never_fits(job: JobView, gang: GangSize, empty: EmptyCluster) -> str | None:
 
 
 def shortage(job: JobView, gang: GangSize, free: FreeCapacity) -> str:
-    """The sentence for a job that does not fit at the moment."""
+    """The reason of a job that does not fit at the moment, with what is free."""
     left = free.total()
     if _takes_slots(job.job) and left == Resources(gpu=round(left.gpu)):
         slots = counted(round(left.gpu), "slot") if left.gpu else "nothing"
@@ -111,17 +107,17 @@ def shortage(job: JobView, gang: GangSize, free: FreeCapacity) -> str:
 
 
 def crowded_out(gang: GangSize) -> str:
-    """The same in words that stay the same while the job waits: for policies under which many do."""
+    """The reason of a job that does not fit at the moment, in words that stay the same while it waits."""
     return f"Needs {gang} together, and less is free."
 
 
 def _takes_slots(job: Job) -> bool:
-    """Whether its workers take a slot each, be that a GPU or a core, and nothing else."""
+    """Whether its workers need one slot each (a GPU or a CPU core) and nothing else."""
     return job.server is None and job.worker.demand == Resources(gpu=1)
 
 
 def amounts(resources: Resources) -> str:
-    """Amounts with their units, leaving out what is zero."""
+    """Amounts with their units, without zeros."""
     units = ("GPU", "CPU", "GiB", "Gbit/s")
     parts = [f"{amount:g} {unit}" for amount, unit in zip(resources.amounts(), units, strict=True) if amount]
     return ", ".join(parts) or "nothing"

@@ -1,4 +1,4 @@
-"""A policy in ten lines: an order of the jobs, and how many workers each gets.
+"""A base class for policies of ten lines: an order of the jobs, and how many workers each gets.
 
     class LargestFirst(OrderedPolicy):
         def key(self, job: JobView) -> float:
@@ -42,10 +42,10 @@ class OrderedPolicy(ABC):
     """Serves jobs in the order of `key`, each with `size` workers. Fields of a subclass are its options."""
 
     name: ClassVar[str]
-    """Made from the name of the class unless the class sets it: LargestFirst is `largest-first`."""
+    """By default derived from the name of the class: LargestFirst is `largest-first`."""
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
     preempts: ClassVar[bool] = False
-    """Whether running jobs may be stopped or resized for jobs that come before them."""
+    """Whether running jobs may be stopped or resized for jobs earlier in the order."""
     interval_s: float = 60.0
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -55,7 +55,7 @@ class OrderedPolicy(ABC):
 
     @abstractmethod
     def key(self, job: JobView) -> Any:
-        """Where the job stands in line: the smallest key is served first; equal keys, by submission."""
+        """The job's place in line: the smallest key is served first, equal keys in order of submission."""
 
     def size(self, job: JobView, view: ClusterView) -> int:
         """How many workers an elastic job gets; a rigid job always gets what it requested."""
@@ -98,7 +98,7 @@ def _serve(
     free: FreeCapacity,
     empty: EmptyCluster,
 ) -> dict[str, str]:
-    """Packs jobs in line into what is free; returns the sentence for each that must wait."""
+    """Packs the jobs in line into free capacity; returns the reason of each that must wait."""
     waits: dict[str, str] = {}
     for job in line:
         gang = gangs[job.id]

@@ -1,22 +1,22 @@
-"""Pollux: GPUs and batch sizes for the highest goodput, fairly shared.
+"""Pollux: GPUs and batch sizes for the highest goodput, shared fairly.
 
-With goodput_j(n, r) of a job on r GPUs of n nodes at its best batch size (models/goodput.py), a job's
-speedup is measured against an equal share of the cluster, ceil(G / J) GPUs as if on one node:
+goodput_j(n, r) is the goodput of job j on r GPUs of n nodes at its best batch size (models/goodput.py). The
+job's speedup compares it with a fair share of the cluster, ceil(G / J) GPUs as if on one node:
 
     s_j = goodput_j(n, r) / goodput_j(1, ceil(G/J)) * N/G * restart_j
 
-    restart_j = max(age - restarts * d, 0) / (age + d)   if the job changes, else 1;  d: cost of a restart
+    restart_j = max(age - restarts * d, 0) / (age + d)   if the job changes, else 1
 
-and the power mean of all jobs' s_j + 0.001 is maximised:
+restart_j is the restart penalty, with d the expected time of a restart. Pollux maximises the power mean
 
     fitness = ( mean_j (s_j + 0.001)^p )^(1/p)
 
-p = 1 is the plain average, p = -1 (published default) also favours jobs that are far behind, p -> -inf looks
-at the worst-off job alone. This is a sum over jobs, so the shared engine (allocate/solver.py) maximises
-it. A job may grow to at most twice the GPUs it was ever seen with, so that its model is never stretched far.
+p = 1 is the average. p = -1, the default of the paper, also favours jobs that are far behind. p -> -inf looks
+only at the worst-off job. The objective is a sum over jobs, so the solver (allocate/solver.py) maximises it.
+A job may grow to at most twice the GPUs it was seen with, so its speed model is never extrapolated far.
 
-All jobs are weighed once an interval. Asked in between, because a job came or went, pollux gives what is
-free to those that hold nothing and leaves the others alone: every change costs a restart.
+All jobs are considered once per interval. In between, when a job comes or goes, pollux gives free GPUs to
+jobs that hold nothing and leaves the others alone, since every change costs a restart.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from stretto.policies.common import (
 from stretto.policies.gangs import pinned
 
 EXACT_FROM = 100.0
-"""Goodput from which whole examples a second are exact enough."""
+"""Larger goodputs are shown without decimals."""
 
 
 def why_waits(job: JobView, gpus: int, fair_gpus: int) -> str:
-    """The sentence for a job that holds nothing, in words that stay the same while it waits."""
+    """The reason of a job that waits, in words that stay the same while it waits."""
     least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
     if least > gpus:
         return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
@@ -61,7 +61,7 @@ def why_waits(job: JobView, gpus: int, fair_gpus: int) -> str:
 
 
 def why_batch(old_goodput: float, new_goodput: float) -> str:
-    """The sentence for a job that keeps its slots and gets another batch."""
+    """The reason of a job that keeps its slots and changes its batch size."""
     gain = new_goodput / old_goodput - 1.0
     new, old = _per_s(new_goodput), _per_s(old_goodput)
     return f"its new batch has a goodput of {new} examples/s, the old one {old} ({gain:+.0%})"
@@ -72,15 +72,15 @@ def _per_s(goodput: float) -> str:
 
 
 FLOOR = 1e-3
-"""Added to every speedup: a job without GPUs counts as this."""
+"""Added to every speedup; a job without GPUs has this value."""
 NEARLY_ZERO_P = 1e-6
-"""p that is nearer to 0 counts as 0: the powers differ by less than floats can tell."""
+"""A p closer to 0 counts as 0, since floats cannot tell the powers apart."""
 LEXIMIN_P = -100.0
-"""Stands in for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
+"""Used for p = -inf: jobs 1 % apart already differ by a factor e in weight."""
 ALIKE = 0.005
-"""Shares that differ by less are told as the same."""
+"""Shares that differ by less are reported as equal."""
 NEWCOMER = 0.01
-"""Least restart factor of a job that holds nothing: the formula's 0 at age 0 would leave it waiting."""
+"""The least restart factor of a waiting job; the formula gives 0 at age 0, and it would never start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +95,11 @@ class Pollux:
     interference: bool = True
     """Avoid interference: at most one job that spans nodes on any node."""
     explore: float = 2.0
-    """How far beyond the most GPUs seen a job may grow, as a factor."""
+    """A job may grow to this many times the most GPUs it was seen with."""
     max_nodes: int = 16
     """Most nodes of one job."""
     hysteresis: float = 0.05
-    """Keep a running job's batch size unless another promises this share more goodput."""
+    """Change a running job's batch size only for a goodput higher by this share."""
 
     def __post_init__(self) -> None:
         for option, allowed, rule in (
@@ -149,7 +149,7 @@ class Pollux:
         return Contender(held, worker.min, most, stays)
 
     def _most_believed(self, job: JobView) -> int:
-        """More workers than this would stretch a job's model too far."""
+        """The most workers that the job's speed model is trusted for."""
         return max(int(min(self.explore * job.belief.max_workers_seen, 1e9)), 1)
 
     def _why(
@@ -160,7 +160,7 @@ class Pollux:
         gpus: int,
         fair_gpus: int,
     ) -> str:
-        """The sentence for a job that changes or waits; `shares` are speedups over the fair share."""
+        """The reason of a job that changes or waits; `shares` are speedups relative to the fair share."""
         new, share = chosen.get(job.id), shares[job.id]
         if new is None:
             return why_waits(job, gpus, fair_gpus)
@@ -174,7 +174,7 @@ class Pollux:
         return f"{sizes}: {fair}{why}"
 
     def _why_not_fair(self, job: JobView, workers: int, share: float, fair_gpus: int, jobs: int) -> str:
-        """Why a job has more or less than its share; nothing if it can have no other number."""
+        """Why a job has more or less than its fair share; empty if its size is fixed."""
         if job.job.tier is Tier.RIGID:
             return ""
         if share > 1.0 and workers < fair_gpus:
@@ -206,7 +206,7 @@ class Pollux:
 
 
 class Speedups:
-    """Speedup of every job over its fair share, for the placements an engine asks about."""
+    """Speedups of jobs relative to their fair share, for given placements."""
 
     def __init__(self, view: ClusterView) -> None:
         self._jobs = view.jobs
@@ -215,7 +215,7 @@ class Speedups:
         self.scale = len(view.nodes) / gpus if gpus else 1.0
         self._row, self._table = _table(view)
         self.most_workers = np.array([_most_workers(job.job) for job in view.jobs], dtype=np.int64)
-        """Workers beyond which even the smallest batch per worker exceeds the largest total, a job each."""
+        """By job: with more workers than this, even the smallest batches exceed the largest total batch."""
         known = self._row >= 0
         rows = self._row[known]
         fair = np.clip(self.most_workers[known], 1, self.fair_gpus)
@@ -226,7 +226,7 @@ class Speedups:
         self.restart = np.array([_restart_factor(job) for job in view.jobs])
 
     def __call__(self, job: Ints, nodes: Ints, gpus: Ints) -> Floats:
-        """Speedup of placements before any restart penalty; a job never profiled scales linearly."""
+        """Speedup of placements without restart penalty; a job without a speed model scales linearly."""
         speedup = gpus / self.fair_gpus
         known = self._row[job] >= 0
         if known.any():
@@ -236,7 +236,7 @@ class Speedups:
         return speedup * self.scale
 
     def of(self, placements: list[Placement], *, penalised: bool = True) -> Floats:
-        """Speedup of each job with its placement, restart penalties included or not."""
+        """Speedup of each job with its placement; `penalised`: with restart penalties."""
         sizes = np.array([sum(count for _, count in placement) for placement in placements], dtype=np.int64)
         nodes = np.array([len(placement) for placement in placements], dtype=np.int64)
         speedup = np.zeros(len(placements))
@@ -249,14 +249,14 @@ class Speedups:
         return np.where(changed, speedup * self.restart, speedup)
 
     def batch_gain(self, index: int, allocation: Allocation, old: BatchChoice, new: BatchChoice) -> float:
-        """Share of goodput gained by going from one batch to another; nothing before any profile."""
+        """Relative gain of goodput by a change of the batch; 0 without a speed model."""
         found = self.batch_goodputs(index, allocation, old, new)
         return 0.0 if found is None else found[1] / found[0] - 1.0
 
     def batch_goodputs(
         self, index: int, allocation: Allocation, old: BatchChoice, new: BatchChoice
     ) -> tuple[float, float] | None:
-        """Goodput of a job with one batch and with another; None before any profile."""
+        """Goodput of a job with each of two batches; None without a speed model."""
         row = int(self._row[index])
         if row < 0:
             return None
@@ -264,7 +264,7 @@ class Speedups:
         return self._table.at(*place, old), self._table.at(*place, new)
 
     def best_batches(self, placed: Sequence[tuple[int, Allocation]]) -> list[BatchChoice]:
-        """The batch of the best goodput of each job; before any profile the initial one."""
+        """The batch with the best goodput of each job; without a speed model the initial one."""
         known = [
             (self._row[index], len(new.nodes), new.worker_count)
             for index, new in placed
@@ -309,7 +309,7 @@ class _Values:
 
 
 def power_mean(values: Floats, p: float) -> float:
-    """(mean v^p)^(1/p), with its limits at 0 and -inf."""
+    """(mean v^p)^(1/p), and its limits for p = 0 and -inf."""
     if p == -math.inf:
         return float(values.min())
     if abs(p) < NEARLY_ZERO_P:
@@ -319,7 +319,7 @@ def power_mean(values: Floats, p: float) -> float:
 
 
 def fitness(view: ClusterView, allocations: Mapping[str, Allocation], p: float = -1.0) -> float | None:
-    """The published objective of any decision about these jobs; None without jobs."""
+    """The paper's objective for any allocations of these jobs; None without jobs."""
     if not view.jobs:
         return None
     index = {node.id: position for position, node in enumerate(view.nodes)}
@@ -333,7 +333,7 @@ def fitness(view: ClusterView, allocations: Mapping[str, Allocation], p: float =
 
 
 def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:
-    """Goodput of the jobs that were profiled, and each job's row in it (-1: none)."""
+    """Each job's row in a table of goodputs (-1: no speed model), and the table."""
     models: list[JobModel] = []
     row = np.full(len(view.jobs), -1, dtype=np.int64)
     for index, job in enumerate(view.jobs):
@@ -350,7 +350,7 @@ def _most_workers(job: Job) -> int:
 
 
 def _held(view: ClusterView) -> list[Placement]:
-    """What each job holds, by node index; nothing if a node of it is going away and it may move."""
+    """What each job holds, by node index; nothing if one of its nodes is going away and it may move."""
     index = {node.id: position for position, node in enumerate(view.nodes)}
     held: list[Placement] = []
     for job in view.jobs:
@@ -366,7 +366,7 @@ def _restart_factor(job: JobView) -> float:
 
 
 def _allocations(view: ClusterView, solution: Solution) -> dict[str, Allocation]:
-    """Placements as allocations; a job that stays keeps its very allocation."""
+    """Placements as allocations; an unchanged job keeps the same object."""
     ids = [node.id for node in view.nodes]
     chosen = {}
     for job, placement in zip(view.jobs, solution.placements, strict=True):
@@ -384,7 +384,7 @@ def _batch_reasons(
     batches: Mapping[str, BatchChoice],
     speedups: Speedups,
 ) -> dict[str, Reason]:
-    """For jobs of which nothing but the batch changes."""
+    """Reasons of jobs that change only their batch."""
     reasons = {}
     for index, job in enumerate(view.jobs):
         old, new = job.batch, batches.get(job.id)

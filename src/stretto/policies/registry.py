@@ -1,4 +1,4 @@
-"""Policies by name or file, and their options as people write them."""
+"""Finds policies by name or file, and reads their options as users write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stretto.planning.tuning import Tuning
 from stretto.policies.base import Oracle, Policy
 
 GROUP = "stretto.policies"
-"""Entry points of this group add policies: a name, and a dataclass whose fields are the options."""
+"""Entry points of this group add policies: each is a dataclass whose fields are its options."""
 
 BUILT_IN = {
     "pollux": "stretto.policies.pollux:Pollux",
@@ -46,12 +46,12 @@ _NOT_OPTIONS = {"oracle", "tuning", "interval_s"}
 
 
 def policy_names() -> list[str]:
-    """Every policy there is, built in or installed."""
+    """All policies, built in or installed."""
     return [*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP))]
 
 
 def parse_options(texts: Iterable[str]) -> Options:
-    """Options of `pollux.p=-1` and the like."""
+    """Reads options such as `pollux.p=-1`."""
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         target, equals, value = text.partition("=")
@@ -74,7 +74,7 @@ def make_policy(
 ) -> Policy:
     """The policy of this name with these options.
 
-    `oracle` goes to the policies that are told the truth, `tuning` to those that tune a study.
+    `oracle` is passed to policies that know the truth, `tuning` to policies that tune a study.
     """
     kind = _load(name)
     hints = typing.get_type_hints(kind)
@@ -88,7 +88,8 @@ def make_policy(
     if "oracle" in hints:
         if "oracle" not in name:
             raise InputError(
-                f"policy {name} wants an oracle.", remedy="Only a policy named so is told the truth."
+                f"policy {name} wants an oracle.",
+                remedy="Only a policy with `oracle` in its name is told the truth.",
             )
         if oracle is None:
             raise InputError(
@@ -110,7 +111,7 @@ def make_policy(
 
 
 def checked_policy(policy: object, *, where: str) -> Policy:
-    """The object, if it is a policy; an error that names what it lacks if it is not."""
+    """Returns the object if it is a policy; otherwise raises an error that names what is missing."""
     needed = ("name", "interval_s", "wakes_on", "decide")
     missing = [name for name in needed if not hasattr(policy, name)]
     if missing or isinstance(policy, type):
@@ -125,10 +126,10 @@ def checked_policy(policy: object, *, where: str) -> Policy:
 
 
 def check_policies(text: str) -> list[str]:
-    """The policies of a comma-separated list, each there and named once."""
+    """The policies of a comma-separated list; each must exist and appear once."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError("--policy names no policy.", remedy=f"There are {', '.join(policy_names())}.")
+        raise InputError("--policy names no policy.", remedy=f"Policies: {', '.join(policy_names())}.")
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"policy {name} is named twice.", remedy="Name every policy once.")
@@ -137,12 +138,12 @@ def check_policies(text: str) -> list[str]:
 
 
 def rents_nodes(policy: Policy) -> bool:
-    """Whether a policy wishes for the nodes it needs; it has a class attribute `rents` then."""
+    """Whether a policy requests the nodes it needs; such a policy has a class attribute `rents`."""
     return bool(getattr(policy, "rents", False))
 
 
 def check_targets(options: Options, policies: Iterable[str]) -> None:
-    """Refuse options of policies that are not run."""
+    """Refuse options of policies that do not run."""
     running = list(policies)
     for policy in options:
         if policy not in running:
@@ -176,7 +177,7 @@ def _load(name: str) -> Any:
 
 
 def _class_in(file: Path, class_name: str) -> Any:
-    """The class that `FILE.py:CLASS` names."""
+    """The class of `FILE.py:CLASS`."""
     module = _import_file(file.absolute())
     found = getattr(module, class_name, None)
     if isinstance(found, type):
@@ -191,10 +192,10 @@ def _class_in(file: Path, class_name: str) -> Any:
 
 @functools.cache
 def _import_file(file: Path) -> ModuleType:
-    """Imports a file once, with its folder on the path, as `python FILE` would."""
+    """Imports a file once, with its folder on the path as `python FILE` does."""
     if not file.is_file():
         raise InputError(f"{file} is not a file.", remedy="Give FILE.py:CLASS, such as mine.py:LargestFirst.")
-    name = f"stretto_policy_{file.stem}"  # as the file itself could be called `random`
+    name = f"stretto_policy_{file.stem}"  # the file itself may have a name such as `random`
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -215,7 +216,7 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _for_jobs() -> list[str]:
-    """Built-in policies that need nothing but jobs."""
+    """Built-in policies that schedule plain jobs."""
     needs = {"oracle", "tuning"}
     return [name for name in BUILT_IN if needs.isdisjoint(typing.get_type_hints(_load(name)))]
 

@@ -1,11 +1,11 @@
-"""Shortest remaining time first: jobs closest to their end run, at the size they asked for.
+"""Shortest remaining time first: the jobs closest to their end run, at their requested size.
 
     remaining time = remaining statistical units / believed units per second,
     units per second = gain(requested batch) / step time at the requested size on the fewest nodes
 
-Preemptive: a job that is further from its end gives way. Jobs that do not fit beside the shorter ones are
-passed over and longer ones that fit run. Jobs about which nothing is believed yet go first, in order
-of submission: only running tells how long they take. Running jobs that stay, stay where they are.
+Preemptive: a job with more time left gives way. A job that does not fit beside the shorter ones is skipped,
+and longer ones that fit run. Jobs of unknown remaining time come first, in order of submission, because only
+running them tells how long they take. Jobs that keep running stay on their nodes.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class Srtf:
 
 
 def serve_in_order(view: ClusterView, order: Sequence[JobView]) -> dict[str, Allocation]:
-    """Requested gangs in order of priority: each runs whole, or is passed over and others go on.
+    """Serves jobs in order of priority with their requested gangs; a job that does not fit is skipped.
 
-    A job runs if it fits beside those before it. Jobs that run already stay where they are, unless
-    a job before them fits only in their place; the last in the order give way first. Jobs that may not
-    be preempted come before all others and keep exactly what they have.
+    A job runs if it fits beside the jobs before it. Running jobs stay on their nodes, unless a job before
+    them fits only in their place; then the last in the order give way first. Jobs that must not be preempted
+    come first and keep exactly what they hold.
     """
     fixed = [job for job in order if job.allocation and not job.job.preemptible]
-    promised = FreeCapacity(view.nodes)
-    served = keep_running(fixed, promised)
-    service = _Service(promised)
+    unserved = FreeCapacity(view.nodes)
+    served = keep_running(fixed, unserved)
+    service = _Service(unserved)
     rest = [job for job in order if job.id not in served]
-    service.seat([job for job in rest if held_gang(job.allocation) == requested_gang(job.job)])
+    service.keep([job for job in rest if held_gang(job.allocation) == requested_gang(job.job)])
     for job in rest:
         allocation = service.serve(job)
         if allocation is not None:
@@ -80,38 +80,38 @@ def serve_in_order(view: ClusterView, order: Sequence[JobView]) -> dict[str, All
 
 
 class _Service:
-    """Who was served, and who still sits where it ran before because its turn has not come."""
+    """Serves jobs one by one, and keeps running jobs in place until it is their turn."""
 
-    def __init__(self, promised: FreeCapacity) -> None:
-        self._promised = promised
-        """Room beside the jobs served so far."""
-        self._free = promised.copy()
-        """.. and beside those that sit."""
-        self._sitting: dict[str, JobView] = {}
+    def __init__(self, unserved: FreeCapacity) -> None:
+        self._unserved = unserved
+        """Capacity that no served job holds."""
+        self._free = unserved.copy()
+        """Capacity that neither a served nor a running job holds."""
+        self._running: dict[str, JobView] = {}
 
-    def seat(self, jobs: Sequence[JobView]) -> None:
-        """Let these jobs, in order of priority, sit where they run, as far as there is room."""
+    def keep(self, jobs: Sequence[JobView]) -> None:
+        """Keep these running jobs in place for now, in order of priority, as far as there is room."""
         kept = keep_running(jobs, self._free)
-        self._sitting |= {job.id: job for job in jobs if job.id in kept}
+        self._running |= {job.id: job for job in jobs if job.id in kept}
 
     def serve(self, job: JobView) -> Allocation | None:
-        if self._sitting.pop(job.id, None) is not None:
-            self._promised.take(job.job, job.allocation)
+        if self._running.pop(job.id, None) is not None:
+            self._unserved.take(job.job, job.allocation)
             return job.allocation
         gang = requested_gang(job.job)
         allocation = place_packed(job.job, *gang, self._free)
         gave_way: list[JobView] = []
-        if allocation is None and place_packed(job.job, *gang, self._promised) is not None:
+        if allocation is None and place_packed(job.job, *gang, self._unserved) is not None:
             allocation, gave_way = self._make_room(job, gang)
         if allocation is not None:
-            self._promised.take(job.job, allocation)
+            self._unserved.take(job.job, allocation)
             self._free.take(job.job, allocation)
-        self.seat(gave_way)
+        self.keep(gave_way)
         return allocation
 
     def _make_room(self, job: JobView, gang: GangSize) -> tuple[Allocation | None, list[JobView]]:
-        """The fewest jobs from the end of the order whose leaving lets this one in, found by bisection."""
-        last_first = list(self._sitting.values())[::-1]
+        """Preempts the fewest jobs from the end of the order that make room for this one, by bisection."""
+        last_first = list(self._running.values())[::-1]
         low, high = 1, len(last_first)
         allocation: Allocation | None = None
         while low < high:
@@ -124,7 +124,7 @@ class _Service:
         leaving = last_first[:high]
         self._free = self._without(leaving)
         for other in leaving:
-            del self._sitting[other.id]
+            del self._running[other.id]
         if allocation is None:
             allocation = place_packed(job.job, *gang, self._free)
         return allocation, leaving[::-1]

@@ -1,23 +1,23 @@
-"""Tetris: packing over several resources, with a preference for jobs that have little left to do.
+"""Tetris: packing over several resources, with a preference for jobs with little remaining work.
 
-While anything fits, the best pair of a job's next bundle and a node is granted:
+While anything fits, the pair of a job's next bundle and a node with the best score is granted:
 
     score(job, node) = alignment - eps (mean alignment / mean remaining work) remaining work
 
     alignment      = sum over resources r of (bundle_r / capacity_r) (free_r / capacity_r)   of that node
     remaining work = remaining time x sum over resources r of (requested gang_r / cluster_r)
 
-The means are over the candidates at the start of the decision, so that both terms weigh alike at eps = 1.
-Remaining time is as for shortest remaining time first; where it is not known yet it counts as 0.
+The means are over the candidates at the start of the decision, so both terms have equal weight at eps = 1.
+Remaining time is defined as for srtf; an unknown one counts as 0.
 
-A job's first grant is its smallest gang (a rigid job's whole request), then it gets one worker at a time, and
-one server for jobs that have them, to its requested size. A bundle is scored by one worker and one server,
-on nodes where the worker fits; a gang goes whole to the node that won, or else packed onto the fewest.
-A job that so came to more nodes than it needs is packed afresh, since synchronising across nodes is slow.
+A job's first bundle is its smallest gang (for a rigid job all that it requested). Each further one is a
+worker, and a server for jobs that have servers, up to its requested size. A bundle is scored by one worker
+and one server, on nodes where the worker fits. A gang goes whole to the best node, or else it is packed on
+the fewest nodes. A job that ends up on more nodes than it needs is packed again, since synchronising across
+nodes is slow.
 
-As published, running tasks are never taken back: jobs keep what they hold, and what is free goes to waiting
-jobs and to running ones below their request; those that get nothing stay where they are. Ties: first
-submitted, first node.
+As in the paper, running tasks are never preempted: free capacity goes to waiting jobs and to running jobs
+below their request. Ties: first submitted, first node.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from stretto.policies.gangs import (
     keep_running,
     never_fits,
     next_bundle,
+    pinned,
     requested_gang,
     smallest_gang,
 )
@@ -59,7 +60,7 @@ class Tetris:
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
     interval_s: float = 60.0
     eps: float = 1.0
-    """Weight of little remaining work against good packing; 0 packs only."""
+    """Weight of little remaining work relative to good packing; 0 only packs."""
 
     def __post_init__(self) -> None:
         check_option(self.name, "eps", self.eps, 0 <= self.eps < math.inf, "a finite number, 0 or more")
@@ -72,7 +73,7 @@ class Tetris:
 
 
 class _Packing:
-    """Scores of candidate jobs (rows) on nodes (columns) while what is free is given out."""
+    """Scores of candidate jobs (rows) on nodes (columns) while free capacity is granted."""
 
     def __init__(self, view: ClusterView, eps: float) -> None:
         self._empty = EmptyCluster(view.nodes)
@@ -82,7 +83,7 @@ class _Packing:
         self._workers = _rows([job.job.worker.demand for job in self._jobs])
         self._bundles = _rows([_scored(job.job).needs(job.job) for job in self._jobs])
         self._open = np.ones(len(self._jobs), dtype=bool)
-        """Jobs that may still be granted something."""
+        """Jobs that may still be granted a bundle."""
         alignment = self._alignment(np.arange(len(view.nodes)))
         work = np.array([self._remaining_work(job, view.capacity) for job in self._jobs])
         self._penalty = eps * _ratio_of_means(alignment[np.isfinite(alignment)], work) * work
@@ -92,7 +93,7 @@ class _Packing:
     def run(self) -> None:
         self._grant_what_fits()
         while self._gather():
-            # Gathering may have made room for jobs that found none.
+            # Gathering may have made room for jobs that did not fit before.
             self._open[:] = True
             self._rescore(np.arange(len(self._free.ids)))
             self._grant_what_fits()
@@ -121,7 +122,7 @@ class _Packing:
         return f"Gets {held_gang(self.allocations[job.id])}; the best score was its {self._won_by[job.id]}."
 
     def _gather(self) -> bool:
-        """Packs jobs that were granted something and came to more nodes than they need; whether any were."""
+        """Packs jobs that were granted bundles on more nodes than they need; True if there were any."""
         gathered = False
         for job in self._jobs:
             spread = self.allocations.get(job.id, NOTHING)
@@ -139,8 +140,7 @@ class _Packing:
         held = self.allocations.get(job.id)
         if held is None:
             return smallest_gang(job.job)
-        pinned = job.allocation and not job.job.preemptible
-        if pinned or job.job.tier is Tier.RIGID:
+        if pinned(job) or job.job.tier is Tier.RIGID:
             return None
         has, least = held_gang(held), smallest_gang(job.job)
         more = next_bundle(has, requested_gang(job.job))
@@ -157,12 +157,12 @@ class _Packing:
         return place_packed(job, *bundle, self._free)
 
     def _alignment(self, columns: Indices) -> Floats:
-        """Of each job's bundle with each of these nodes; minus infinity where a worker does not fit."""
+        """Alignment of each job's bundle with each of these nodes; -inf where a worker does not fit."""
         free, capacity = self._free.rows[columns], self._free.capacity[columns]
         weights = np.divide(free, capacity**2, out=np.zeros_like(free), where=capacity > 0)
         shape = (len(self._jobs), len(columns))
         total, fits = np.zeros(shape), np.ones(shape, dtype=bool)
-        # One resource at a time: a matrix product rounds equal nodes differently and so would break ties.
+        # One resource at a time: a matrix product rounds equal nodes differently, which would break ties.
         for r in range(free.shape[1]):
             total += self._bundles[:, r, None] * weights[:, r]
             fits &= self._workers[:, r, None] <= np.maximum(free[:, r], 0.0) + SLACK

@@ -1,15 +1,15 @@
-"""Tiresias: two queues by attained service, first come first served within each.
+"""Tiresias: two queues by attained service, first come, first served within each.
 
-A job starts in the upper queue and falls to the lower one, for good, once the GPUs it held times the
-seconds it held them reach a threshold (16 GPU hours as published). Every round GPUs are dealt out afresh:
-upper queue first, jobs in order, each whole or not at all; one that does not fit is passed over. Jobs have
-the number of GPUs and the batch size their owners asked for. Those that go on running stay where they
-are; the others go to the nodes with the most free GPUs.
+A job starts in the upper queue. Once its attained service (GPUs times seconds) reaches a threshold, 16 GPU
+hours in the paper, it moves to the lower queue and stays there. In every round GPUs are granted anew: first
+the upper queue, then the lower one, each in order. A job gets all of its requested GPUs or none; one that
+does not fit is skipped. Jobs that keep running stay where they are, the others go to the nodes with the most
+free GPUs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -21,26 +21,25 @@ from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.common import (
     BASELINE_EVENTS,
     check_option,
-    explain,
+    fixed_size_decision,
     place_most_free,
-    requested_batch,
     require_gpu_jobs,
 )
 from stretto.policies.gangs import pinned
 
 FLOAT_NOISE_GPU_S = 1e-3
-"""A job woken for at its threshold may be this far from it by rounding."""
+"""When the policy wakes up for a job at the threshold, rounding may put the job this far below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiresias:
-    """Discretised least attained service, preemptive, with fixed job sizes."""
+    """Discretised least attained service: preemptive, with fixed job sizes."""
 
     name: ClassVar[str] = "tiresias"
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
     interval_s: float = 60.0
     threshold_gpu_h: float = 16.0
-    """Service after which a job falls to the lower queue."""
+    """Attained service at which a job moves to the lower queue."""
 
     def __post_init__(self) -> None:
         check_option(
@@ -59,18 +58,11 @@ class Tiresias:
         }
         starts = [job for job in self._queue(view, demoted) if job.id in runs and job.id not in kept]
         allocations = place_most_free(view, kept, [(job, _gpus(job)) for job in starts])
-        decision = Decision(
-            allocations=allocations,
-            batches={
-                job.id: requested_batch(job.job, _gpus(job)) for job in view.jobs if job.id in allocations
-            },
-            reasons=explain(view, allocations, lambda job, code: self._why(job, code, demoted)),
-            wake_at_s=self._next_demotion_s(view, allocations, demoted),
-        )
-        return decision, demoted
+        decision = fixed_size_decision(view, allocations, lambda job, code: self._why(job, code, demoted))
+        return replace(decision, wake_at_s=self._next_demotion_s(view, allocations, demoted)), demoted
 
     def _demoted(self, view: ClusterView, memory: Memory) -> list[str]:
-        """Jobs of the lower queue in the order they fell into it."""
+        """Jobs of the lower queue, in the order in which they moved there."""
         here = {job.id for job in view.jobs}
         earlier = [job_id for job_id in memory or [] if job_id in here]
         known = set(earlier)
@@ -78,7 +70,7 @@ class Tiresias:
         return earlier + [job.id for job in view.jobs if job.id not in known and job.attained_gpu_s >= full]
 
     def _queue(self, view: ClusterView, demoted: list[str]) -> list[JobView]:
-        """Jobs that may not be preempted, the upper queue, the lower queue."""
+        """Jobs in order of service: those that must not be preempted, the upper queue, the lower queue."""
         lower = set(demoted)
         by_id = {job.id: job for job in view.jobs}
         order = [job for job in view.jobs if job.id not in lower] + [by_id[job_id] for job_id in demoted]
@@ -123,5 +115,5 @@ class Tiresias:
 
 
 def _gpus(job: JobView) -> int:
-    """What its owner asked for; what it holds, if that may not be changed."""
+    """The requested GPUs; those it holds if it must not be changed."""
     return job.allocation.worker_count if pinned(job) else job.job.worker.requested

@@ -1,4 +1,4 @@
-"""Optimus: marginal gain decides who gets one more worker or parameter server."""
+"""Optimus: workers and parameter servers go to the job with the largest marginal gain."""
 
 from stretto.policies.optimus.policy import Optimus
 

@@ -1,11 +1,12 @@
 """Optimus as a published baseline: marginal gain with the true remaining work and the true step times.
 
-Every job gets one GPU in order of submission. Then the GPU that saves most time goes out, again and again:
+Every job gets one GPU in order of submission. Then the GPU with the largest marginal gain is granted, again
+and again:
 
     gain(r -> r + 1) = (T(r) - T(r + 1)) * remaining steps
 
-where T is the step time of r GPUs packed on the fewest nodes at the job's requested total batch. A job whose
-count is unchanged keeps its nodes; the others go, small ones first, to the nodes with the most free GPUs.
+T is the step time with r GPUs packed on the fewest nodes, at the job's requested total batch. A job with an
+unchanged count keeps its nodes. The others are placed, small ones first, on the nodes with most free GPUs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from stretto.core.job import Tier
 from stretto.policies.base import ClusterView, JobView, Memory, Oracle
 from stretto.policies.common import (
     BASELINE_EVENTS,
-    explain,
+    fixed_size_decision,
     place_most_free,
-    requested_batch,
     require_gpu_jobs,
 )
 from stretto.policies.gangs import pinned
@@ -31,7 +31,7 @@ from stretto.policies.gangs import pinned
 
 @dataclass(frozen=True, kw_only=True)
 class OptimusOracle:
-    """All-reduce Optimus, told the truth about every job."""
+    """Optimus for all-reduce jobs, with the truth about every job."""
 
     name: ClassVar[str] = "optimus-oracle"
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
@@ -52,14 +52,11 @@ class OptimusOracle:
             key=lambda mover: mover[1],
         )
         allocations = place_most_free(view, kept, movers)
-        decision = Decision(
-            allocations=allocations,
-            batches={
-                job.id: requested_batch(job.job, counts[job.id]) for job in view.jobs if job.id in allocations
-            },
-            reasons=explain(view, allocations, lambda job, code: self._why(view, job, code, counts[job.id])),
-        )
-        return decision, memory
+
+        def why(job: JobView, code: ReasonCode) -> str:
+            return self._why(view, job, code, counts[job.id])
+
+        return fixed_size_decision(view, allocations, why), memory
 
     def _counts(self, view: ClusterView) -> dict[str, int]:
         counts = {job.id: _held(view, job) if pinned(job) else 0 for job in view.jobs}
@@ -84,7 +81,7 @@ class OptimusOracle:
         return counts
 
     def _gain(self, view: ClusterView, job: JobView, gpus: int) -> float:
-        """Seconds saved by one more GPU; nothing beyond what the job can take."""
+        """Seconds saved by one more GPU; 0 if the job cannot take it."""
         limits = job.job.batch
         most = (
             0
@@ -108,7 +105,7 @@ class OptimusOracle:
 
 
 def _held(view: ClusterView, job: JobView) -> int:
-    """GPUs the job holds; none if it must leave a node that is going away."""
+    """GPUs that the job holds; 0 if it must leave a node that is going away."""
     here = {node.id for node in view.nodes}
     stays = pinned(job) or here.issuperset(job.allocation.nodes)
     return job.allocation.worker_count if stays else 0

@@ -1,4 +1,4 @@
-"""What Optimus expects of one job: the work it has left, and how long that takes with which counts."""
+"""Optimus' estimates for one job: its remaining work, and its remaining time by counts of tasks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stretto.policies.common import MAX_EPOCHS, requested_batch
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """Statistical units to go, and where the figure is from."""
+    """Statistical units left, and a text that says where the number comes from."""
 
     units: float
     text: str
     estimated: bool
-    """Whether it is a guess about convergence rather than what the owner said."""
+    """Whether it is an estimate of convergence; False if the owner gave a number of epochs."""
 
 
 def remaining_work(job: JobView, assumed_epochs: int) -> RemainingWork:
-    """By the owner's number of epochs; else by the fitted loss curve; else `assumed_epochs` from now."""
+    """By the owner's number of epochs; else by convergence of the loss curve; else `assumed_epochs` more."""
     work = job.job.work
     if work.total_units is not None:
         units = max(work.total_units - job.work_done, 0.0)
@@ -40,7 +40,7 @@ def remaining_work(job: JobView, assumed_epochs: int) -> RemainingWork:
         return RemainingWork(assumed_epochs * work.units_per_epoch, text, estimated=True)
     epochs = fit.epochs_to_converge(work.convergence, MAX_EPOCHS)
     done = job.work_done / work.units_per_epoch
-    # The job is not over, so the epoch it is in remains even where the curve has converged.
+    # The job is not over, so its current epoch remains even if the curve has converged.
     left = max(float(epochs.expected), job.epoch + 1.0) - done
     low, high = max(epochs.low, job.epoch + 1), max(epochs.high, job.epoch + 1)
     text = f"{left:.1f} epochs left by its loss curve, which ends at {low} to {high}"
@@ -52,9 +52,9 @@ def uses_servers(job: Job) -> bool:
 
 
 def modelled_speed(fit: ServerSpeedFit | None, remembered: Sequence[float] | None) -> ServerSpeedFit | None:
-    """The fit, on the last model that was identified if this one is not.
+    """The fit, with the last identified model in its place if it is not identified.
 
-    A job that began with the fit of its application's earlier jobs has at first seen too little itself.
+    A job that started with the fit of earlier jobs of its application has few samples of its own at first.
     """
     if fit is None or fit.identified or not remembered:
         return fit
@@ -63,7 +63,7 @@ def modelled_speed(fit: ServerSpeedFit | None, remembered: Sequence[float] | Non
 
 
 def remaining_s_with_servers(job: JobView, units: float, fit: ServerSpeedFit) -> RemainingTime:
-    """Q / (f gain), with f as measured where those counts were run. Plain floats: it is asked very often."""
+    """Q / (f gain), with measured f for counts that were run. Plain floats, since it is called very often."""
     steps = units / _gain(job, job.job.batch.requested)
     step_s = _step_s(fit.model)
     measured = fit.measured
@@ -76,7 +76,7 @@ def remaining_s_with_servers(job: JobView, units: float, fit: ServerSpeedFit) ->
 
 
 def _step_s(model: ServerSpeed) -> Callable[[int, int], float]:
-    """1 / f of the model, by (workers, servers)."""
+    """1 / f of the model, as a function of (workers, servers)."""
     if model.synchronous:
         of_batch, constant, per_ratio, per_worker, per_server = model.thetas
         batch = model.total_batch
@@ -96,7 +96,7 @@ def _step_s(model: ServerSpeed) -> Callable[[int, int], float]:
 def remaining_s_all_reduce(
     job: JobView, units: float, speed: AllReduceSpeed, nodes_for: Sequence[int]
 ) -> RemainingTime:
-    """At the requested total batch, with w workers on `nodes_for[w]` nodes."""
+    """Remaining time at the requested total batch, with w workers on `nodes_for[w]` nodes."""
 
     @cache
     def remaining_s(workers: int, servers: int) -> float:
@@ -109,7 +109,7 @@ def remaining_s_all_reduce(
 
 
 def fewest_nodes(job: Job, nodes: FreeCapacity) -> list[int]:
-    """The fewest empty nodes that hold 0, 1, 2, .. workers, to as many as the cluster or the job can take."""
+    """The fewest nodes that hold 0, 1, 2, .. workers, up to the limit of the cluster or the job."""
     demand = np.array(job.worker.demand.amounts())
     needed = demand > 0
     room = ((nodes.capacity[:, needed] + SLACK) / demand[needed]).min(axis=1, initial=job.worker.max)

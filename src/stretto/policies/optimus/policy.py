@@ -1,21 +1,23 @@
-"""Optimus: whoever gains most from one more worker or server gets it.
+"""Optimus: the job with the largest marginal gain gets the next worker or parameter server.
 
-For each job two things are estimated: the work Q it has left, from its owner's epochs or its loss curve
-(models/convergence.py), and its speed f with w workers and p servers (models/parameter_server.py, or speed.py
-for all-reduce jobs at their requested batch). Its remaining time is then T(w, p) = Q / f(w, p), and the
-cluster is shared out by the time saved per dominant share (allocate/marginal.py). Jobs go to the fewest nodes
-that hold them, workers and servers dealt evenly (allocate/even_spread.py).
+The rule: each job has a remaining time T(w, p) = Q / f(w, p) with w workers and p servers.
 
-New jobs. A parameter-server job whose speed is not known yet runs with a few different counts for a short
-time each, on the cluster and at its own expense; these sample runs come before anybody's growth, since
-little can be decided without them. Jobs of an application seen before, in runs that share what was learned,
-skip this. An all-reduce job needs no samples: its model is optimistic about what was not tried, and it may
-grow to twice the workers it was seen with.
+- Q is the work left: from the owner's number of epochs, or by convergence of the loss curve
+  (models/convergence.py).
+- f is the speed (models/parameter_server.py; for all-reduce jobs models/speed.py at the requested batch).
 
-Everything is shared out anew once in every interval. In between, newcomers start and sample runs go on in
-what is free, and all others stay as they are.
+The cluster is shared out by the time saved per dominant share (allocate/marginal.py). Placement follows the
+theorem: the fewest nodes, with workers and servers spread evenly (allocate/even_spread.py).
 
-A change costs a restart: T is longer by the expected restart for all counts but those the job runs with.
+New jobs: a parameter-server job of unknown speed runs with a few different counts for a short time each
+(samples.py). These sample runs come before any job grows. They are skipped if the speed is known from earlier
+jobs of the application. An all-reduce job needs no samples: its speed model is optimistic about untried
+counts, and it may grow to twice the workers it was seen with.
+
+Everything is shared out again once per interval. In between, new jobs start and sample runs continue on free
+capacity, and all other jobs stay as they are.
+
+Restart penalty: T is longer by the expected restart for all counts but those the job runs with now.
 """
 
 from __future__ import annotations
@@ -59,36 +61,36 @@ from stretto.policies.optimus.outlook import (
 from stretto.policies.optimus.samples import OptimusMemory, still_to_sample
 
 EXPLORE = 2
-"""How far beyond the most workers seen an all-reduce job may grow, as a factor."""
+"""An all-reduce job may grow to this many times the most workers it was seen with."""
 
 PLACERS: Mapping[str, Placer] = {"theorem": spread_or_pack, "packed": place_packed}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimus:
-    """Marginal gain over workers and servers, with models fitted as jobs run."""
+    """Shares out workers and servers by marginal gain, with models fitted while jobs run."""
 
     name: ClassVar[str] = "optimus"
     wakes_on: ClassVar[frozenset[str]] = BASELINE_EVENTS
     interval_s: float = 60.0
-    """Time between rounds; 600 as published."""
+    """Time between rounds; 600 in the paper."""
     samples: int = 3
-    """Different counts a new parameter-server job is run with before its speed is modelled.
+    """How many different counts a new parameter-server job is run with before its speed is modelled.
 
-    Five identify the model (four if asynchronous); three cost less than the last two are worth.
+    Five identify the model (four if asynchronous), but the last two cost more than they are worth.
     """
     sample_s: float = 30.0
-    """How long each of them runs once it is started."""
+    """How long each sample run trains."""
     young_factor: float = 0.95
-    """Weight of the gain of jobs whose convergence is still hard to tell; 1 treats all alike."""
+    """Weight of the gain of young jobs, whose convergence is hard to predict; 1 treats all jobs alike."""
     young_epochs: int = 10
-    """A job that ends at convergence is young until it has done this many."""
+    """A job that ends at convergence is young until it has completed this many epochs."""
     assumed_epochs: int = 20
-    """What such a job is taken to have left while nothing can be fitted."""
+    """Epochs that such a job is assumed to have left while nothing can be fitted."""
     resize_weight: float = 1.0
-    """How many times its expected restart a change must save a job; 0 ignores restarts."""
+    """A change must save a job this many times its restart penalty; 0 ignores restarts."""
     placement: Literal["theorem", "packed"] = "theorem"
-    """Workers and servers dealt evenly over the fewest nodes, or nodes filled one by one."""
+    """Spread workers and servers evenly over the fewest nodes, or fill nodes one by one."""
 
     def __post_init__(self) -> None:
         names = ", ".join(PLACERS)
@@ -115,19 +117,19 @@ class Optimus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What one job may get, and what is known of it."""
+    """What one job may get, and what is known about it."""
 
     job: JobView
     claim: Claim
     to_sample: tuple[GangSize, ...] = ()
-    """Counts it has yet to be tried with."""
+    """Counts that it has yet to be run with."""
     work: RemainingWork | None = None
-    """None while its speed is not known."""
+    """None while its speed is unknown."""
     warning: str = ""
 
 
 class _Turn:
-    """One decision in the making."""
+    """One decision: plans for all jobs, the counts granted and their placement."""
 
     def __init__(self, options: Optimus, view: ClusterView, before: OptimusMemory) -> None:
         self._options = options
@@ -180,10 +182,7 @@ class _Turn:
         return f"{_gains(plan, gang)}{plan.warning}"
 
     def why_not_larger(self) -> dict[str, Reason]:
-        """Of jobs that stay as they are in this round, though there is room for another of their workers.
-
-        In words that stay the same while they do.
-        """
+        """Reasons of jobs that keep their size in this round although there is room for another worker."""
         reasons = {}
         has_room = cache(self._has_room)
         for plan in self._plans.values():
@@ -199,7 +198,7 @@ class _Turn:
         return any(self._free.fits(node, demand) for node in self._free.ids)
 
     def _stays(self, job: JobView) -> bool:
-        """Whether a running job keeps what it has, whatever others would gain."""
+        """Whether a running job keeps what it has without being considered in this decision."""
         between_rounds = not self._is_round and job.id not in self._before.sampling
         return bool(job.allocation) and (between_rounds or not job.job.preemptible)
 
@@ -254,14 +253,14 @@ class _Turn:
         )
 
     def _in_sample_run(self, job: JobView, to_sample: tuple[GangSize, ...]) -> bool:
-        """Whether the present counts are not measured yet, or not for long enough."""
+        """Whether the job is in a sample run that is not over."""
         ends_s = self._before.sampling.get(job.id, 0.0)
         return bool(job.allocation) and (
             held_gang(job.allocation) in to_sample or self._view.now_s < ends_s - EPS
         )
 
     def _sample_end_s(self, plan: _Plan) -> float | None:
-        """When the sample run the job is given ends; None if it is in none."""
+        """When the job's sample run ends; None if it is in none."""
         job, new = plan.job, self.allocations.get(plan.job.id)
         if new is None or held_gang(new) not in {*plan.to_sample, *plan.claim.targets}:
             return None
@@ -273,21 +272,21 @@ class _Turn:
 
 
 def _claim(job: JobView) -> Claim:
-    """To the smallest gang and no more."""
+    """A claim to the smallest gang and no more."""
     least = smallest_gang(job.job)
     server = job.job.server.demand if job.job.server else Resources()
     return Claim(worker=job.job.worker.demand, server=server, least=least, most=least)
 
 
 def _most(job: Job) -> GangSize:
-    """The most a job can use: every worker must get its smallest batch out of the requested one."""
+    """The most a job can use: the requested batch must give every worker its smallest batch."""
     least, most = smallest_gang(job), largest_gang(job)
     workers = min(most.workers, job.batch.requested // max(job.batch.per_gpu_min, 1))
     return GangSize(max(workers, least.workers), most.servers)
 
 
 def _gains(plan: _Plan, gang: GangSize) -> str:
-    """The sentence with the numbers that decided."""
+    """The reason of a job that was granted counts by marginal gain."""
     claim = plan.claim
     left_s = claim.remaining_s(*gang)
 

@@ -1,4 +1,4 @@
-"""How Optimus gets to know a new job: sample runs, and what it remembers of them."""
+"""Sample runs, by which Optimus learns the speed of a new job, and what it remembers about them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ PATTERN = (
     GangSize(3, 6),
     GangSize(6, 3),
 )
-"""Counts a job whose smallest gang is one and one is tried with; for others they are as much larger.
+"""The counts of sample runs, for a job whose smallest gang is one and one; for others they are shifted.
 
-Off the diagonal: were there always as many workers as servers, their costs could not be told apart. Far
-apart: what a few tasks on one node show says little about many on several. The first five determine a
+Off the diagonal: with always as many workers as servers, their costs could not be separated. Far apart:
+a few tasks on one node say little about many tasks on several nodes. The first five counts determine a
 synchronous model."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimusMemory:
-    """What is remembered between decisions."""
+    """What Optimus remembers between decisions."""
 
     round_s: float | None = None
-    """When everything was last shared out."""
+    """Time of the last round."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Jobs in a sample run, and when it ends."""
     models: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Jobs whose samples are done, and the parameters of their last identified model, if there was one."""
+    """Jobs with all samples done, and the parameters of their last identified model, if there was one."""
 
     @staticmethod
     def of(memory: Memory) -> OptimusMemory:
@@ -61,8 +61,8 @@ class OptimusMemory:
 def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[GangSize, ...]:
     """Counts to try next, in order; none once `samples` different ones were measured.
 
-    The large ones come first: the job gets on with them, and the others fit in the room they leave. A model
-    that was not fitted to measurements was stated by somebody, and is taken as it is.
+    Large counts come first, since the job makes progress with them. A model without measurements was stated
+    by the user and is used as it is.
     """
     measured = fit.measured if fit else {}
     if len(measured) >= samples or (fit is not None and not measured):
