@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from calibration_worlds import (
     OBSERVATIONS,
@@ -46,7 +47,7 @@ from stretto.planning.plan import Plan
 from stretto.planning.planner import plan_study
 from stretto.planning.profile import Floats, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
-from stretto.policies.rubberband.memory import load
+from stretto.policies.rubberband.memory import PlanState
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance
 from stretto.search.halving import halving_epochs, make_rungs
@@ -217,7 +218,7 @@ def follow(file: StudyFile, curves: Chances, seed: int) -> tuple[Plan, PlanRun]:
     ).result
     memory = next(event.memory for event in journal.events() if isinstance(event, Decided) and event.memory)
     run = PlanRun(np.array([result.finished_s]), np.array([result.cost_usd]))
-    return Plan(tuple(load(memory["course"]).stages)), run
+    return Plan(tuple(msgspec.convert(memory["course"], PlanState).stages)), run
 
 
 def _line(name: str, values: Sequence[float]) -> str:
