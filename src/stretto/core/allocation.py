@@ -1,4 +1,4 @@
-"""Who holds what: the tasks of one job on the nodes of the cluster."""
+"""Allocations: the tasks of one job on the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stretto.core.job import Job
 from stretto.core.resources import Resources
 
 Tasks = tuple[tuple[str, int], ...]
-"""How many tasks on which node; every count is positive and every node appears once."""
+"""(node, number of tasks); every count is positive and every node appears once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class Allocation:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Every node that holds a task, in order of first mention."""
+        """Every node with a task, in order."""
         return tuple(dict.fromkeys(node for node, _ in (*self.workers, *self.servers)))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Workers on each node used, in order: (4, 2) is four on one node and two on another."""
+        """Workers on each used node, in order: (4, 2) is four on one node and two on another."""
         return tuple(count for _, count in self.workers)
 
     def uses(self, job: Job) -> dict[str, Resources]:
-        """What the job takes of each node."""
+        """The resources that the job takes, by node."""
         taken: dict[str, Resources] = {}
         for tasks, role in ((self.workers, job.worker), (self.servers, job.server)):
             if role is None:
@@ -60,13 +60,13 @@ NOTHING = Allocation()
 
 
 def on_nodes(workers: Mapping[str, int] | Iterable[tuple[str, int]]) -> Allocation:
-    """An allocation of workers only, leaving out nodes with none."""
+    """An allocation of workers only; nodes without workers are left out."""
     pairs = workers.items() if hasattr(workers, "items") else workers
     return Allocation(tuple((node, int(count)) for node, count in pairs if count))
 
 
 def packed(workers: int, per_node: int) -> Allocation:
-    """Workers on as few nodes of one size as hold them."""
+    """Workers on the fewest nodes with `per_node` GPUs."""
     full, rest = divmod(workers, per_node)
     shape = [per_node] * full + ([rest] if rest else [])
     return Allocation(tuple((str(node), count) for node, count in enumerate(shape)))
@@ -74,7 +74,7 @@ def packed(workers: int, per_node: int) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """Examples a GPU processes at once, and how many such passes are added before each step."""
+    """Examples per GPU and pass, and how many accumulation passes precede each step."""
 
     atomic: int
     accumulation: int = 0

@@ -1,4 +1,4 @@
-"""What a policy decides, as data, with the reason for it."""
+"""A policy's decision as data, with its reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stretto.core.cluster import Wish
 
 
 class ReasonCode(StrEnum):
-    """Why a job's allocation is what it is."""
+    """What happens to a job in a decision."""
 
     STARTED = "started"
     GREW = "grew"
@@ -25,7 +25,7 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """An enumerated code, and a sentence with the numbers that decided."""
+    """Why a job's allocation is what it is: a code, and a sentence with the deciding numbers."""
 
     code: ReasonCode
     text: str
@@ -33,17 +33,17 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Who gets what from now on. A job that is not in `allocations` gets nothing."""
+    """What each job gets from now on. A job that is not in `allocations` gets nothing."""
 
     allocations: Mapping[str, Allocation]
     batches: Mapping[str, BatchChoice] = field(default_factory=dict)
     reasons: Mapping[str, Reason] = field(default_factory=dict)
-    """For every job whose allocation changes or that is stopped, and for every job that waits."""
+    """A reason for every job that changes, stops or waits."""
     stops: frozenset[str] = frozenset()
-    """Jobs that are over before their end: nothing more is expected of them."""
+    """Jobs to end now, before they are complete."""
     wish: Wish | None = None
-    """The cluster that is wanted; None: as it is."""
+    """The requested cluster; None: as it is."""
     wake_at_s: float | None = None
-    """Ask again at this time, whatever else happens."""
+    """Decide again at this time, whatever else happens."""
     objective: float | None = None
-    """What the policy maximised, where it has such a number."""
+    """The value that the policy maximised, if it has one."""

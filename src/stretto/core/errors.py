@@ -1,9 +1,9 @@
-"""What can go wrong, as a tree.
+"""The errors that Stretto raises.
 
 StrettoError
 ├── InputError      what a user wrote: a file, a flag, an option (exit code 2)
 ├── PolicyError     a policy broke its contract (a bug in the policy)
-└── JournalError    the record of a run cannot be read, or is not of this run
+└── JournalError    the journal of a run cannot be read, or belongs to another run
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from collections.abc import Iterable
 
 _LONGEST_WORD = 300
-"""Characters; a longer one is shown by its beginning and its end."""
+"""In characters; of a longer word only the beginning and the end are shown."""
 
 
 class StrettoError(Exception):
-    """Base of everything Stretto raises on purpose; what it says can be printed whatever a file has in it."""
+    """Base class of Stretto's errors. The message is made printable, as it may quote the content of files."""
 
     def __init__(self, message: str) -> None:
         super().__init__(readable(message))
 
 
 class InputError(StrettoError):
-    """Something a user wrote is wrong: says where, what, the rule it breaks, and the remedy."""
+    """An error in what a user wrote: where it is, the problem with the rule it breaks, and the remedy."""
 
     def __init__(self, problem: str, *, where: str = "", remedy: str = "") -> None:
         self.problem = problem
@@ -36,7 +36,7 @@ class InputError(StrettoError):
 
 
 class PolicyError(StrettoError):
-    """A policy returned a decision that no cluster could carry out, or one it does not explain."""
+    """A policy returned a decision that is impossible or lacks reasons."""
 
 
 class JournalError(StrettoError):
@@ -44,7 +44,7 @@ class JournalError(StrettoError):
 
 
 def readable(text: str) -> str:
-    """Words of a file as they can be shown: nothing that a terminal cannot print, and no endless word."""
+    """Text with unprintable characters escaped and very long words shortened."""
     if text.isprintable() and len(text) <= _LONGEST_WORD:
         return text
     shown = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
@@ -57,6 +57,6 @@ def _shortened(word: re.Match[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1) -> str:
-    """The beginning of a remedy for a word that is not known; empty if none is like it."""
+    """The beginning of a remedy for an unknown word; empty if no known word is similar."""
     close = difflib.get_close_matches(word, list(known), n=most)
     return f"Did you mean {' or '.join(close)}? " if close else ""

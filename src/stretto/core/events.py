@@ -1,4 +1,4 @@
-"""What happens. Every event is a fact that is journaled before anything is done about it."""
+"""Events: the facts of a run. Each is written to the journal before anything else follows from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSampl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
-    """The first event of a run, and what must be the same for it to be continued."""
+    """The first event of a run, with the `identity` that must be the same to resume it."""
 
     kind: ClassVar[str] = "run-started"
     t_s: float
@@ -28,7 +28,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPaused:
-    """Somebody asked the run to stop, and nothing of it runs any more until it is resumed."""
+    """The user stopped the run; nothing of it runs until it is resumed."""
 
     kind: ClassVar[str] = "run-paused"
     t_s: float
@@ -40,12 +40,12 @@ class RunPaused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
-    """The run goes on after it was stopped or killed; what ran then is started again."""
+    """The run continues after it was stopped or killed; jobs that ran then are started again."""
 
     kind: ClassVar[str] = "run-resumed"
     t_s: float
     down_s: float
-    """Since the last event before: nothing ran. What was rented is paid for, unless the run was paused."""
+    """Time since the last event before, in which nothing ran; rented nodes cost unless the run was paused."""
 
     @property
     def subject(self) -> str:
@@ -86,7 +86,7 @@ class JobFailed(_AboutJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReported(_AboutJob):
-    """Progress and measurements since the last report, as aggregates."""
+    """A job's progress and its measurements since the last report, as aggregates."""
 
     kind: ClassVar[str] = "job-reported"
     work_done: float
@@ -97,7 +97,7 @@ class JobReported(_AboutJob):
     noise: NoiseSample | None = None
     losses: tuple[LossPoint, ...] = ()
     results: tuple[Result, ...] = ()
-    """Of a trial: one for every epoch completed since the last report."""
+    """For a trial: one result for every epoch completed since the last report."""
     resize_s: float | None = None
     """How long the last start or resize took, reported once."""
 
@@ -108,22 +108,22 @@ class CheckpointSaved(_AboutJob):
     work_done: float
     path: str = ""
     best: bool = False
-    """Of a trial: it holds the best epoch so far, and is kept."""
+    """For a trial: whether it has the best epoch so far; it is then kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRetried(_AboutJob):
-    """Something went wrong in the job; the substrate starts it again where it was, from its checkpoint."""
+    """The job failed, and the substrate restarts it on the same nodes from its checkpoint."""
 
     kind: ClassVar[str] = "job-retried"
     attempt: int
-    """1 for the first time since it last made progress."""
+    """The number of this attempt since the job last made progress, from 1."""
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNoted(_AboutJob):
-    """The job said something that a reader of its history should know; nothing follows from it."""
+    """A note for readers of the job's history, without any effect."""
 
     kind: ClassVar[str] = "job-noted"
     text: str
@@ -131,7 +131,7 @@ class JobNoted(_AboutJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost(_AboutJob):
-    """A worker died on its own; the gang stands still and everything it held is free again."""
+    """A worker died; its job stops training and everything it held is free again."""
 
     kind: ClassVar[str] = "worker-lost"
     node: str
@@ -139,7 +139,7 @@ class WorkerLost(_AboutJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLaunched:
-    """A node that was wished for begins to start up, and to cost."""
+    """A requested node begins to start up, and to cost."""
 
     kind: ClassVar[str] = "node-launched"
     t_s: float
@@ -156,9 +156,9 @@ class NodeAdded:
     t_s: float
     node: Node
     queue_s: float = 0.0
-    """How long its request waited; nothing is paid for that."""
+    """How long its request waited, which costs nothing."""
     init_s: float = 0.0
-    """How long it then took to be of use, which is paid for."""
+    """How long its start-up took, which is billed."""
 
     @property
     def subject(self) -> str:
@@ -177,32 +177,32 @@ class _AboutNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(_AboutNode):
-    """The node and everything on it is gone."""
+    """The node is gone, with everything on it."""
 
     kind: ClassVar[str] = "node-lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReleased(_AboutNode):
-    """The node, which may still have been starting up, was given back and costs nothing from now on."""
+    """The node was given back, perhaps during its start-up, and costs nothing from now on."""
 
     kind: ClassVar[str] = "node-released"
     never_came: bool = False
-    """It was refused: as far as is known there was no such node, and nothing is paid for it."""
+    """Whether the request was refused: then there was no node, as far as we know, and nothing is billed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDraining(_AboutNode):
-    """The node will be lost soon: nothing new is placed there."""
+    """The node will be lost soon, so no new tasks are placed there."""
 
     kind: ClassVar[str] = "node-draining"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRefused:
-    """Nodes that were asked for will not come: refused, only in part granted, or not here in time.
+    """Requested nodes will not come: they were refused, granted only in part, or not here in time.
 
-    Nothing is asked for in their place until somebody wishes again.
+    They are not requested again until the policy does so.
     """
 
     kind: ClassVar[str] = "node-refused"
@@ -218,7 +218,7 @@ class NodeRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """A policy decided: what the substrate was told, why, and what the policy wants to remember."""
+    """A policy decided: the instructions to the substrate, the reasons, and the policy's memory."""
 
     kind: ClassVar[str] = "decided"
     t_s: float
@@ -228,7 +228,7 @@ class Decided:
     memory: Any
     wake_at_s: float | None = None
     wish: Wish | None = None
-    """The cluster that was asked for, where that was news."""
+    """The requested cluster, if it changed."""
 
     @property
     def subject(self) -> str:

@@ -1,7 +1,7 @@
-"""What the controller tells a substrate to do.
+"""The controller's instructions to a substrate.
 
-Instructions are numbered in the order they are given and carrying one out twice changes nothing, so
-that a controller that was killed may repeat the last ones.
+Instructions are numbered, and carrying one out twice changes nothing. So a controller that was killed can
+repeat the last ones.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from stretto.core.allocation import Allocation, BatchChoice
 
 class Action(StrEnum):
     START = "start"
-    """Begin, or go on from the last checkpoint, with this allocation."""
+    """Start, or continue from the last checkpoint, with this allocation."""
     RESIZE = "resize"
-    """Go from the present allocation to this one; one step with a cost of its own, not a stop and a start."""
+    """Change to this allocation: in place if the job can, otherwise by a restart."""
     PARK = "park"
-    """Save the state and give everything back; the job will be started again."""
+    """Save a checkpoint and give everything back; the job will start again later."""
     STOP = "stop"
-    """Give everything back for good."""
+    """End the job and give everything back."""
     SET_BATCH = "set-batch"
     """Change the batch size in place."""
 

@@ -1,4 +1,4 @@
-"""A job: one training run, what its tasks need, and how far it may be stretched."""
+"""A job: one training run, what its tasks need, and how far a scheduler may resize it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Communication(StrEnum):
 
     ALL_REDUCE = "all-reduce"
     PS_SYNC = "ps-sync"
-    """Parameter servers; every step waits for all workers."""
+    """With parameter servers; every step waits for all workers."""
     PS_ASYNC = "ps-async"
-    """Parameter servers; each worker steps at its own pace."""
+    """With parameter servers; each worker steps at its own pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """One kind of task of a job: what each such task needs and how many there may be."""
+    """One kind of task of a job: what each task needs, and how many tasks there may be."""
 
     demand: Resources
     requested: int = 1
@@ -44,17 +44,17 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Batch sizes in examples: totals over all workers, and what one GPU can hold at once."""
+    """Batch sizes in examples: totals over all workers, and limits of one GPU."""
 
     initial: int
-    """M0: the total batch size the job's learning rate was chosen for; statistical work is counted in it."""
+    """M0: the total batch size that the learning rate was chosen for; the unit of statistical work."""
     requested: int
-    """The total batch size of a job whose batch is not adapted."""
+    """The total batch size of a job that does not adapt it."""
     max: int
     per_gpu_min: int
     per_gpu_max: int
     accumulation: bool = True
-    """Whether a worker may add up several passes before a step when its share does not fit at once."""
+    """Whether a worker may accumulate several passes before a step if its share does not fit on its GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """When a job is done: after a number of epochs, or at convergence (then `epochs` is unknown)."""
+    """When a job is done: after a number of epochs, or at convergence (`epochs` is then None)."""
 
     units_per_epoch: float
     """Statistical units of one epoch: steps at the initial batch size."""
@@ -85,17 +85,17 @@ class Job:
 
     id: str
     application: str
-    """Jobs of one application share what was learned about its speed."""
+    """Jobs of the same application share what was learned about its speed."""
     submit_s: float
     worker: Role
     server: Role | None = None
-    """Parameter servers, for the jobs that have them."""
+    """Parameter servers, if the job has any."""
     communication: Communication = Communication.ALL_REDUCE
     tier: Tier = Tier.RIGID
     batch: BatchLimits
     work: Work
     preemptible: bool = True
-    """Once started, a job that is not preemptible keeps exactly what it has."""
+    """A running job that is not preemptible keeps exactly what it holds."""
     study: str | None = None
     """The study this job is a trial of."""
     config: tuple[tuple[str, Value], ...] = ()

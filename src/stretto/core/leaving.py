@@ -1,4 +1,4 @@
-"""What is noted of a job that did not save and leave when asked, or had not begun to train."""
+"""Notes about jobs that did not save and leave when asked, or that had not begun to train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FAILED = "while it left: "
 
 
 def has_not_saved(note: str) -> bool:
-    """Whether this is what was noted of a job."""
+    """Whether the note says that a job left without saving."""
     return note.startswith((KILLED, FAILED))
 
 
@@ -20,5 +20,5 @@ BEFORE_ITS_LOOP = "the training function had not come to run.epochs() or run.ste
 
 
 def had_not_begun(note: str) -> bool:
-    """Whether this was noted of a job that did not train yet."""
+    """Whether the note says that a job had not begun to train."""
     return note.startswith((IMPORTING, BEFORE_ITS_LOOP))

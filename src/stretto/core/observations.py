@@ -1,4 +1,4 @@
-"""What can be seen of a running job: the only source of belief."""
+"""Observations of running jobs, from which all beliefs are fitted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SpeedSample:
     atomic: int
     """Examples per worker and pass."""
     step_s: float
-    """One optimisation step without accumulation passes: compute and synchronisation."""
+    """Time of an optimisation step without accumulation passes: compute and synchronisation."""
     sync_s: float
-    """The part of `step_s` that waits for the exchange of gradients."""
+    """The part of `step_s` spent waiting for the exchange of gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a trial showed at the end of an epoch."""
+    """The result of a trial at the end of an epoch."""
 
     epoch: int
     value: float | None
     """The study's metric; None if it was not a number."""
     epoch_s: float | None
-    """How long the epoch took; None if it was interrupted or its allocation changed on the way."""
+    """Time of the epoch; None if it was interrupted or the allocation changed during it."""
     workers: int
     nodes: int

@@ -1,16 +1,19 @@
-"""Amounts of what a node has and a task needs."""
+"""Resources: what a node has and what a task needs, as vectors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 TOLERANCE = 1e-9
-"""Sums of demands may exceed a capacity by this much float noise."""
+"""A sum of demands may exceed a capacity by this much, which is float noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """A vector of resources; `gpu` counts slots (a GPU shared k ways is k slots)."""
+    """A vector of resources. `gpu` counts slots, the unit of capacity of GPU jobs.
+
+    A slot is a whole GPU, or a k-th of a GPU that is shared k ways.
+    """
 
     gpu: float = 0.0
     cpu: float = 0.0
@@ -42,7 +45,7 @@ class Resources:
         )
 
     def dominant_share(self, total: Resources) -> float:
-        """Largest share of any one resource of `total`; infinite if something needed is not there at all."""
+        """Largest share of any one resource of `total`; infinite if `total` lacks a needed resource."""
         shares = [
             need / have if have > 0 else float("inf")
             for need, have in zip(self.amounts(), total.amounts(), strict=True)

@@ -1,4 +1,4 @@
-"""Where jobs come from: a list with times, or a study that draws its trials as it goes."""
+"""Where jobs come from: a list of arrivals, or a study that draws its trials during the run."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from stretto.core.job import Job
 
 
 class JobSource(Protocol):
-    """Hands out jobs when they are due. It sees every event, also those of a run that is resumed."""
+    """Hands out jobs when they are due. It sees every event, including past events of a resumed run."""
 
     @property
     def to_come(self) -> int:
-        """Jobs not yet handed out."""
+        """The number of jobs not yet handed out."""
 
     def next_s(self) -> float:
-        """When the next job comes, as far as can be said now; infinite if none is in sight."""
+        """When the next job arrives; infinite if that is unknown or there is none."""
 
     def due(self, now_s: float) -> Sequence[Job]:
-        """Jobs that have come by now, in order; each is handed out once."""
+        """Jobs that have arrived by now, in order; each is handed out once."""
 
     def observe(self, event: Event) -> None:
-        """Take note of what happened."""
+        """Process an event."""
 
 
 class Arrivals:
-    """Jobs that come at their time of submission, whatever happens."""
+    """Jobs that arrive at their time of submission."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._waiting = {job.id: job for job in sorted(jobs, key=lambda job: job.submit_s)}
@@ -47,6 +47,6 @@ class Arrivals:
         return come
 
     def observe(self, event: Event) -> None:
-        """A job that was submitted before the run was resumed does not come again."""
+        """A job that was submitted before the run was resumed does not arrive again."""
         if isinstance(event, JobSubmitted):
             self._waiting.pop(event.job.id, None)

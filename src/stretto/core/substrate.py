@@ -1,4 +1,4 @@
-"""Where work happens: a simulation, processes on this machine, a cluster. One protocol for all."""
+"""The substrate: where jobs run. One protocol for a simulation, this machine and a cluster."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from stretto.core.job import Job
 
 
 class Substrate(Protocol):
-    """Carries out instructions and says what happened. It owns the clock of the run."""
+    """Carries out instructions and reports events. It owns the clock of the run."""
 
     @property
     def changes_batch_in_place(self) -> bool:
-        """Whether a running job can be told another batch size; if not, it must be restarted for it."""
+        """Whether a running job can change its batch size without a restart."""
 
     def now_s(self) -> float:
         """Seconds since the run's start."""
 
     def admit(self, job: Job) -> None:
-        """Make a submitted job known; it does not start before an instruction says so."""
+        """Make a submitted job known; an instruction starts it later."""
 
     def apply(self, instructions: Sequence[Instruction]) -> None:
-        """Carry out instructions in order. Those with a number seen before are passed over."""
+        """Carry out instructions in order; those with a number seen before are skipped."""
 
     def provision(self, wish: Wish) -> None:
-        """Set about making the cluster what is wished for; events tell what comes of it.
+        """Begin to request and release nodes as wished; events report the outcome.
 
-        A substrate whose nodes are simply there has nothing to do.
+        A substrate with fixed nodes does nothing.
         """
 
     def next_event(self, until_s: float) -> Event | None:
-        """The next event at or before `until_s`, waiting for it; None once `until_s` has come."""
+        """Wait for the next event and return it; None if there is none by `until_s`."""
 
     def recover(self, history: Iterable[Event]) -> None:
-        """Bring a new substrate to where the journaled history of a killed run left it."""
+        """Bring a new substrate to the state in which a killed run ended, from its journaled events."""
 
     def close(self) -> None:
         """Stop everything this substrate started."""

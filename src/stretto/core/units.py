@@ -1,4 +1,4 @@
-"""Durations and sums of money as people write them."""
+"""Durations, amounts of money, sizes and counts, in the form in which users read and write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AFTER_UNIT = re.compile(r"(?<=[dhms]) +(?=\d)")
 
 
 def parse_duration_s(text: str, *, where: str = "", other_forms: str = "") -> float:
-    """Seconds of `90`, `90s`, `20m`, `1h30m` or `1h 30m`; `other_forms` may be written instead there."""
+    """Seconds of `90`, `90s`, `20m`, `1h30m` or `1h 30m`; an error also offers `other_forms`."""
     compact = _AFTER_UNIT.sub("", text.strip().lower())
     parts = _PART.findall(compact)
     mixed = len(parts) > 1 and any(not unit for _, unit in parts)
@@ -30,7 +30,7 @@ def parse_duration_s(text: str, *, where: str = "", other_forms: str = "") -> fl
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of a thing, in words that agree: 1 slot, 2 slots."""
+    """A count with its noun: 1 slot, 2 slots."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -45,7 +45,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_usd(usd: float) -> str:
-    """In cents, $1,234.50; of less than ten the first two digits, $0.0031."""
+    """To the cent, $1,234.50; amounts below ten cents to two digits, $0.0031."""
     size = abs(usd)
     digits = _digits(size)
     whole, point, fraction = f"{size:,.{digits}f}".partition(".")
@@ -53,7 +53,7 @@ def format_usd(usd: float) -> str:
 
 
 def shown_usd_above(usd: float) -> float:
-    """The least sum that is no less and that `format_usd` shows in full."""
+    """The amount rounded up to one that `format_usd` shows without rounding."""
     digits = _digits(usd)
     return math.ceil(usd * 10.0**digits) / 10.0**digits
 
@@ -63,7 +63,7 @@ def _digits(usd: float) -> int:
 
 
 def format_size(size_bytes: float) -> str:
-    """Of files, to three digits: 512 B, 1.21 MB, 45.3 GB."""
+    """A file size to three digits: 512 B, 1.21 MB, 45.3 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 999.5:
             return f"{size_bytes:.3g} {unit}"
@@ -72,6 +72,6 @@ def format_size(size_bytes: float) -> str:
 
 
 def several(names: Sequence[str], most: int = 10) -> str:
-    """The first of some names, and how many more there are."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -12,10 +12,10 @@ CEIL_TOLERANCE = 1e-8
 
 
 def split_batch(limits: BatchLimits, total: int, workers: int) -> BatchChoice:
-    """Each worker's share ceil(total / workers), in the fewest passes its GPU can hold.
+    """Each worker's share ceil(total / workers), in the fewest passes that fit on its GPU.
 
-    A single worker above the initial batch makes at least two passes: it estimates gradient noise from
-    their difference. Rounding up never takes the total above the largest batch.
+    A single worker above the initial batch makes at least two passes, to estimate gradient noise from their
+    difference. Rounding up never raises the total above the largest batch.
     """
     local = ceil(total / workers - CEIL_TOLERANCE)
     passes = max(ceil(local / limits.per_gpu_max - CEIL_TOLERANCE), 1)
@@ -28,7 +28,7 @@ def split_batch(limits: BatchLimits, total: int, workers: int) -> BatchChoice:
 
 
 def within_largest(limits: BatchLimits, choice: BatchChoice, workers: int) -> BatchChoice:
-    """The same with fewer passes or examples where rounding up took the total above the largest batch."""
+    """The choice, with fewer passes or examples if its total is above the largest batch."""
     passes = min(choice.accumulation + 1, limits.max // workers)
     if passes < 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What is believed about one job: models fitted to everything observed of it so far, when a decision asks."""
+"""The belief about one job: models that are fitted to all its observations when a decision needs them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from stretto.models.resize import DEFAULT_RESIZE_S, ResizeCost, TimesSeen, expec
 from stretto.models.speed import AllReduceSpeed, fit_all_reduce
 
 Configuration = tuple[int, int, int, int]
-"""(nodes, workers, servers, atomic batch): what a step time belongs to."""
+"""(nodes, workers, servers, atomic batch): what a step time depends on."""
 
 NEWS = 0.01
-"""A mean that moved by this share since it was last news, is news."""
+"""Models are fitted again when a mean has moved by this share."""
 
 
 @dataclass(slots=True)
 class Observations:
-    """The fold of a job's reports. One mean per configuration: a configuration seen often counts once."""
+    """A job's reports in summary: one mean step time per configuration, however often it was seen."""
 
     speeds: dict[Configuration, SpeedSample] = field(default_factory=dict)
     noise: NoiseSample | None = None
     first_noise: NoiseSample | None = None
-    """Gradient statistics at the beginning, which say more about another job's beginning."""
+    """The first gradient statistics, which say most about the beginning of another job."""
     losses: list[LossPoint] = field(default_factory=list)
     resizes: TimesSeen = field(default_factory=TimesSeen)
     max_workers_seen: int = 0
     news: tuple[SpeedSample, ...] = ()
-    """The speeds as they were when they last said something new: what models are fitted to.
+    """The speeds when a mean last moved by more than `NEWS`; models are fitted to these.
 
-    A new object each time, so that a fit is out of date exactly when this is another one; and
-    a fit depends on what was observed only, not on when somebody asked for it.
+    It is a new object each time, so a fit is out of date exactly if this is another object. So a fit depends
+    only on what was observed, not on when it was requested.
     """
     _times_seen: dict[Configuration, int] = field(default_factory=dict)
     _news_s: dict[Configuration, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Observations:
 
 
 class Belief(Protocol):
-    """The models a policy may consult. None means: nothing was observed that could tell."""
+    """The models that a policy may use. None means that there are no observations to fit."""
 
     @property
     def speed(self) -> AllReduceSpeed | None: ...
@@ -87,7 +87,7 @@ class Belief(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedBelief:
-    """Models somebody else fitted, as in a snapshot given to `stretto decide`."""
+    """Models that are given, as in a snapshot for `stretto decide`."""
 
     speed: AllReduceSpeed | None = None
     server_speed: ServerSpeedFit | None = None
@@ -98,10 +98,10 @@ class StatedBelief:
 
 
 class FittedBelief:
-    """Models fitted lazily to the observations of a job, or, before it has any, of its application.
+    """Models fitted lazily to the observations of a job, or before it has any, of its application.
 
-    `prior` holds what finished jobs of the same application showed; the job's own observations
-    replace it as soon as there are some. `resize_s` is what a start or resize takes while none was seen.
+    `prior`: observations of finished jobs of the same application; the job's own replace them once there are
+    any. `resize_s`: the assumed time of a start or resize before any was seen.
     """
 
     def __init__(

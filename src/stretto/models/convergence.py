@@ -1,16 +1,16 @@
-"""When a job will have converged: Optimus' loss curve, its online fit, and how sure that fit is.
+"""When a job will converge: Optimus' loss curve, its online fit, and the uncertainty of that fit.
 
 The loss at epoch k, normalised by the largest loss, follows
 
     l(k) = 1 / (b0 k + b1) + b2,    b0, b1, b2 >= 0
 
-Fit: with c = b1 / b0 and a = 1 / b0 the curve is l(k) = a / (k + c) + b2. For a given c that is linear, so
-that non-negative least squares in the loss itself has a closed form for (a, b2); c is scanned, then
-refined. Rows are weighted by 1 / loss, since losses scatter in proportion to their size.
+Fit: with c = b1 / b0 and a = 1 / b0 the curve is l(k) = a / (k + c) + b2. This is linear for a given c, so
+non-negative least squares in the loss has a closed form for (a, b2). We scan c, then refine it. Rows are
+weighted by 1 / loss, since losses scatter in proportion to their size.
 
-Interval: a profile likelihood. Every curve whose weighted squared error exceeds the best one's by no more
-than sigma^2 t^2 (t: Student's 90 % quantile) is one the losses cannot rule out at 80 %; the interval spans
-the epochs at which those curves converge. It assumes that the true curve is of this shape.
+Interval: by profile likelihood. The losses cannot rule out, at 80 %, a curve whose weighted squared error is
+within sigma^2 t^2 of the best one's (t: Student's 90 % quantile). The interval spans the epochs at which
+these curves converge. It assumes that the true curve has this shape.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from stretto.core.observations import LossPoint
 from stretto.models.speed import Floats, Numbers
 
 MIN_POINTS = 3
-"""As many as the curve has parameters."""
+"""The number of parameters of the curve."""
 NEIGHBOURS = 3
 """A loss is compared with this many epochs before and after it."""
 WEIGHT_FLOOR = 0.05
-"""Losses below this part of the largest weigh no more than it: what happens there moves no decision."""
+"""Losses below this part of the largest get no more weight, since they do not matter for decisions."""
 PRIOR_NOISE = 0.02
-"""Relative scatter taken to have been seen once before any loss: three points must not look certain."""
+"""Relative scatter, counted as one observation before any loss, so that three points do not look certain."""
 FLAT = 1e-12
 """A curve that falls by less than this part of its height is flat."""
 QUANTILE = 0.9
-"""Of Student's t, on either side: an 80 % interval."""
+"""The quantile of Student's t on either side, for an 80 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LossCurve:
 
         The fall in epoch k is b0 / ((b0 k - b0 + b1) (b0 k + b1)); it shrinks as k grows.
         """
-        first = 2.0  # the first epoch has no predecessor to fall from
+        first = 2.0  # the first epoch has no predecessor to compare with
         if self.b0 > 0.0:
             root = np.sqrt(1.0 / (self.b0 * convergence.threshold) + 0.25)
             first = max(first, float(np.floor(root + 0.5 - self.b1 / self.b0)) + 1.0)
@@ -66,36 +66,36 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True)
 class EpochInterval:
-    """Epochs from the start of the job to convergence; the largest asked about stands for it or later."""
+    """Epochs from the start of the job to convergence; `max_epochs` means this epoch or later."""
 
     low: int
     expected: int
     high: int
-    """Low to high holds the truth in about four cases out of five."""
+    """The truth is between low and high in about 80 % of cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvergenceFit:
-    """The curve that explains the losses best, and the others they do not rule out."""
+    """The curve that fits the losses best, and the other plausible curves."""
 
     b0: float
     b1: float
     b2: float
     scale: float
-    """The loss that is 1 on the normalised curve: the fitted one at the first epoch seen."""
+    """The loss that corresponds to 1 on the normalised curve: the fitted loss at the first epoch seen."""
     plausible: tuple[LossCurve, ...] = field(default=(), repr=False)
-    """The edge of the region of likely curves, each normalised by itself; empty: this curve is certain."""
+    """Curves at the edge of the plausible region, each normalised; empty: the curve is certain."""
 
     @property
     def curve(self) -> LossCurve:
         return LossCurve(self.b0, self.b1, self.b2)
 
     def loss(self, epoch: Numbers) -> Floats:
-        """The loss expected at the end of an epoch, in the unit it was reported in."""
+        """The expected loss at the end of an epoch, in the unit of the reports."""
         return self.scale * self.curve.loss(epoch)
 
     def epochs_to_converge(self, convergence: Convergence, max_epochs: int) -> EpochInterval:
-        """How many epochs the job takes in all, those already done included."""
+        """How many epochs the job takes in total, including those already done."""
         expected = self.curve.converged_epoch(convergence)
         epochs = [expected, *(curve.converged_epoch(convergence) for curve in self.plausible)]
         low, expected, high = (int(min(epoch, max_epochs)) for epoch in (min(epochs), expected, max(epochs)))
@@ -105,7 +105,7 @@ class ConvergenceFit:
 def converged_at(losses: Sequence[float] | Floats, convergence: Convergence, max_epochs: int) -> int | None:
     """The epoch at which losses at the ends of epochs 1, 2, .. have converged; None if not by `max_epochs`.
 
-    The fall of each epoch is taken relative to the largest loss so far; a rise is no fall.
+    The fall in each epoch is relative to the largest loss so far; a rise counts as no fall.
     """
     seen = np.asarray(losses, dtype=float)[:max_epochs]
     small = -np.diff(seen) < convergence.threshold * np.fmax.accumulate(seen)[1:]
@@ -116,10 +116,10 @@ def converged_at(losses: Sequence[float] | Floats, convergence: Convergence, max
 
 
 def fit_convergence(losses: Sequence[LossPoint]) -> ConvergenceFit | None:
-    """Fit the curve to the losses reported so far; None while there are fewer than three epochs with one.
+    """Fit the curve to the losses reported so far; None if fewer than three epochs have one.
 
-    Losses that are missing, not finite or not positive are passed over: the curve has no such values.
-    Several losses of one epoch count as their mean.
+    Losses that are missing, not finite or not positive are ignored. Several losses of one epoch count as
+    their mean.
     """
     by_epoch: defaultdict[int, list[float]] = defaultdict(list)
     for point in losses:
@@ -148,7 +148,7 @@ def fit_convergence(losses: Sequence[LossPoint]) -> ConvergenceFit | None:
 def without_spikes(losses: Floats) -> Floats:
     """Replace each loss outside the range of its neighbours by their mean.
 
-    The first and the last are kept: on a falling curve they are always outside.
+    The first and the last loss are kept, since they are always outside on a falling curve.
     """
     gap = np.full(NEIGHBOURS, np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(
@@ -161,7 +161,7 @@ def without_spikes(losses: Floats) -> Floats:
 
 
 def _normalised(a: float, c: float, b2: float, first_epoch: float) -> tuple[LossCurve, float]:
-    """The curve divided by its largest value, and that value. One that does not fall has b0 = 0."""
+    """The curve divided by its largest value, and that value. A flat curve has b0 = 0."""
     height = a / (first_epoch + c) + b2
     if a <= FLAT * height:
         return LossCurve(0.0, 1.0, 0.0), height
@@ -183,7 +183,7 @@ class _Losses:
     epochs: Floats
     losses: Floats
     weights: Floats
-    """Of the squared errors."""
+    """Weights of the squared errors."""
     mean: float
 
     @staticmethod
@@ -202,9 +202,9 @@ class _Losses:
         return _Curve(float(a[i]), float(grid[i]), float(columns.b2(a)[i]), float(columns.error[i]))
 
     def allowance(self, reported: Floats, best: _Curve) -> float:
-        """sigma^2 t^2, with sigma from the losses as reported, since replacing spikes also hides noise.
+        """sigma^2 t^2, with sigma from the reported losses, since replacing spikes also hides noise.
 
-        Spikes themselves count as three standard deviations, estimated from the median error.
+        Spikes count as at most three standard deviations, estimated from the median error.
         """
         from scipy.special import stdtrit  # noqa: PLC0415  (slow to import, and not every job converges)
 
@@ -215,7 +215,7 @@ class _Losses:
         return (squares + PRIOR_NOISE**2) / freedom * float(stdtrit(freedom, QUANTILE)) ** 2
 
     def edge_of_likely(self, best_c: float, allowed: float) -> list[list[float]]:
-        """(a, c, b2) of the smallest and the largest a, for each c with an error within `allowed`."""
+        """(a, c, b2) with the smallest and the largest a, for each c with an error within `allowed`."""
         grid = np.union1d(self._grid(), [best_c])
         for _ in range(2):
             likely = np.flatnonzero(self.columns(grid).error <= allowed)
@@ -237,7 +237,7 @@ class _Losses:
         return _Columns(x_mean, free, through_zero, self.mean)
 
     def _grid(self) -> Floats:
-        """From 0, where the curve has its pole at epoch 0, to what looks straight over the epochs seen."""
+        """Values of c, from 0 (a pole at epoch 0) to where the curve looks straight over the epochs seen."""
         lowest = [0.0] if self.epochs[0] > 0 else []
         return np.concatenate([lowest, np.geomspace(0.01, 100.0 * self.epochs[-1], 40)])
 
@@ -273,9 +273,9 @@ class _Columns:
 
     x_mean: Floats
     free: _Slopes
-    """With the best b2 of either sign, which is mean - a x_mean."""
+    """With the best b2 of either sign, mean - a x_mean."""
     through_zero: _Slopes
-    """With b2 = 0, which is best where the free one is negative."""
+    """With b2 = 0, which is best if the best b2 is negative."""
     mean: float
 
     @property
@@ -302,12 +302,12 @@ class _Columns:
         return np.maximum(np.where(self._negative(free), through_zero, free), 0.0)
 
     def _negative(self, a: Floats) -> npt.NDArray[np.bool_]:
-        """Where the best b2 would be below zero."""
+        """True where the best b2 is below zero."""
         return np.asarray(a * self.x_mean > self.mean)
 
 
 def _between(low: float, high: float, count: int) -> Floats:
-    """A grid that is geometric where it spans orders of magnitude."""
+    """A grid of values; geometric if it spans a large range."""
     if low > 0.0 and high > 4.0 * low:
         return np.geomspace(low, high, count)
     return np.linspace(low, high, count)

@@ -21,10 +21,10 @@ from stretto.models.speed import MAX_OVERLAP, TINY, AllReduceSpeed, Floats, p_no
 Ints = npt.NDArray[np.int64]
 
 BATCH_SAMPLES = 50
-"""Total batch sizes tried between the smallest and the largest, in geometric steps."""
+"""Number of total batch sizes tried, in geometric steps from the smallest to the largest."""
 CEIL_TOLERANCE = 1e-8
 CHUNK = 2048
-"""Triples evaluated at once: the working set then stays in the processor's cache."""
+"""Triples evaluated at once, so that the working set stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class BestBatches:
 
 
 class GoodputTable:
-    """Goodput of many jobs; a row a job, evaluated at any (job, nodes, workers) triples."""
+    """Goodput of many jobs, one row per job, evaluated at any (job, nodes, workers) triples."""
 
     def __init__(self, models: Sequence[JobModel]) -> None:
         theta = np.array([model.speed.parameters() for model in models]).reshape(-1, 7)
@@ -71,7 +71,7 @@ class GoodputTable:
         self._accumulates = np.array([model.batch.accumulation for model in models], dtype=bool)
 
     def best(self, job: Ints, nodes: Ints, workers: Ints) -> BestBatches:
-        """The best batch size of each triple; goodput 0 where no batch size is possible."""
+        """The best batch size of each triple; goodput is 0 if no batch size is possible."""
         size = job.size
         goodput = np.zeros(size)
         atomic = np.zeros(size, dtype=np.int64)
@@ -107,7 +107,7 @@ class GoodputTable:
         )
 
     def _local_batches(self, job: Ints, workers: Ints) -> Floats:
-        """Examples per worker and step: geometric steps from the smallest possible total to the largest."""
+        """Examples per worker and step to try: geometric steps from the smallest total to the largest."""
         low = np.log(np.maximum(self._lowest[job], self._per_gpu_min[job] * workers))
         high = np.log(self._highest[job])
         steps = np.linspace(0.0, 1.0, BATCH_SAMPLES)
@@ -115,7 +115,7 @@ class GoodputTable:
 
     def _passes(self, job: Ints, workers: Ints, local: Floats) -> Floats:
         passes = np.ceil(local / self._per_gpu_max[job, None] - CEIL_TOLERANCE)
-        # One worker estimates its gradient noise from the difference of two passes.
+        # A single worker needs two passes, to estimate gradient noise from their difference.
         alone = (workers == 1)[:, None] & (local > self._initial[job, None] + CEIL_TOLERANCE)
         passes = np.where(alone, np.maximum(passes, 2.0), np.maximum(passes, 1.0))
         return np.where(self._accumulates[job, None], passes, 1.0)

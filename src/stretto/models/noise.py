@@ -28,11 +28,11 @@ class GradientNoise:
 
     @property
     def noise_scale(self) -> float:
-        """Phi in examples; infinite where no gradient signal is left."""
+        """Phi in examples; infinite if no gradient signal is left."""
         return self.initial_batch * self.var / self.sqr if self.sqr > 0 else float("inf")
 
     def gain(self, batch: Numbers) -> Floats:
-        """Steps at the initial batch that one step at `batch` is worth."""
+        """How many steps at the initial batch one step at `batch` is worth."""
         return gain(self.sqr, self.var, np.asarray(batch, dtype=float) / self.initial_batch)
 
     def efficiency(self, batch: Numbers) -> Floats:
@@ -41,17 +41,17 @@ class GradientNoise:
 
 
 PERFECTLY_SCALABLE = NoiseSample(sqr=0.0, var=1.0)
-"""What is assumed of a job that has not yet said anything: every example counts."""
+"""Assumed for a job without measurements: every example counts in full, whatever the batch size."""
 
 
 def gain(sqr: Numbers, var: Numbers, scale: Numbers) -> Floats:
-    """The gain at r = scale; 1 where the statistics say nothing (both zero)."""
+    """The gain at r = scale; 1 if both statistics are zero."""
     left = np.asarray(var / scale + sqr)
     return np.asarray(np.divide(var + sqr, left, out=np.ones_like(left), where=left > 0))
 
 
 def step_gain(noise: NoiseSample | None, initial_batch: int, total_batch: int) -> float:
-    """Steps at the initial batch that one step is worth; 1 where the batch makes no difference."""
+    """How many steps at the initial batch one step is worth; 1 without gradient statistics."""
     if noise is None:
         return 1.0
     return float(GradientNoise(noise.sqr, noise.var, initial_batch).gain(total_batch))

@@ -5,8 +5,8 @@ With p servers and w workers, and a total batch of M examples, f steps per secon
     synchronous     1/f = theta0 M/w + theta1 + theta2 w/p + theta3 w + theta4 p
     asynchronous    w/f = theta0 + theta1 w/p + theta2 w + theta3 p
 
-that is computing, a constant, exchanging gradients, and what each further worker and server adds; every
-theta >= 0. Both are linear in theta, so that non-negative least squares fits them.
+The terms are computing, a constant, exchanging gradients, and the cost of each further worker and server.
+Every theta >= 0. Both forms are linear in theta and are fitted by non-negative least squares.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SYNCHRONOUS_TERMS = ("batch per worker", "constant", "workers per server", "work
 ASYNCHRONOUS_TERMS = SYNCHRONOUS_TERMS[1:]
 
 MIN_SINGULAR = 1e-3
-"""A direction in which the samples vary this much less than in their main one is not identified: noise
-would be amplified a thousandfold."""
+"""If samples vary this much less in a direction than in their main one, it is not identified: noise would be
+amplified a thousandfold."""
 MIN_SHARE = 0.05
-"""Terms whose thetas trade against each other at least this much are named together in a warning."""
+"""Terms whose thetas can replace each other at least this much are named together in a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class ServerSpeed:
     """M; the asynchronous form does not depend on it."""
 
     def steps_per_s(self, servers: Numbers, workers: Numbers) -> Floats:
-        """Steps of the whole job per second; arrays broadcast. 0 without a server or without a worker."""
+        """Steps of the whole job per second; arrays broadcast. 0 without a server or a worker."""
         p, w = np.maximum(servers, 1.0), np.maximum(workers, 1.0)
         terms = _terms(p, w, self.total_batch, synchronous=self.synchronous)
         time_s = np.asarray(sum(theta * term for theta, term in zip(self.thetas, terms, strict=True)))
@@ -55,20 +55,20 @@ class ServerSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpeedFit:
-    """The model that explains the samples best, and how far it can be trusted."""
+    """The model that fits the samples best, and how far it can be trusted."""
 
     model: ServerSpeed
     identified: bool
     """Whether the samples determine every theta."""
     warning: str = ""
-    """If not: what the samples cannot tell apart, and the remedy."""
+    """If not identified: the terms that the samples cannot separate, and the remedy."""
     relative_error: float = 0.0
-    """Root mean square of the relative error of the step times sampled."""
+    """Root mean square of the relative error of step times."""
     measured: Mapping[Configuration, float] = field(default_factory=dict)
-    """Steps per second of the configurations that were run."""
+    """Measured steps per second, by configuration."""
 
     def steps_per_s(self, servers: Numbers, workers: Numbers) -> Floats:
-        """As measured where that configuration was run, by the model elsewhere; arrays broadcast."""
+        """Measured speed for configurations that were run, else the model's; arrays broadcast."""
         speed = np.array(self.model.steps_per_s(servers, workers))
         for (p, w), seen in self.measured.items():
             speed[np.equal(servers, p) & np.equal(workers, w)] = seen
@@ -80,8 +80,8 @@ def fit_server_speed(
 ) -> ServerSpeedFit | None:
     """Fit the model to step times by non-negative least squares on their relative error.
 
-    A configuration counts once, with its mean. Samples without servers (of an all-reduce job of the
-    same application) or without a positive time say nothing about this model; None if no others are left.
+    Each configuration counts once, with its mean. Samples without servers (of an all-reduce job of the same
+    application) or without a positive time are ignored; None if no samples are left.
     """
     step_s = _mean_step_s(samples)
     if not step_s:
@@ -90,7 +90,7 @@ def fit_server_speed(
     target_s = np.array(list(step_s.values())) * (1.0 if synchronous else workers)
     terms = np.column_stack(_terms(servers, workers, total_batch, synchronous=synchronous))
     weighted = terms / target_s[:, None]
-    # Columns of unit length: otherwise units, not the samples, would decide what counts as identified.
+    # Columns of unit length: otherwise the units would decide what counts as identified.
     lengths = np.linalg.norm(weighted, axis=0)
     scaled, residual = _nnls(weighted / lengths)
     warning = _warning(weighted / lengths, ratios=len(set((workers / servers).tolist())))
@@ -106,7 +106,7 @@ def fit_server_speed(
 
 
 def _terms(servers: Floats, workers: Floats, total_batch: int, *, synchronous: bool) -> tuple[Floats, ...]:
-    """What each theta multiplies."""
+    """The factor of each theta."""
     both = (np.ones_like(servers * workers), workers / servers, workers, servers)
     return (total_batch / workers, *both) if synchronous else both
 
@@ -120,7 +120,7 @@ def _mean_step_s(samples: Iterable[SpeedSample]) -> dict[Configuration, float]:
 
 
 def _nnls(design: Floats) -> tuple[Floats, float]:
-    """Non-negative weights that bring every row closest to 1, and the length of the residual."""
+    """Non-negative weights that bring all rows closest to 1, and the norm of the residual."""
     from scipy.optimize import nnls  # noqa: PLC0415  (slow to import, and only parameter-server jobs need it)
 
     weights, residual = nnls(design, np.ones(len(design)))
@@ -128,7 +128,7 @@ def _nnls(design: Floats) -> tuple[Floats, float]:
 
 
 def _warning(design: Floats, *, ratios: int) -> str:
-    """Empty if the rank of the design matrix is full."""
+    """A warning if the rank of the design matrix is not full; otherwise empty."""
     rows, columns = design.shape
     _, singular, directions = np.linalg.svd(design, full_matrices=True)
     rank = int(np.sum(singular > MIN_SINGULAR * singular[0]))
@@ -147,7 +147,7 @@ def _warning(design: Floats, *, ratios: int) -> str:
 
 
 def _trading_groups(null_space: Floats, columns: int) -> list[list[int]]:
-    """Terms that can replace one another without changing any sampled step time, by connected groups."""
+    """Groups of terms that can replace each other without changing any sampled step time."""
     linked = np.abs(null_space.T @ null_space) > MIN_SHARE
     groups: list[list[int]] = []
     left = set(range(columns))

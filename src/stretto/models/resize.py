@@ -1,12 +1,12 @@
-"""How long a job stands still when it starts or is resized.
+"""The restart penalty: how long a job does not train when it starts or is resized.
 
 A job's own times are shrunk toward those of its application, and these toward a default:
 
     application = (default + sum of the application's times) / (1 + their number)
     expected    = (2 application + sum of the job's own times) / (2 + their number)
 
-so that the default counts as one time seen of the application, and the application as two seen of the
-job. The spread, as relative variance v, is shrunk the same way, from 0.3^2 for the default:
+So the default counts as one time of the application, and the application as two times of the job. The spread,
+as relative variance v, is shrunk in the same way, from 0.3^2 for the default:
 
     v   = mean of (time / expected - 1)^2 over the same weighted times
     p90 = expected (1 + 1.28 sqrt(v))
@@ -22,29 +22,29 @@ DEFAULT_RESIZE_S = 30.0
 WARM_RESIZE_S = 5.0
 """The default of real runs: workers start with the training code loaded, and a resize stops no worker."""
 DEFAULT_WEIGHT = 1.0
-"""The default counts as this many times seen of the application."""
+"""The default counts as this many times of the application."""
 APPLICATION_WEIGHT = 2.0
-"""The application counts as this many times seen of the job."""
+"""The application counts as this many times of the job."""
 DEFAULT_VARIATION = 0.3
 """Standard deviation of start times relative to their mean, before any was seen."""
 NORMAL_P90 = 1.2816
-"""The standard normal is below this nine times out of ten."""
+"""The 90 % quantile of the standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeCost:
-    """Time without progress at a start or resize."""
+    """The restart penalty: time without progress at a start or resize."""
 
     expected_s: float
     p90_s: float
-    """Nine out of ten take no longer."""
+    """The 90 % quantile."""
     samples: int
-    """Times measured, of the job and of its application; with none, this is the default."""
+    """Number of measured times, of the job and of its application; 0: this is the default."""
 
 
 @dataclass(slots=True)
 class TimesSeen:
-    """Times as running sums: what is learned of them costs the same however many there were."""
+    """Measured times, as running sums of constant size."""
 
     count: int = 0
     sum_s: float = 0.0
@@ -69,7 +69,7 @@ class TimesSeen:
 def learn_resize_cost(
     own: Iterable[float], prior: Iterable[float] = (), default_s: float = DEFAULT_RESIZE_S
 ) -> ResizeCost:
-    """What the next resize will take, from the times seen of the job and, before it, of its application."""
+    """The expected time of the next resize, from the times of the job and of its application (`prior`)."""
     own_times, prior_times = TimesSeen(), TimesSeen()
     for times, seen_s in ((own_times, own), (prior_times, prior)):
         for time_s in seen_s:
@@ -80,7 +80,7 @@ def learn_resize_cost(
 def expected_resize_cost(
     own: TimesSeen, prior: TimesSeen | None = None, default_s: float = DEFAULT_RESIZE_S
 ) -> ResizeCost:
-    """The same, of times that were added up."""
+    """The expected time of the next resize, from running sums of times."""
     prior = prior or TimesSeen()
 
     def shrunk(default: float, of_application: float, of_job: float) -> float:

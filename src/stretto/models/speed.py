@@ -3,8 +3,8 @@
 One optimisation step of a job with K workers on N nodes, each processing m examples, takes
 
     T_grad = alpha_c + beta_c m                                  one forward and backward pass
-             (T_grad^10 + floor_c^10)^(1/10)  with a floor: small batches all take as long as launching
-                                              the work does, whatever m
+             (T_grad^10 + floor_c^10)^(1/10)                     with a floor: the time of launching the work,
+                                                                 which small batches take whatever m is
     T_sync = 0                                K = 1
              alpha_r + beta_r (K - 2)         K > 1, N = 1      (within a node)
              alpha_n + beta_n (K - 2)         N > 1             (across nodes)
@@ -31,25 +31,25 @@ Numbers = float | npt.NDArray[np.float64] | npt.NDArray[np.int64]
 TINY = 1e-8
 """Lower bound of every time constant; also the synchronisation time of a single worker."""
 MAX_OVERLAP = 10.0
-"""The p-norm at 10 is within 7 % of the maximum. The floor of a pass is as sharp."""
+"""The p-norm at 10 is within 7 % of the maximum. The floor of a pass uses the same norm."""
 FLOOR_SIZES = 4
-"""Distinct batch sizes that a line and a floor need: fewer fit anything."""
+"""Distinct batch sizes needed to fit a line with a floor; fewer would fit anything."""
 GOOD_LINE = 0.02
-"""A line that errs by less needs no floor."""
+"""A line with a smaller error needs no floor."""
 FLOOR_WORTH = 0.5
-"""A floor must reduce the error to this share, else the line alone explains the times as well."""
+"""A floor is used only if it reduces the error of the line to this share."""
 TOLERANCE = 1e-6
-"""Where the fit stops: parameters are believed to a few per cent at best."""
+"""Tolerance of the fit; parameters are accurate to a few percent at best."""
 CORNERS = (0.03, 0.0)
-"""A root mean square has a corner at 0, where the search would stick as soon as passes fit exactly. So it is
-first taken as sqrt(mean + corner^2) - corner, and from there as it is."""
+"""A root mean square has a corner at 0, where the search gets stuck once passes fit exactly. So we first fit
+sqrt(mean + corner^2) - corner, and then the root mean square itself."""
 NETWORK_PENALTY = 1.1
-"""Before a job has spanned nodes, the network is taken to be at least this much slower than one node."""
+"""Until a job has spanned nodes, the network is assumed to be at least this much slower than one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSpeed:
-    """The seven parameters, and the floor where there is one; times in seconds."""
+    """The seven parameters of the model, and an optional floor; times in seconds."""
 
     alpha_c: float
     """Constant part of a pass."""
@@ -58,15 +58,15 @@ class AllReduceSpeed:
     alpha_n: float
     """Synchronisation of two workers across nodes."""
     beta_n: float
-    """.. and what each further worker adds."""
+    """Synchronisation added by each further worker across nodes."""
     alpha_r: float
     """Synchronisation of two workers within a node."""
     beta_r: float
-    """.. and what each further worker adds."""
+    """Synchronisation added by each further worker within a node."""
     gamma: float
     """Overlap of computation and communication, 1 (none) to 10 (nearly full)."""
     floor_c: float = 0.0
-    """What no pass is faster than, however small."""
+    """The least time of a pass, however small its batch is."""
 
     def parameters(self) -> tuple[float, float, float, float, float, float, float]:
         """All seven, in the order of the published artifact."""
@@ -113,12 +113,14 @@ def p_norm(a: Floats, b: Floats, p: Numbers) -> Floats:
 
 
 def fit_all_reduce(samples: Iterable[SpeedSample]) -> AllReduceSpeed:
-    """Parameters that explain the samples best, optimistic about what was never tried.
+    """Parameters that fit the samples best, optimistic about what was never tried.
 
     Minimises RMSLE(T_grad) + RMSLE(T_step) + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n/alpha_n)^2 +
-    (beta_r/alpha_r)^2) by L-BFGS-B. What the samples say nothing about is pinned: with one batch size
-    half of the pass is constant; synchronisation costs nothing until two workers, two nodes, more than
-    two workers have been seen; and there is no floor until a line alone is clearly not enough.
+    (beta_r/alpha_r)^2) by L-BFGS-B. Parameters that the samples do not determine are fixed:
+
+    - with one batch size, half of the pass is constant;
+    - synchronisation costs nothing until two workers, two nodes, or more than two workers were seen;
+    - there is no floor unless a line alone fits clearly worse.
     """
     rows = list(samples)
     if not rows:
@@ -155,9 +157,9 @@ def _fitted(data: _Data, start: Floats, bounds: Bounds) -> Floats:
 
 
 def _with_floor(data: _Data, line: Floats, bounds: Bounds) -> Floats:
-    """The line or, where that explains the times far better, a line with a floor as high as the fastest pass.
+    """The line, or a line with a floor if that fits far better.
 
-    The floor is then a parameter like the others; the line starts through the slower half of the passes.
+    The fit starts with a floor as high as the fastest pass, and a line through the slower half of the passes.
     """
     error = data.pass_error(line)
     if error < GOOD_LINE:
@@ -172,7 +174,7 @@ def _with_floor(data: _Data, line: Floats, bounds: Bounds) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Samples as columns, and the objective over them: T_sync and, but for the floor, T_grad are linear."""
+    """Samples as columns, and the fit's objective. T_sync is linear, and so is T_grad without the floor."""
 
     compute: Floats
     """T_grad = compute @ (alpha_c, beta_c), without a floor."""
@@ -213,7 +215,7 @@ class _Data:
         return _rms(np.log(AllReduceSpeed(*theta).pass_s(self.compute[:, 1])) - self.log_pass, 0.0)[0]
 
     def loss_and_gradient(self, theta: Floats, corner: float = 0.0) -> tuple[float, Floats]:
-        """Of seven parameters or, with a floor, eight."""
+        """The objective and its gradient, for seven parameters, or eight with a floor."""
         gamma = theta[6]
         floor = theta[7:].sum()
         line = self.compute @ theta[:2]
@@ -244,7 +246,7 @@ class _Data:
 
 
 def _rms(errors: Floats, corner: float) -> tuple[float, Floats]:
-    """Root mean square with its corner rounded off, and its derivative by each error."""
+    """Root mean square with a rounded corner at 0, and its derivative by each error."""
     rms = math.sqrt(float(errors @ errors) / errors.size + corner**2)
     return rms - corner, errors / (errors.size * rms) if rms else errors
 
