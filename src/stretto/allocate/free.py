@@ -23,9 +23,13 @@ from stretto.core.resources import TOLERANCE, Resources
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-
+Key = tuple[float, ...]
 SLACK = TOLERANCE / 2
 """Half the tolerance of the later checks, so that sums in another order pass them too."""
+DECIMALS = 10
+"""Smaller differences of amounts are float noise, well below the tolerance of later checks."""
+GONE = -1.0
+"""The amounts of a group without nodes: nothing fits there."""
 
 
 class FreeCapacity:
@@ -231,14 +235,6 @@ def _added(counts: dict[str, int], tasks: tuple[tuple[str, int], ...]) -> dict[s
     for node_id, count in tasks:
         counts[node_id] = counts.get(node_id, 0) + count
     return counts
-
-
-DECIMALS = 10
-"""Smaller differences of amounts are float noise, well below the tolerance of later checks."""
-GONE = -1.0
-"""The amounts of a group without nodes: nothing fits there."""
-
-Key = tuple[float, ...]
 
 
 class NodeIndex(FreeCapacity):

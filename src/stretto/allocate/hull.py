@@ -70,7 +70,7 @@ def hull_walk(
             (-(menu[b][1] - menu[a][1]) / (menu[b][0] - menu[a][0]), job, position)
             for job, (menu, hull) in enumerate(zip(menus, hulls, strict=True))
             for position, (a, b) in enumerate(pairwise(hull))
-        ),
+        )
     )
     bound: float | None = None
     reached = [0] * len(menus)

@@ -26,9 +26,12 @@ from stretto.core.resources import TOLERANCE, Resources
 TaskCounts = tuple[int, int]
 """(workers, servers)."""
 NONE: TaskCounts = (0, 0)
-
 RemainingTime = Callable[[int, int], float]
 """Seconds to the end of a job with this many workers and servers; infinite if it cannot train with them."""
+Step = tuple[float, int, int, int]
+"""(minus the gain, claim, workers added, servers added): the smallest is best; ties: the first claim."""
+UNITS: tuple[TaskCounts, ...] = ((0, 1), (1, 0), (1, 1))
+"""Steps are multiples of these, servers first."""
 
 
 def _unknown_s(_workers: int, _servers: int) -> float:
@@ -63,13 +66,6 @@ def share_out(claims: Sequence[Claim], free: Resources, cluster: Resources) -> l
     dealer.give_targets()
     dealer.give_by_gain()
     return dealer.counts
-
-
-Step = tuple[float, int, int, int]
-"""(minus the gain, claim, workers added, servers added): the smallest is best; ties: the first claim."""
-
-UNITS: tuple[TaskCounts, ...] = ((0, 1), (1, 0), (1, 1))
-"""Steps are multiples of these, servers first."""
 
 
 class _Unit(NamedTuple):

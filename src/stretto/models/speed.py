@@ -83,23 +83,13 @@ class AllReduceSpeed:
         within = self.alpha_r + self.beta_r * further
         return np.where(nodes > 1, across, np.where(workers > 1, within, TINY))
 
-    def step_s(
-        self,
-        nodes: Numbers,
-        workers: Numbers,
-        atomic: Numbers,
-        accumulation: Numbers = 0,
-    ) -> Floats:
+    def step_s(self, nodes: Numbers, workers: Numbers, atomic: Numbers, accumulation: Numbers = 0) -> Floats:
         """Time of one optimisation step, accumulation passes included."""
         one_pass = self.pass_s(atomic)
         return np.asarray(accumulation) * one_pass + p_norm(one_pass, self.sync_s(nodes, workers), self.gamma)
 
     def throughput(
-        self,
-        nodes: Numbers,
-        workers: Numbers,
-        atomic: Numbers,
-        accumulation: Numbers = 0,
+        self, nodes: Numbers, workers: Numbers, atomic: Numbers, accumulation: Numbers = 0
     ) -> Floats:
         """Examples per second."""
         batch = np.asarray(workers) * np.asarray(atomic) * (np.asarray(accumulation) + 1)

@@ -27,8 +27,11 @@ from stretto.search.study import Stage
 
 Menu = tuple[StagePlan, ...]
 """The options of one stage."""
+Ints = npt.NDArray[np.intp]
 MOST_SIZES = 128
 """How many sizes of fixed clusters are considered; of more sizes, this many in geometric steps."""
+TIMES = 200
+"""Time steps up to the horizon."""
 
 
 def fair_options(stage: Stage, instance: Instance, most_gpus: int, max_nodes: int) -> Iterator[StagePlan]:
@@ -134,11 +137,6 @@ def naive_elastic_plans(tuning: Tuning, stages: Sequence[Stage]) -> Iterator[Pla
             options = [list(_on(stage, instance, gpus, stage.trials, tuning.max_nodes)) for stage in stages]
             if all(options):
                 yield Plan(tuple(choices[-1] for choices in options))
-
-
-Ints = npt.NDArray[np.intp]
-TIMES = 200
-"""Time steps up to the horizon."""
 
 
 @dataclass(frozen=True, slots=True)

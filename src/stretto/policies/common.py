@@ -25,6 +25,8 @@ from stretto.models.noise import GradientNoise
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.gangs import EmptyCluster, amounts, held_gang, requested_gang
 
+Why = Callable[[JobView, ReasonCode], str] | Mapping[str, str]
+"""The text of a job's reason: a function of its view and reason code, or a mapping by job id."""
 BASELINE_EVENTS: Final = frozenset(
     {
         JobSubmitted.kind,
@@ -37,12 +39,11 @@ BASELINE_EVENTS: Final = frozenset(
     }
 )
 """Events that change the jobs or the nodes."""
-
 EPS = 1e-9
 """Float noise in times."""
-
-Why = Callable[[JobView, ReasonCode], str] | Mapping[str, str]
-"""The text of a job's reason: a function of its view and reason code, or a mapping by job id."""
+MAX_EPOCHS = 1000
+"""Limit of the search for the epoch of convergence."""
+ONE_GPU = Resources(gpu=1)
 
 
 def check_option(policy: str, option: str, value: object, allowed: bool, rule: str) -> None:
@@ -108,9 +109,6 @@ def fixed_size_decision(view: ClusterView, allocations: Mapping[str, Allocation]
     )
 
 
-ONE_GPU = Resources(gpu=1)
-
-
 def require_gpu_jobs(view: ClusterView, policy: str) -> None:
     """Refuse jobs that a GPU-only policy has no model for."""
     for job in view.jobs:
@@ -151,10 +149,6 @@ def place_most_free(
             tasks.append((node, count))
         placed[job.id] = Allocation(tuple(tasks))
     return placed
-
-
-MAX_EPOCHS = 1000
-"""Limit of the search for the epoch of convergence."""
 
 
 def remaining_s(job: JobView, empty: EmptyCluster) -> float | None:

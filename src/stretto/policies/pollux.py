@@ -50,27 +50,6 @@ from stretto.policies.gangs import pinned
 
 EXACT_FROM = 100.0
 """Larger goodputs are shown without decimals."""
-
-
-def why_waits(job: JobView, gpus: int, fair_gpus: int) -> str:
-    """The reason of a job that waits, in words that stay the same while it waits."""
-    least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
-    if least > gpus:
-        return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
-    return f"others gain more; a fair share is {counted(fair_gpus, 'slot')}"
-
-
-def why_batch(old_goodput: float, new_goodput: float) -> str:
-    """The reason of a job that keeps its slots and changes its batch size."""
-    gain = new_goodput / old_goodput - 1.0
-    new, old = _per_s(new_goodput), _per_s(old_goodput)
-    return f"its new batch has a goodput of {new} examples/s, the old one {old} ({gain:+.0%})"
-
-
-def _per_s(goodput: float) -> str:
-    return f"{goodput:,.0f}" if goodput >= EXACT_FROM else f"{goodput:.3g}"
-
-
 FLOOR = 1e-3
 """Added to every speedup; a job without GPUs has this value."""
 NEARLY_ZERO_P = 1e-6
@@ -330,6 +309,25 @@ def fitness(view: ClusterView, allocations: Mapping[str, Allocation], p: float =
         for job in view.jobs
     ]
     return power_mean(Speedups(view).of(placements) + FLOOR, p)
+
+
+def why_waits(job: JobView, gpus: int, fair_gpus: int) -> str:
+    """The reason of a job that waits, in words that stay the same while it waits."""
+    least = job.job.worker.requested if job.job.tier is Tier.RIGID else job.job.worker.min
+    if least > gpus:
+        return f"needs {counted(least, 'slot')}, the cluster has {gpus}"
+    return f"others gain more; a fair share is {counted(fair_gpus, 'slot')}"
+
+
+def why_batch(old_goodput: float, new_goodput: float) -> str:
+    """The reason of a job that keeps its slots and changes its batch size."""
+    gain = new_goodput / old_goodput - 1.0
+    new, old = _per_s(new_goodput), _per_s(old_goodput)
+    return f"its new batch has a goodput of {new} examples/s, the old one {old} ({gain:+.0%})"
+
+
+def _per_s(goodput: float) -> str:
+    return f"{goodput:,.0f}" if goodput >= EXACT_FROM else f"{goodput:.3g}"
 
 
 def _table(view: ClusterView) -> tuple[Ints, GoodputTable]:

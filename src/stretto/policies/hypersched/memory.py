@@ -18,98 +18,6 @@ from stretto.policies.base import JobView, Memory
 from stretto.search.halving import Rung, finite_score
 from stretto.search.study import Study
 
-
-def rung_epochs(study: Study) -> tuple[int, ...]:
-    """The study's rungs, and further ones, each eta times as far, until one is beyond the last epoch."""
-    epochs = list(study.rungs)
-    while epochs and epochs[-1] <= study.max_epochs:
-        epochs.append(epochs[-1] * study.eta)
-    return tuple(epochs)
-
-
-@dataclass(slots=True)
-class Rungs:
-    """All rungs of a study, the lowest first."""
-
-    epochs: tuple[int, ...]
-    eta: int
-    retrospective: bool
-    rungs: list[Rung]
-
-    @classmethod
-    def load(cls, study: Study, *, retrospective: bool, memory: Any) -> Rungs:
-        """From plain data as `dump` returns it; None if nothing was recorded yet."""
-        epochs = rung_epochs(study)
-        if memory is None:
-            return cls(epochs, study.eta, retrospective, [Rung([], []) for _ in epochs])
-        return cls(epochs, study.eta, retrospective, [Rung.from_memory(rung) for rung in memory])
-
-    def dump(self) -> list[Any]:
-        return [{"trials": rung.trials, "scores": rung.scores} for rung in self.rungs]
-
-    def record(self, trial: str, epoch: int, score: float) -> None:
-        """Record a trial's score at every rung that it reached with this epoch."""
-        for place, milestone in enumerate(self.epochs):
-            if epoch < milestone:
-                break
-            self.rungs[place] = self.rungs[place].add(trial, score)
-
-    def record_diverged(self, trial: str) -> None:
-        """Record a diverged trial at its next rung, as the worst there."""
-        place = self.last(trial) + 1
-        if place < len(self.rungs):
-            self.rungs[place] = self.rungs[place].add(trial, None)
-
-    def last(self, trial: str) -> int:
-        """The highest rung a trial reached; -1 before the first."""
-        return max((place for place, rung in enumerate(self.rungs) if trial in rung.trials), default=-1)
-
-    def fallen_at(self, trial: str) -> int | None:
-        """The highest rung where a trial is below the cut-off; None if there is none."""
-        for place in range(len(self.rungs) - 1, -1, -1):
-            if trial in self.rungs[place].trials:
-                if trial in self._below(place):
-                    return place
-                if not self.retrospective:
-                    return None
-        return None
-
-    def fallen(self) -> set[str]:
-        """Trials below the cut-off of some rung that they reached."""
-        seen: set[str] = set()
-        fallen: set[str] = set()
-        for place in range(len(self.rungs) - 1, -1, -1):
-            below = self._below(place)
-            fallen.update(below if self.retrospective else (one for one in below if one not in seen))
-            seen.update(self.rungs[place].trials)
-        return fallen
-
-    def holding(self) -> list[str]:
-        """Trials at or above the cut-off of every rung they reached: the farthest first, then the best."""
-        fallen = self.fallen()
-        farthest_first = dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials)
-        return [trial for trial in farthest_first if trial not in fallen]
-
-    def cutoff(self, place: int) -> float | None:
-        """The score a trial needs at a rung; None while too few trials reached it to compare them."""
-        rung = self.rungs[place]
-        if self.retrospective:
-            return rung.cutoff(self.eta)
-        through = rung.going_on(self.eta)
-        return rung.scores[len(through) - 1] if through else None
-
-    def _below(self, place: int) -> list[str]:
-        """The trials of a rung that are below its cut-off."""
-        rung = self.rungs[place]
-        if not self.retrospective:
-            return list(rung.trials[len(rung.going_on(self.eta)) :])
-        cut = rung.cutoff(self.eta)
-        if cut is None:
-            return []
-        first = next((i for i, score in enumerate(rung.scores) if score is None or score < cut), len(rung))
-        return list(rung.trials[first:])
-
-
 KEPT = 16
 """How many of the newest epoch times on one GPU are kept, and speed-ups of each number of GPUs."""
 KEPT_OF_TRIAL = 5
@@ -227,6 +135,97 @@ class StudyMemory:
         elif own_s:
             key = str(result.workers)
             self.speedups[key] = [*self.speedups.get(key, ())[1 - KEPT :], median(own_s) / result.epoch_s]
+
+
+@dataclass(slots=True)
+class Rungs:
+    """All rungs of a study, the lowest first."""
+
+    epochs: tuple[int, ...]
+    eta: int
+    retrospective: bool
+    rungs: list[Rung]
+
+    @classmethod
+    def load(cls, study: Study, *, retrospective: bool, memory: Any) -> Rungs:
+        """From plain data as `dump` returns it; None if nothing was recorded yet."""
+        epochs = rung_epochs(study)
+        if memory is None:
+            return cls(epochs, study.eta, retrospective, [Rung([], []) for _ in epochs])
+        return cls(epochs, study.eta, retrospective, [Rung.from_memory(rung) for rung in memory])
+
+    def dump(self) -> list[Any]:
+        return [{"trials": rung.trials, "scores": rung.scores} for rung in self.rungs]
+
+    def record(self, trial: str, epoch: int, score: float) -> None:
+        """Record a trial's score at every rung that it reached with this epoch."""
+        for place, milestone in enumerate(self.epochs):
+            if epoch < milestone:
+                break
+            self.rungs[place] = self.rungs[place].add(trial, score)
+
+    def record_diverged(self, trial: str) -> None:
+        """Record a diverged trial at its next rung, as the worst there."""
+        place = self.last(trial) + 1
+        if place < len(self.rungs):
+            self.rungs[place] = self.rungs[place].add(trial, None)
+
+    def last(self, trial: str) -> int:
+        """The highest rung a trial reached; -1 before the first."""
+        return max((place for place, rung in enumerate(self.rungs) if trial in rung.trials), default=-1)
+
+    def fallen_at(self, trial: str) -> int | None:
+        """The highest rung where a trial is below the cut-off; None if there is none."""
+        for place in range(len(self.rungs) - 1, -1, -1):
+            if trial in self.rungs[place].trials:
+                if trial in self._below(place):
+                    return place
+                if not self.retrospective:
+                    return None
+        return None
+
+    def fallen(self) -> set[str]:
+        """Trials below the cut-off of some rung that they reached."""
+        seen: set[str] = set()
+        fallen: set[str] = set()
+        for place in range(len(self.rungs) - 1, -1, -1):
+            below = self._below(place)
+            fallen.update(below if self.retrospective else (one for one in below if one not in seen))
+            seen.update(self.rungs[place].trials)
+        return fallen
+
+    def holding(self) -> list[str]:
+        """Trials at or above the cut-off of every rung they reached: the farthest first, then the best."""
+        fallen = self.fallen()
+        farthest_first = dict.fromkeys(trial for rung in reversed(self.rungs) for trial in rung.trials)
+        return [trial for trial in farthest_first if trial not in fallen]
+
+    def cutoff(self, place: int) -> float | None:
+        """The score a trial needs at a rung; None while too few trials reached it to compare them."""
+        rung = self.rungs[place]
+        if self.retrospective:
+            return rung.cutoff(self.eta)
+        through = rung.going_on(self.eta)
+        return rung.scores[len(through) - 1] if through else None
+
+    def _below(self, place: int) -> list[str]:
+        """The trials of a rung that are below its cut-off."""
+        rung = self.rungs[place]
+        if not self.retrospective:
+            return list(rung.trials[len(rung.going_on(self.eta)) :])
+        cut = rung.cutoff(self.eta)
+        if cut is None:
+            return []
+        first = next((i for i, score in enumerate(rung.scores) if score is None or score < cut), len(rung))
+        return list(rung.trials[first:])
+
+
+def rung_epochs(study: Study) -> tuple[int, ...]:
+    """The study's rungs, and further ones, each eta times as far, until one is beyond the last epoch."""
+    epochs = list(study.rungs)
+    while epochs and epochs[-1] <= study.max_epochs:
+        epochs.append(epochs[-1] * study.eta)
+    return tuple(epochs)
 
 
 def mean_score(study: Study, results: Sequence[Result], window: int) -> float | None:

@@ -15,66 +15,6 @@ from stretto.policies.trials import Share
 
 ScalingBelief = Literal["given", "learned", "linear"]
 """The profile's speed-up; that speed-up corrected by measured epochs; or proportional to the GPUs."""
-
-
-def startup_s(ascending: Sequence[float]) -> float:
-    """The 90th percentile of start times, interpolated; 0 if there are none."""
-    if not ascending:
-        return 0.0
-    place = (len(ascending) - 1) * 0.9
-    below = int(place)
-    high = ascending[min(below + 1, len(ascending) - 1)]
-    return ascending[below] + (high - ascending[below]) * (place - below)
-
-
-def believed_scaling(
-    belief: ScalingBelief, given: Scaling, gpus: int, speedups: Mapping[str, Sequence[float]]
-) -> Scaling:
-    """Speed by number of GPUs, up to `gpus`; `speedups` has the measured ones, with the number as text."""
-    if belief == "linear":
-        return Scaling(((1, 1.0), (gpus, float(gpus)))) if gpus > 1 else Scaling(((1, 1.0),))
-    if belief == "given" or not speedups:
-        return given
-    seen = sorted((int(count), median(times)) for count, times in speedups.items())
-    return _corrected(given, [(1, 1.0), *seen])
-
-
-def most_useful(scaling: Scaling, gpus: int) -> int:
-    """The fewest GPUs that reach the highest speed possible with `gpus`."""
-    most = scaling.most_gpus
-    if most <= gpus:
-        return most
-    return max(
-        {gpus, *(count for count, _ in scaling.points if count < gpus)},
-        key=lambda count: (scaling.speedup(count), -count),
-    )
-
-
-def _corrected(given: Scaling, seen: Sequence[tuple[int, float]]) -> Scaling:
-    """The measured speed-ups, and between and beyond them the given ones times a factor.
-
-    The factor is measured / given. Between two measured numbers of GPUs its logarithm is linear in the
-    logarithm of GPUs; beyond the last it is constant.
-    """
-    known = dict(seen)
-    factors = [(count, math.log(speed / given.speedup(count))) for count, speed in seen]
-    points = dict(seen)
-    for count, speed in given.points:
-        if count not in known:
-            points[count] = speed * math.exp(_between(factors, count))
-    return Scaling(tuple(sorted(points.items())))
-
-
-def _between(factors: Sequence[tuple[int, float]], gpus: int) -> float:
-    below = factors[0]
-    for point in factors:
-        if point[0] > gpus:
-            part = math.log(gpus / below[0]) / math.log(point[0] / below[0])
-            return below[1] + (point[1] - below[1]) * part
-        below = point
-    return below[1]
-
-
 AUTO = -1
 """The default, which depends on `published`."""
 LEAST_GAIN = 1.1
@@ -180,15 +120,6 @@ def ends_more_epochs(epoch_s: float, new_epoch_s: float, left_s: float, startup_
     return _ended(left_s - startup_s, new_epoch_s) > _ended(left_s, epoch_s)
 
 
-def _ended(time_s: float, epoch_s: float) -> int:
-    return max(math.floor(time_s / epoch_s + EPS), 0)
-
-
-def on_grid(gpus: int, grid: int) -> int:
-    """`gpus`, rounded down to a multiple of the grid if it is larger than the grid; 0 means no grid."""
-    return gpus if grid == 0 or gpus <= grid else gpus - gpus % grid
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payoff:
     """Whether a start or a resize pays by the deadline."""
@@ -234,3 +165,70 @@ class Payoff:
     @property
     def _startup(self) -> str:
         return f"{self.startup_s:.0f} s" if self.startup_s >= 10.0 else f"{self.startup_s:.2g} s"
+
+
+def on_grid(gpus: int, grid: int) -> int:
+    """`gpus`, rounded down to a multiple of the grid if it is larger than the grid; 0 means no grid."""
+    return gpus if grid == 0 or gpus <= grid else gpus - gpus % grid
+
+
+def startup_s(ascending: Sequence[float]) -> float:
+    """The 90th percentile of start times, interpolated; 0 if there are none."""
+    if not ascending:
+        return 0.0
+    place = (len(ascending) - 1) * 0.9
+    below = int(place)
+    high = ascending[min(below + 1, len(ascending) - 1)]
+    return ascending[below] + (high - ascending[below]) * (place - below)
+
+
+def believed_scaling(
+    belief: ScalingBelief, given: Scaling, gpus: int, speedups: Mapping[str, Sequence[float]]
+) -> Scaling:
+    """Speed by number of GPUs, up to `gpus`; `speedups` has the measured ones, with the number as text."""
+    if belief == "linear":
+        return Scaling(((1, 1.0), (gpus, float(gpus)))) if gpus > 1 else Scaling(((1, 1.0),))
+    if belief == "given" or not speedups:
+        return given
+    seen = sorted((int(count), median(times)) for count, times in speedups.items())
+    return _corrected(given, [(1, 1.0), *seen])
+
+
+def most_useful(scaling: Scaling, gpus: int) -> int:
+    """The fewest GPUs that reach the highest speed possible with `gpus`."""
+    most = scaling.most_gpus
+    if most <= gpus:
+        return most
+    return max(
+        {gpus, *(count for count, _ in scaling.points if count < gpus)},
+        key=lambda count: (scaling.speedup(count), -count),
+    )
+
+
+def _corrected(given: Scaling, seen: Sequence[tuple[int, float]]) -> Scaling:
+    """The measured speed-ups, and between and beyond them the given ones times a factor.
+
+    The factor is measured / given. Between two measured numbers of GPUs its logarithm is linear in the
+    logarithm of GPUs; beyond the last it is constant.
+    """
+    known = dict(seen)
+    factors = [(count, math.log(speed / given.speedup(count))) for count, speed in seen]
+    points = dict(seen)
+    for count, speed in given.points:
+        if count not in known:
+            points[count] = speed * math.exp(_between(factors, count))
+    return Scaling(tuple(sorted(points.items())))
+
+
+def _between(factors: Sequence[tuple[int, float]], gpus: int) -> float:
+    below = factors[0]
+    for point in factors:
+        if point[0] > gpus:
+            part = math.log(gpus / below[0]) / math.log(point[0] / below[0])
+            return below[1] + (point[1] - below[1]) * part
+        below = point
+    return below[1]
+
+
+def _ended(time_s: float, epoch_s: float) -> int:
+    return max(math.floor(time_s / epoch_s + EPS), 0)

@@ -44,44 +44,6 @@ from stretto.policies.trials import as_before, decide_counts, metric_text, share
 from stretto.search.halving import finite_score, order
 
 
-def claim_order(
-    scores: Mapping[str, float | None],
-    new: Iterable[str],
-    *,
-    holding: Iterable[str],
-    running: Collection[str],
-    late: bool,
-) -> list[str]:
-    """The order in which trials outside the pool may claim GPUs; `scores` has those that are not new.
-
-    While a new trial can still catch up with the farthest one, the order is: trials `holding` their rungs,
-    new trials, trials that fell. When it is too `late` for that, the better metric comes first, whatever the
-    rungs say. Of two equal trials the running one comes first.
-    """
-    best_first = sorted(scores, key=lambda trial: (order(scores[trial], ""), trial not in running, trial))
-    if late:
-        return [*best_first, *new]
-    return list(dict.fromkeys([*(trial for trial in holding if trial in scores), *new, *best_first]))
-
-
-def share_spare(
-    line: Iterable[str], spare: int, *, most: Callable[[str], int], is_worth: Callable[[str, int], bool]
-) -> dict[str, int]:
-    """Gives spare GPUs to the trials in line, to each at most what it can use.
-
-    A trial that would gain nothing by the deadline is skipped.
-    """
-    given: dict[str, int] = {}
-    for trial in line:
-        share = min(most(trial), spare)
-        if share <= 0:
-            break
-        if is_worth(trial, share):
-            given[trial] = share
-            spare -= share
-    return given
-
-
 class HyperSchedTurn:
     """One decision about the trials of a study, from one view of them."""
 
@@ -419,3 +381,41 @@ class HyperSchedTurn:
         allowed = (job.job.worker.max for job in self._trials.values())
         most = most_useful(self._scaling, max(1, min((self._total, *allowed))))
         return on_grid(most, self._rules.grid)
+
+
+def claim_order(
+    scores: Mapping[str, float | None],
+    new: Iterable[str],
+    *,
+    holding: Iterable[str],
+    running: Collection[str],
+    late: bool,
+) -> list[str]:
+    """The order in which trials outside the pool may claim GPUs; `scores` has those that are not new.
+
+    While a new trial can still catch up with the farthest one, the order is: trials `holding` their rungs,
+    new trials, trials that fell. When it is too `late` for that, the better metric comes first, whatever the
+    rungs say. Of two equal trials the running one comes first.
+    """
+    best_first = sorted(scores, key=lambda trial: (order(scores[trial], ""), trial not in running, trial))
+    if late:
+        return [*best_first, *new]
+    return list(dict.fromkeys([*(trial for trial in holding if trial in scores), *new, *best_first]))
+
+
+def share_spare(
+    line: Iterable[str], spare: int, *, most: Callable[[str], int], is_worth: Callable[[str, int], bool]
+) -> dict[str, int]:
+    """Gives spare GPUs to the trials in line, to each at most what it can use.
+
+    A trial that would gain nothing by the deadline is skipped.
+    """
+    given: dict[str, int] = {}
+    for trial in line:
+        share = min(most(trial), spare)
+        if share <= 0:
+            break
+        if is_worth(trial, share):
+            given[trial] = share
+            spare -= share
+    return given

@@ -20,12 +20,7 @@ import numpy as np
 from stretto.core.decision import Decision, ReasonCode
 from stretto.core.job import Tier
 from stretto.policies.base import ClusterView, JobView, Memory, Oracle
-from stretto.policies.common import (
-    BASELINE_EVENTS,
-    fixed_size_decision,
-    place_most_free,
-    require_gpu_jobs,
-)
+from stretto.policies.common import BASELINE_EVENTS, fixed_size_decision, place_most_free, require_gpu_jobs
 from stretto.policies.gangs import pinned
 
 

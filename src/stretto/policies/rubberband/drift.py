@@ -23,143 +23,6 @@ from stretto.policies.base import JobView
 from stretto.policies.rubberband.memory import PlanBasis, PlanState, own_nodes
 
 
-def slowness_of(tuning: Tuning, stage: StagePlan, results: Sequence[Result]) -> float | None:
-    """Time of a trial's epochs in this stage relative to the profile; None if no epoch was measured."""
-    instance = tuning.instance(stage.instance)
-    ratios = []
-    for result in reversed(results):
-        if result.epoch < stage.first_epoch:
-            break
-        if result.epoch_s is not None:
-            spans = result.nodes > -(-result.workers // instance.gpus)
-            speed = tuning.profile.scaling.speedup(result.workers, spans=spans) * instance.speed
-            ratios.append(result.epoch_s * speed / tuning.profile.latency.epoch_s)
-    return fmean(ratios) if ratios else None
-
-
-def slowness_by_trial(tuning: Tuning, state: PlanState, jobs: Mapping[str, JobView]) -> dict[str, float]:
-    """Slowness of every trial of the stage that has a measured epoch."""
-    found = {
-        trial: slowness_of(tuning, state.plan, jobs[trial].results) for trial in state.living if trial in jobs
-    }
-    return {trial: slowness for trial, slowness in found.items() if slowness is not None}
-
-
-def with_seen_delays(tuning: Tuning, arrivals: Sequence[NodeAdded]) -> Tuning:
-    """The tuning with delays of nodes updated by the nodes that came.
-
-    Nodes of one request wait together, so they count as one waiting time. Nodes that were there at once tell
-    nothing about delays.
-    """
-    waited = [one for one in arrivals if one.queue_s or one.init_s]
-    if not waited:
-        return tuning
-    requests: dict[float, list[float]] = {}
-    for one in waited:
-        requests.setdefault(round(one.t_s - one.queue_s - one.init_s, 3), []).append(one.queue_s)
-    profile = tuning.profile
-    seen = replace(
-        profile,
-        queue_s=updated_delay(profile.queue_s, [fmean(queues_s) for queues_s in requests.values()]),
-        init_s=updated_delay(profile.init_s, [one.init_s for one in waited]),
-    )
-    return replace(tuning, profile=seen)
-
-
-def steady_s(tuning: Tuning, stages: Sequence[StagePlan], held: tuple[str, int], slowness: float) -> float:
-    """How long the stages take if nothing varies; `held`: instance type and number of the first nodes."""
-    profile = tuning.profile
-    total_s = 0.0
-    for stage in stages:
-        if (stage.instance != held[0]) or stage.nodes > held[1]:
-            total_s += profile.queue_s.mean + profile.init_s.mean
-        work_s = stage.epochs * epoch_s(tuning, stage, slowness)
-        total_s += stage.waves * (profile.start_s + work_s)
-        held = (stage.instance, stage.nodes)
-    return total_s
-
-
-def epoch_s(tuning: Tuning, stage: StagePlan, slowness: float) -> float:
-    """Time of an epoch in a stage."""
-    instance = tuning.instance(stage.instance)
-    spans = stage.nodes < roomy_nodes(stage.gpus_per_trial, stage.at_once, instance.gpus)
-    speed = tuning.profile.scaling.speedup(stage.gpus_per_trial, spans=spans) * instance.speed
-    return tuning.profile.latency.epoch_s * slowness / speed
-
-
-def finish_s(
-    tuning: Tuning, state: PlanState, now_s: float, jobs: Mapping[str, JobView], slowness: float
-) -> float:
-    """When the study will end at the present speed: after the rest of this stage and all later stages."""
-    later = state.stages[state.stage + 1 :]
-    held = (state.plan.instance, len(state.kept))
-    later_s = steady_s(tuning, later, held, slowness) * state.footing.stretch
-    return now_s + _stage_left_s(tuning, state, jobs, slowness) + later_s
-
-
-def _trained_s(job: JobView, start_s: float) -> float:
-    """How long a trial has trained in its current epoch, less the expected time of its start."""
-    if not job.allocation.workers:
-        return 0.0
-    return max(job.start_age_s - start_s, 0.0) if job.epoch_age_s is None else job.epoch_age_s
-
-
-def _stage_left_s(tuning: Tuning, state: PlanState, jobs: Mapping[str, JobView], slowness: float) -> float:
-    """Time until the stage ends, if each pending trial takes the first slot that becomes free."""
-    stage, start_s = state.plan, tuning.profile.start_s
-    own = slowness_by_trial(tuning, state, jobs)
-
-    def left_s(trial: str) -> float:
-        epochs = stage.last_epoch - max(jobs[trial].epoch, stage.first_epoch - 1)
-        each_s = epoch_s(tuning, stage, own.get(trial, slowness))
-        return epochs * each_s - min(_trained_s(jobs[trial], start_s), each_s) if epochs else 0.0
-
-    busy = [left_s(trial) for trial in state.runs if trial in jobs]
-    idle = max(len(state.slots) - len(busy), 0)
-    ends_s = [*busy, *[0.0] * idle]
-    heapq.heapify(ends_s)
-    last_s = max(busy, default=0.0)
-    for trial in state.pending:
-        end_s = heapq.heappop(ends_s) + start_s + left_s(trial)
-        heapq.heappush(ends_s, end_s)
-        last_s = max(last_s, end_s)
-    return last_s
-
-
-@dataclass(frozen=True, slots=True)
-class Slowed:
-    """The belief about the time of an epoch, times the slowness that was measured."""
-
-    belief: LatencyBelief
-    slowness: float
-
-    @property
-    def epoch_s(self) -> float:
-        return self.belief.epoch_s * self.slowness
-
-    @property
-    def trial_sd(self) -> float:
-        return self.belief.trial_sd
-
-    @property
-    def node_sd(self) -> float:
-        return self.belief.node_sd
-
-    @property
-    def epoch_sd(self) -> float:
-        return self.belief.epoch_sd
-
-    def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
-        draws = self.belief.draw(rng, samples)
-        return replace(draws, epoch_s=draws.epoch_s * self.slowness)
-
-
-def progress_at_start(tuning: Tuning, nodes: Iterable[Node]) -> StudyProgress | None:
-    """The start of a study that has usable nodes of its own; None if it has none."""
-    own = own_nodes(nodes, tuning.instances)
-    return StudyProgress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
-
-
 def make_plan(
     tuning: Tuning,
     rng: np.random.Generator,
@@ -198,6 +61,143 @@ def plan_to_follow(
         slowness=slowness,
     )
     return stages, footing
+
+
+def progress_at_start(tuning: Tuning, nodes: Iterable[Node]) -> StudyProgress | None:
+    """The start of a study that has usable nodes of its own; None if it has none."""
+    own = own_nodes(nodes, tuning.instances)
+    return StudyProgress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """The belief about the time of an epoch, times the slowness that was measured."""
+
+    belief: LatencyBelief
+    slowness: float
+
+    @property
+    def epoch_s(self) -> float:
+        return self.belief.epoch_s * self.slowness
+
+    @property
+    def trial_sd(self) -> float:
+        return self.belief.trial_sd
+
+    @property
+    def node_sd(self) -> float:
+        return self.belief.node_sd
+
+    @property
+    def epoch_sd(self) -> float:
+        return self.belief.epoch_sd
+
+    def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
+        draws = self.belief.draw(rng, samples)
+        return replace(draws, epoch_s=draws.epoch_s * self.slowness)
+
+
+def finish_s(
+    tuning: Tuning, state: PlanState, now_s: float, jobs: Mapping[str, JobView], slowness: float
+) -> float:
+    """When the study will end at the present speed: after the rest of this stage and all later stages."""
+    later = state.stages[state.stage + 1 :]
+    held = (state.plan.instance, len(state.kept))
+    later_s = steady_s(tuning, later, held, slowness) * state.footing.stretch
+    return now_s + _stage_left_s(tuning, state, jobs, slowness) + later_s
+
+
+def steady_s(tuning: Tuning, stages: Sequence[StagePlan], held: tuple[str, int], slowness: float) -> float:
+    """How long the stages take if nothing varies; `held`: instance type and number of the first nodes."""
+    profile = tuning.profile
+    total_s = 0.0
+    for stage in stages:
+        if (stage.instance != held[0]) or stage.nodes > held[1]:
+            total_s += profile.queue_s.mean + profile.init_s.mean
+        work_s = stage.epochs * epoch_s(tuning, stage, slowness)
+        total_s += stage.waves * (profile.start_s + work_s)
+        held = (stage.instance, stage.nodes)
+    return total_s
+
+
+def epoch_s(tuning: Tuning, stage: StagePlan, slowness: float) -> float:
+    """Time of an epoch in a stage."""
+    instance = tuning.instance(stage.instance)
+    spans = stage.nodes < roomy_nodes(stage.gpus_per_trial, stage.at_once, instance.gpus)
+    speed = tuning.profile.scaling.speedup(stage.gpus_per_trial, spans=spans) * instance.speed
+    return tuning.profile.latency.epoch_s * slowness / speed
+
+
+def slowness_by_trial(tuning: Tuning, state: PlanState, jobs: Mapping[str, JobView]) -> dict[str, float]:
+    """Slowness of every trial of the stage that has a measured epoch."""
+    found = {
+        trial: slowness_of(tuning, state.plan, jobs[trial].results) for trial in state.living if trial in jobs
+    }
+    return {trial: slowness for trial, slowness in found.items() if slowness is not None}
+
+
+def slowness_of(tuning: Tuning, stage: StagePlan, results: Sequence[Result]) -> float | None:
+    """Time of a trial's epochs in this stage relative to the profile; None if no epoch was measured."""
+    instance = tuning.instance(stage.instance)
+    ratios = []
+    for result in reversed(results):
+        if result.epoch < stage.first_epoch:
+            break
+        if result.epoch_s is not None:
+            spans = result.nodes > -(-result.workers // instance.gpus)
+            speed = tuning.profile.scaling.speedup(result.workers, spans=spans) * instance.speed
+            ratios.append(result.epoch_s * speed / tuning.profile.latency.epoch_s)
+    return fmean(ratios) if ratios else None
+
+
+def with_seen_delays(tuning: Tuning, arrivals: Sequence[NodeAdded]) -> Tuning:
+    """The tuning with delays of nodes updated by the nodes that came.
+
+    Nodes of one request wait together, so they count as one waiting time. Nodes that were there at once tell
+    nothing about delays.
+    """
+    waited = [one for one in arrivals if one.queue_s or one.init_s]
+    if not waited:
+        return tuning
+    requests: dict[float, list[float]] = {}
+    for one in waited:
+        requests.setdefault(round(one.t_s - one.queue_s - one.init_s, 3), []).append(one.queue_s)
+    profile = tuning.profile
+    seen = replace(
+        profile,
+        queue_s=updated_delay(profile.queue_s, [fmean(queues_s) for queues_s in requests.values()]),
+        init_s=updated_delay(profile.init_s, [one.init_s for one in waited]),
+    )
+    return replace(tuning, profile=seen)
+
+
+def _trained_s(job: JobView, start_s: float) -> float:
+    """How long a trial has trained in its current epoch, less the expected time of its start."""
+    if not job.allocation.workers:
+        return 0.0
+    return max(job.start_age_s - start_s, 0.0) if job.epoch_age_s is None else job.epoch_age_s
+
+
+def _stage_left_s(tuning: Tuning, state: PlanState, jobs: Mapping[str, JobView], slowness: float) -> float:
+    """Time until the stage ends, if each pending trial takes the first slot that becomes free."""
+    stage, start_s = state.plan, tuning.profile.start_s
+    own = slowness_by_trial(tuning, state, jobs)
+
+    def left_s(trial: str) -> float:
+        epochs = stage.last_epoch - max(jobs[trial].epoch, stage.first_epoch - 1)
+        each_s = epoch_s(tuning, stage, own.get(trial, slowness))
+        return epochs * each_s - min(_trained_s(jobs[trial], start_s), each_s) if epochs else 0.0
+
+    busy = [left_s(trial) for trial in state.runs if trial in jobs]
+    idle = max(len(state.slots) - len(busy), 0)
+    ends_s = [*busy, *[0.0] * idle]
+    heapq.heapify(ends_s)
+    last_s = max(busy, default=0.0)
+    for trial in state.pending:
+        end_s = heapq.heappop(ends_s) + start_s + left_s(trial)
+        heapq.heappush(ends_s, end_s)
+        last_s = max(last_s, end_s)
+    return last_s
 
 
 def _describe(limits: Limits, rule: LimitRule, forecast: Forecast, *, kept: bool) -> str:

@@ -111,11 +111,7 @@ class PlanState:
         names = pending + [f"later {number}" for number in range(at_once - len(pending))]
         missing = [f"{TO_COME}{number}" for number in range(count - len(nodes))]
         packing = repack(
-            [*nodes, *missing],
-            size,
-            {name: on_nodes(self.was.get(name, {})) for name in names},
-            gpus,
-            count,
+            [*nodes, *missing], size, {name: on_nodes(self.was.get(name, {})) for name in names}, gpus, count
         )
         self.kept = [node for node in (*nodes, *missing) if node not in packing.released]
         self.slots = [dict(packing.allocations[name].workers) for name in names]

@@ -24,93 +24,10 @@ from stretto.policies.rubberband.memory import PlanBasis, PlanState, cut_to, own
 from stretto.policies.trials import is_diverged, metric_text
 from stretto.pricing.billing import Per
 
-
-def note_nodes(tuning: Tuning, state: PlanState, view: ClusterView, given_back: Iterable[str] = ()) -> None:
-    """Books what nodes cost, from the beginning of their start-up until they are gone."""
-    here = {node.id: node.instance for node in view.nodes if node.instance}
-    gone = set(given_back) | (state.held.keys() - here.keys())
-    for name in sorted(gone & state.held.keys()):
-        state.spent_usd += _stay_usd(tuning, state.held.pop(name), view.now_s)
-    for name, instance in here.items():
-        if name not in gone and name not in state.held:
-            state.held[name] = HeldNode(instance, view.now_s - tuning.profile.init_s.mean)
-            state.spent_usd += tuning.billing.usd_per_new_node
-
-
-def note_work(tuning: Tuning, state: PlanState, jobs: Iterable[JobView]) -> None:
-    """Books GPU time since the last call, if it is billed by use."""
-    if tuning.billing.per is not Per.FUNCTION:
-        return
-    for job in jobs:
-        fresh_s = job.attained_gpu_s - state.counted_gpu_s.get(job.id, 0.0)
-        state.spent_usd += fresh_s * _usd_per_gpu_s(tuning, state, job)
-        state.counted_gpu_s[job.id] = job.attained_gpu_s
-
-
-def _usd_per_gpu_s(tuning: Tuning, state: PlanState, job: JobView) -> float:
-    """The price of a job's GPUs: our own (not rented) nodes have a price of their own."""
-    instance = tuning.instance(state.plan.instance)
-    rented_usd = instance.usd_per_hour / instance.gpus
-    own_usd = next((node.usd_per_hour / node.gpus for node in tuning.own if node.gpus == instance.gpus), 0.0)
-    gpus = dict(job.allocation.workers) or state.was.get(job.id, {})
-    own = sum(count for node, count in gpus.items() if node in state.kept and node not in state.held)
-    share = own / sum(gpus.values()) if gpus else 0.0
-    return (rented_usd + share * (own_usd - rented_usd)) / HOUR_S
-
-
-def _stay_usd(tuning: Tuning, node: HeldNode, until_s: float) -> float:
-    if tuning.billing.per is not Per.INSTANCE:
-        return 0.0
-    charged_s = float(tuning.billing.charged_s(np.asarray(until_s - node.since_s)))
-    return charged_s * tuning.instance(node.instance).usd_per_hour / HOUR_S
-
-
-FIRST_PAUSE_S = 5.0
-LONGEST_PAUSE_S = 300.0
-
-
-def on_fewer(tuning: Tuning, stage: StagePlan, trials: int, nodes: int, slowness: float) -> StagePlan:
-    """The stage on `nodes` nodes, in the fastest way for the `trials` trials left.
-
-    Either each trial gets fewer GPUs, or they run in waves. The nodes are given, so the fastest way is also
-    the cheapest.
-    """
-    gpus = nodes * tuning.instance(stage.instance).gpus
-    options = [
-        replace(stage, trials=trials, gpus_per_trial=each, at_once=min(trials, gpus // each), nodes=nodes)
-        for each in range(1, min(stage.gpus_per_trial, gpus) + 1)
-    ]
-    held = (stage.instance, nodes)
-    best = min(options, key=lambda option: steady_s(tuning, [option], held, slowness))
-    return replace(best, trials=stage.trials)
-
-
-def refusal_text(refusals: Sequence[NodeRefused], refused: int, planned: int) -> str:
-    """A sentence about nodes that were refused."""
-    why = "; ".join(dict.fromkeys(refusal.why for refusal in refusals))
-    return f"{refused} of {planned} nodes were refused ({why})"
-
-
-def again_at_s(refused_s: float, now_s: float, times: int, deadline_s: float | None) -> float:
-    """When to request nodes again after all were refused `times` times in a row.
-
-    The pause doubles each time. It is shorter near the deadline, so that there is still a last try. After a
-    resume the time since the refusal counts as waiting.
-    """
-    pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 10), LONGEST_PAUSE_S)
-    if deadline_s is not None:
-        pause_s = min(pause_s, max((deadline_s - now_s) / 2.0, FIRST_PAUSE_S))
-    return max(refused_s + pause_s, now_s + FIRST_PAUSE_S)
-
-
-def again_text(times: int, at_s: float) -> str:
-    """The end of a sentence: how often in a row nodes were refused, and when they are requested again."""
-    often = f", {counted(times, 'time')} in a row" if times > 1 else ""
-    return f"{often}; they are requested again at {format_duration(at_s)}."
-
-
 CHECKS = 8
 """How often per stage the deadline is checked."""
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
 
 
 class Replan(Protocol):
@@ -422,6 +339,86 @@ class RubberBandTurn:
             f"{counted(len(state.kept), 'node')} "
             f"({plan.instance}). {state.short or state.footing.text}"
         )
+
+
+def on_fewer(tuning: Tuning, stage: StagePlan, trials: int, nodes: int, slowness: float) -> StagePlan:
+    """The stage on `nodes` nodes, in the fastest way for the `trials` trials left.
+
+    Either each trial gets fewer GPUs, or they run in waves. The nodes are given, so the fastest way is also
+    the cheapest.
+    """
+    gpus = nodes * tuning.instance(stage.instance).gpus
+    options = [
+        replace(stage, trials=trials, gpus_per_trial=each, at_once=min(trials, gpus // each), nodes=nodes)
+        for each in range(1, min(stage.gpus_per_trial, gpus) + 1)
+    ]
+    held = (stage.instance, nodes)
+    best = min(options, key=lambda option: steady_s(tuning, [option], held, slowness))
+    return replace(best, trials=stage.trials)
+
+
+def refusal_text(refusals: Sequence[NodeRefused], refused: int, planned: int) -> str:
+    """A sentence about nodes that were refused."""
+    why = "; ".join(dict.fromkeys(refusal.why for refusal in refusals))
+    return f"{refused} of {planned} nodes were refused ({why})"
+
+
+def again_at_s(refused_s: float, now_s: float, times: int, deadline_s: float | None) -> float:
+    """When to request nodes again after all were refused `times` times in a row.
+
+    The pause doubles each time. It is shorter near the deadline, so that there is still a last try. After a
+    resume the time since the refusal counts as waiting.
+    """
+    pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 10), LONGEST_PAUSE_S)
+    if deadline_s is not None:
+        pause_s = min(pause_s, max((deadline_s - now_s) / 2.0, FIRST_PAUSE_S))
+    return max(refused_s + pause_s, now_s + FIRST_PAUSE_S)
+
+
+def again_text(times: int, at_s: float) -> str:
+    """The end of a sentence: how often in a row nodes were refused, and when they are requested again."""
+    often = f", {counted(times, 'time')} in a row" if times > 1 else ""
+    return f"{often}; they are requested again at {format_duration(at_s)}."
+
+
+def note_nodes(tuning: Tuning, state: PlanState, view: ClusterView, given_back: Iterable[str] = ()) -> None:
+    """Books what nodes cost, from the beginning of their start-up until they are gone."""
+    here = {node.id: node.instance for node in view.nodes if node.instance}
+    gone = set(given_back) | (state.held.keys() - here.keys())
+    for name in sorted(gone & state.held.keys()):
+        state.spent_usd += _stay_usd(tuning, state.held.pop(name), view.now_s)
+    for name, instance in here.items():
+        if name not in gone and name not in state.held:
+            state.held[name] = HeldNode(instance, view.now_s - tuning.profile.init_s.mean)
+            state.spent_usd += tuning.billing.usd_per_new_node
+
+
+def note_work(tuning: Tuning, state: PlanState, jobs: Iterable[JobView]) -> None:
+    """Books GPU time since the last call, if it is billed by use."""
+    if tuning.billing.per is not Per.FUNCTION:
+        return
+    for job in jobs:
+        fresh_s = job.attained_gpu_s - state.counted_gpu_s.get(job.id, 0.0)
+        state.spent_usd += fresh_s * _usd_per_gpu_s(tuning, state, job)
+        state.counted_gpu_s[job.id] = job.attained_gpu_s
+
+
+def _usd_per_gpu_s(tuning: Tuning, state: PlanState, job: JobView) -> float:
+    """The price of a job's GPUs: our own (not rented) nodes have a price of their own."""
+    instance = tuning.instance(state.plan.instance)
+    rented_usd = instance.usd_per_hour / instance.gpus
+    own_usd = next((node.usd_per_hour / node.gpus for node in tuning.own if node.gpus == instance.gpus), 0.0)
+    gpus = dict(job.allocation.workers) or state.was.get(job.id, {})
+    own = sum(count for node, count in gpus.items() if node in state.kept and node not in state.held)
+    share = own / sum(gpus.values()) if gpus else 0.0
+    return (rented_usd + share * (own_usd - rented_usd)) / HOUR_S
+
+
+def _stay_usd(tuning: Tuning, node: HeldNode, until_s: float) -> float:
+    if tuning.billing.per is not Per.INSTANCE:
+        return 0.0
+    charged_s = float(tuning.billing.charged_s(np.asarray(until_s - node.since_s)))
+    return charged_s * tuning.instance(node.instance).usd_per_hour / HOUR_S
 
 
 def _holding(stage: StagePlan) -> tuple[int, int, int, str]:
