@@ -16,7 +16,7 @@ class Action(StrEnum):
     START = "start"
     """Start, or continue from the last checkpoint, with this allocation."""
     RESIZE = "resize"
-    """Change to this allocation: in place if the job can, otherwise by a restart."""
+    """Change to this allocation: resize in place if the job can, otherwise restart it."""
     PARK = "park"
     """Save a checkpoint and give everything back; the job will start again later."""
     STOP = "stop"

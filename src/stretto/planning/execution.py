@@ -231,10 +231,7 @@ class Execution:
         """The cost of a node held for this time."""
         if self._tuning.billing.per is Per.FUNCTION:
             return 0.0
-        return self._tuning.billing.charged_s(held_s) * self._usd_per_s(instance)
-
-    def _usd_per_s(self, instance: str) -> float:
-        return self._instances[instance].usd_per_hour / HOUR_S
+        return self._tuning.billing.charged_s(held_s) * (self._instances[instance].usd_per_hour / HOUR_S)
 
     def _run_stage(self, index: int, stage: StagePlan, kept: int) -> StageRun:
         if stage.at_once == stage.trials and index < self._last:

@@ -16,7 +16,7 @@ The level mu has a flat prior, as we know nothing beforehand about the length of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -78,6 +78,9 @@ class LatencyPosterior:
         return LatencyDraws(
             draws.epoch_s[pick], draws.trial_sd[pick], draws.node_sd[pick], draws.epoch_sd[pick]
         )
+
+    def slowed(self, factor: float) -> LatencyPosterior:
+        return LatencyPosterior(replace(self.draws, epoch_s=self.draws.epoch_s * factor))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -107,6 +107,9 @@ class LatencyBelief(Protocol):
     def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
         """Possible values."""
 
+    def slowed(self, factor: float) -> LatencyBelief:
+        """The same belief with epochs that take `factor` times as long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
@@ -125,6 +128,9 @@ class Latency:
         """The stated values, which have no uncertainty, once per sample."""
         values = (self.epoch_s, self.trial_sd, self.node_sd, self.epoch_sd)
         return LatencyDraws(*(np.full(samples, float(value)) for value in values))
+
+    def slowed(self, factor: float) -> Latency:
+        return replace(self, epoch_s=self.epoch_s * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """One decision of HyperSched: which trials are cut, admitted and resized.
 
-The (deadline) pool consists of the running trials that are at or above the cut-offs of their rungs. A trial
+The deadline pool consists of the running trials that are at or above the cut-offs of their rungs. A trial
 that fell below runs only on spare GPUs, that is GPUs that the pool could not use even at its largest.
 """
 

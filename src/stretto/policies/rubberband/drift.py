@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -17,7 +17,6 @@ from stretto.planning.forecast import Forecast, Outcome, StudyProgress
 from stretto.planning.learning import updated_delay
 from stretto.planning.plan import StagePlan, roomy_nodes
 from stretto.planning.planner import LimitRule, Planner, kept_how, plan_study
-from stretto.planning.profile import LatencyBelief, LatencyDraws
 from stretto.planning.tuning import Limits, Tuning
 from stretto.policies.base import JobView
 from stretto.policies.rubberband.memory import PlanBasis, PlanState, own_nodes
@@ -33,9 +32,8 @@ def make_plan(
     slowness: float = 1.0,
 ) -> tuple[list[StagePlan], PlanBasis]:
     """Plans from `start` on, with epochs that take `slowness` times as long as in the profile."""
-    latency = Slowed(tuning.profile.latency, slowness)
-    with_seen_delays = replace(tuning, profile=replace(tuning.profile, latency=latency))
-    outcome = plan_study(with_seen_delays, rng, planner=planner, rule=rule, start=start)
+    slowed = replace(tuning, profile=replace(tuning.profile, latency=tuning.profile.latency.slowed(slowness)))
+    outcome = plan_study(slowed, rng, planner=planner, rule=rule, start=start)
     return plan_to_follow(outcome, tuning, rule, start=start, slowness=slowness)
 
 
@@ -67,34 +65,6 @@ def progress_at_start(tuning: Tuning, nodes: Iterable[Node]) -> StudyProgress | 
     """The start of a study that has usable nodes of its own; None if it has none."""
     own = own_nodes(nodes, tuning.instances)
     return StudyProgress(stage=0, trials=tuning.study.trials, nodes=own) if own else None
-
-
-@dataclass(frozen=True, slots=True)
-class Slowed:
-    """The belief about the time of an epoch, times the slowness that was measured."""
-
-    belief: LatencyBelief
-    slowness: float
-
-    @property
-    def epoch_s(self) -> float:
-        return self.belief.epoch_s * self.slowness
-
-    @property
-    def trial_sd(self) -> float:
-        return self.belief.trial_sd
-
-    @property
-    def node_sd(self) -> float:
-        return self.belief.node_sd
-
-    @property
-    def epoch_sd(self) -> float:
-        return self.belief.epoch_sd
-
-    def draw(self, rng: np.random.Generator, samples: int) -> LatencyDraws:
-        draws = self.belief.draw(rng, samples)
-        return replace(draws, epoch_s=draws.epoch_s * self.slowness)
 
 
 def finish_s(

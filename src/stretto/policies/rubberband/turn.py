@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Protocol
 
 import numpy as np
 
@@ -28,12 +27,11 @@ CHECKS = 8
 """How often per stage the deadline is checked."""
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
+"""Pauses between requests when all nodes are refused, again and again."""
 
 
-class Replan(Protocol):
-    """Plans the rest of the study; epochs take `slowness` times as long as in the profile."""
-
-    def __call__(self, start: StudyProgress, slowness: float) -> tuple[list[StagePlan], PlanBasis]: ...
+Replan = Callable[[StudyProgress, float], tuple[list[StagePlan], PlanBasis]]
+"""Plans the rest of a study, given how much longer epochs take than in the profile."""
 
 
 @dataclass(slots=True)
