@@ -47,10 +47,10 @@ class JobToPlace:
 
 def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> Allocation | None:
     """The even placement on the fewest nodes, without taking them; None if there is none."""
-    shelves = free if isinstance(free, NodeIndex) else NodeIndex(free)
+    index = free if isinstance(free, NodeIndex) else NodeIndex(free)
     worker, server = _demands(job)
     needs = workers * worker + servers * server
-    most_free = shelves.most_free(needs, max(workers, servers))
+    most_free = index.most_free(needs, max(workers, servers))
     together = free.rows[most_free].cumsum(axis=0) + SLACK
     enough = np.flatnonzero(((together >= needs) | (needs <= 0)).all(axis=1))
     for nodes in range(int(enough[0]) + 1 if enough.size else len(most_free) + 1, len(most_free) + 1):
@@ -59,7 +59,7 @@ def spread_evenly(job: Job, workers: int, servers: int, free: FreeCapacity) -> A
             chosen = most_free[:nodes]
             if not ((used <= free.rows[chosen] + SLACK) | (used <= 0)).all():
                 continue
-            ids = [free.ids[i] for i in shelves.tightest(used.max(axis=0), nodes) or chosen]
+            ids = [free.ids[i] for i in index.tightest(used.max(axis=0), nodes) or chosen]
             return free.allocation(_by_node(ids, on_worker), _by_node(ids, on_server))
     return None
 
