@@ -28,7 +28,7 @@ from stretto.journal.sqlite import SqliteJournal
 from stretto.models.resize import TimesSeen, expected_resize_cost
 from stretto.policies.base import ClusterView, Memory, Policy
 from stretto.policies.registry import make_policy
-from stretto.runs.live_state import Board
+from stretto.runs.live_state import LiveState
 from stretto.search.study import Direction, Study
 
 NODES = (make_node("local", gpu=2),)
@@ -194,7 +194,7 @@ def test_start_times_are_learned_from_sums() -> None:
 
 def test_the_best_trial_is_known_as_if_all_were_compared() -> None:
     study = Study(name="s", metric="loss", direction=Direction.MIN, rungs=(), trials=9, max_epochs=50, eta=3)
-    board, rng = Board(study), np.random.default_rng(1)
+    board, rng = LiveState(study), np.random.default_rng(1)
     for number in range(9):
         job = dataclasses.replace(make_job(f"t{number}"), study="s")
         board.observe(JobSubmitted(t_s=0.0, job=job))

@@ -11,7 +11,7 @@ from test_fleet import FOUR, decided, fleet_with, node, seen, wish
 
 from stretto.core.cluster import Wish
 from stretto.core.events import Event, NodeAdded, NodeLost, NodeRefused
-from stretto.journal.folds.nodes import HOPELESS, Record, Refusals, end_of
+from stretto.journal.folds.nodes import HOPELESS, NodeRecord, Refusals, end_of
 from stretto.substrate.fleet.fleet import Fleet
 from stretto.substrate.fleet.nodes import LaunchFailure
 
@@ -131,7 +131,7 @@ class TestRecord:
         made = Rounds()
         for number, (deed, count, later_s) in enumerate(rounds):
             made.do("come" if number == comes else deed, count, later_s)
-            assert Record.of(made.history).refusals == made.fleet._refusals
+            assert NodeRecord.of(made.history).refusals == made.fleet._refusals
 
     def test_nodes_that_fail_together_each_with_its_own_words_count_once(self) -> None:
         made = Rounds()
@@ -140,7 +140,7 @@ class TestRecord:
                 made.do(deed, 4, 1.0)
         told = [event for event in made.history if isinstance(event, NodeRefused)]
         assert len(told) == 4 * (HOPELESS - 1)
-        assert Record.of(made.history).refusals.times == HOPELESS - 1
+        assert NodeRecord.of(made.history).refusals.times == HOPELESS - 1
         again = Fleet([FOUR])
         again.recall(made.history, [], 60.0)
         again.wish(wish(4), 61.0)

@@ -27,7 +27,7 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import LossPoint
 from stretto.core.resources import Resources
-from stretto.journal.folds.history import Progress, history_of
+from stretto.journal.folds.history import ProgressPoint, history_of
 from stretto.simulation.jobs import Metrics, Setup, measure, simulate
 from stretto.worlds.ftf import Clock
 from stretto.worlds.truth import Truth
@@ -161,7 +161,7 @@ class TestHistory:
     def test_reports_are_kept(self) -> None:
         report = JobReported(t_s=9.0, job_id="a", work_done=7.0, epoch=1, losses=(LossPoint(1, None),))
         job = history_of([submit(toy_job("a")), report]).jobs["a"]
-        assert job.progress == [Progress(9.0, 7.0, None)]
+        assert job.progress == [ProgressPoint(9.0, 7.0, None)]
         assert job.losses == [LossPoint(1, None)]
 
 

@@ -21,7 +21,7 @@ from stretto.launch.tune import finished, prepare, start
 from stretto.report.run_text import tune_text
 from stretto.runs.deadline import EndedBy, given_duration_s
 from stretto.runs.folder import RunFolder, Tables
-from stretto.runs.live_state import Phase
+from stretto.runs.live_state import JobPhase
 from stretto.runs.results import TuneResult
 from stretto.simulation.replay import replay
 from study_command import StudyCommand
@@ -98,10 +98,10 @@ def test_a_run_without_a_deadline_is_not_given_one_later(here: Path) -> None:
 
 def test_a_later_deadline_brings_back_what_there_was_too_little_time_for(here: Path) -> None:
     short = tuned(asked(here, "39s", policy="hypersched"))
-    assert Phase.STOPPED not in short.trials_by_state
+    assert JobPhase.STOPPED not in short.trials_by_state
     later = asked(here, "900s", policy="hypersched")
     extend(later)
-    assert tuned(later).trials_by_state == {Phase.FINISHED: 6}
+    assert tuned(later).trials_by_state == {JobPhase.FINISHED: 6}
 
 
 def test_what_was_expected_for_other_limits_is_not_compared(here: Path) -> None:

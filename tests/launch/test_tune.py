@@ -28,7 +28,7 @@ from stretto.planning.profile import Estimate
 from stretto.runs.deadline import AtDeadline, EndedBy
 from stretto.runs.explain import cluster_lines
 from stretto.runs.folder import RunFolder
-from stretto.runs.live_state import Board
+from stretto.runs.live_state import LiveState
 from stretto.runs.results import TuneResult, checkpoint_at
 from stretto.search.study import Direction, Study
 from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, CheckpointMeta, meta_text
@@ -530,7 +530,7 @@ def test_a_second_signal_ends_everything_at_once(here: Path) -> None:
 def test_the_board_follows_a_run(here: Path) -> None:
     checked = asked(here)
     result = tuned(checked)
-    board = Board(checked.outline.study)
+    board = LiveState(checked.outline.study)
     for event in checked.folder.events():
         board.observe(event)
     assert {line.job.id: str(line.phase) for line in board.jobs.values()} == {

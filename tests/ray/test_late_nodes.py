@@ -15,7 +15,7 @@ from live_processes import eventually
 from stretto.core.cluster import Node
 from stretto.core.events import Decided, Event, NodeLaunched, NodeReleased, RunPaused
 from stretto.core.resources import Resources
-from stretto.journal.folds.nodes import Record
+from stretto.journal.folds.nodes import NodeRecord
 from stretto.substrate.fleet.commands import Commands
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.launch import AutoscalerLauncher
@@ -164,10 +164,10 @@ class TestGoingOn:
         assert kept(tmp_path) == []
 
     def test_the_record_knows_what_a_pause_called_off_until_its_end_was_told(self) -> None:
-        record = Record.of(paused())
+        record = NodeRecord.of(paused())
         assert (record.called_off, record.coming, record.rented) == (["two-1"], {}, ())
         assert record.wish == wish(1)
-        over = Record.of([*paused(), NodeReleased(t_s=20.0, node_id="two-1")])
+        over = NodeRecord.of([*paused(), NodeReleased(t_s=20.0, node_id="two-1")])
         assert over.called_off == []
 
 

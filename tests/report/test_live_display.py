@@ -40,7 +40,7 @@ from stretto.launch.tune import Prepared, prepare, start
 from stretto.report.run_page import write_run_page
 from stretto.runs.explain import explain
 from stretto.runs.folder import RunFolder
-from stretto.runs.live_state import Board, Phase
+from stretto.runs.live_state import JobPhase, LiveState
 from stretto.runs.metrics_files import metrics_after
 from study_command import without_libraries
 from tune_world import STUDY, simulated, write_study
@@ -320,14 +320,14 @@ def test_what_jobs_reported_last_is_shown(tmp_path: Path, events: list[Event]) -
 def test_a_job_whose_node_is_gone_waits(events: list[Event], event: Event) -> None:
     job = next(event.job for event in events if isinstance(event, JobSubmitted))
     one = Instruction(1, Action.START, job.id, on_nodes({"a": 1, "b": 1}), BatchChoice(1))
-    board = Board()
+    board = LiveState()
     board.observe(JobSubmitted(t_s=0.0, job=job))
     board.observe(Decided(t_s=1.0, policy="p", instructions=(one,), reasons={}, memory=None))
     board.observe(JobReported(t_s=2.0, job_id=job.id, work_done=1, epoch=1))
     board.observe(NodeLost(t_s=2.0, node_id="another"))
-    assert board.jobs[job.id].phase is Phase.RUNNING
+    assert board.jobs[job.id].phase is JobPhase.RUNNING
     board.observe(event)
-    assert (board.jobs[job.id].phase, board.jobs[job.id].allocation) == (Phase.WAITING, NOTHING)
+    assert (board.jobs[job.id].phase, board.jobs[job.id].allocation) == (JobPhase.WAITING, NOTHING)
 
 
 def test_the_last_line_of_a_traceback() -> None:

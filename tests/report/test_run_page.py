@@ -56,7 +56,7 @@ from stretto.runs.deadline import Deadline, EndedBy, deadline_of
 from stretto.runs.explain import explain
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, find_run
 from stretto.runs.job_results import run_result
-from stretto.runs.live_state import NOT_STARTED, Board
+from stretto.runs.live_state import NOT_STARTED, LiveState
 from stretto.runs.results import TuneResult, plan_tables, tune_result
 from study_command import StudyCommand
 from tune_world import STUDY, SimulatedWorkers, simulated, write_study
@@ -369,7 +369,7 @@ class TestTrialsThatNeverRan:
         assert states.count(NOT_STARTED) == left - result.not_drawn
 
     def test_a_display_counts_them_too(self) -> None:
-        board = Board(SEARCHED)
+        board = LiveState(SEARCHED)
         assert board.counts() == {NOT_STARTED: SEARCHED.trials}
         trial = dataclasses.replace(make_job("a"), study=SEARCHED.name)
         board.observe(JobSubmitted(t_s=0.0, job=trial))
@@ -379,7 +379,7 @@ class TestTrialsThatNeverRan:
         assert board.counts() == {"starting": 1, NOT_STARTED: SEARCHED.trials - 1}
 
     def test_of_jobs_nothing_else_is_expected(self) -> None:
-        board = Board()
+        board = LiveState()
         board.observe(JobSubmitted(t_s=0.0, job=make_job("a")))
         assert board.counts() == {"waiting": 1}
 

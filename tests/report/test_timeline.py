@@ -13,7 +13,7 @@ from builders import make_job, make_node
 from stretto.core.allocation import Allocation, BatchChoice, on_nodes
 from stretto.core.job import BatchLimits, Work
 from stretto.core.observations import NoiseSample
-from stretto.journal.folds.history import History, Hold, JobHistory, Progress
+from stretto.journal.folds.history import History, Hold, JobHistory, ProgressPoint
 from stretto.report.figures.gantt import Stay, rows_of, stays_of
 from stretto.report.figures.jobs import Span, cell_means, sample, time_grid
 
@@ -33,7 +33,7 @@ def one_job() -> JobHistory:
     return JobHistory(
         make_job("a", batch=LIMITS, most=4),
         holds=[hold(100, 200, on_nodes({"0": 1})), hold(300, 500, on_nodes({"0": 2}), ready_s=350)],
-        progress=[Progress(200, 40.0, NOISE), Progress(500, 100.0, NOISE)],
+        progress=[ProgressPoint(200, 40.0, NOISE), ProgressPoint(500, 100.0, NOISE)],
         finished_s=500,
     )
 
@@ -64,7 +64,7 @@ def test_goodput_adds_up_to_the_jobs_done() -> None:
 
 def test_a_job_that_says_nothing_of_gradients_has_no_efficiency() -> None:
     job = one_job()
-    job.progress = [Progress(200, 40.0, None), Progress(500, 100.0, NoiseSample(math.nan, 1.0))]
+    job.progress = [ProgressPoint(200, 40.0, None), ProgressPoint(500, 100.0, NoiseSample(math.nan, 1.0))]
     line = sample(history(job), [make_node("0", gpu=4)], time_grid(500, 5))
     assert np.isnan(line.efficiency).all()
     assert line.throughput == pytest.approx(line.goodput)

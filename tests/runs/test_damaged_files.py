@@ -15,7 +15,7 @@ from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.inputs.profile import MeasuredProfile, TimedEpoch, read_profile, write_profile
 from stretto.launch.tune import finished, prepare, start
 from stretto.runs.folder import RunFolder
-from stretto.runs.metrics_files import metrics_after, shown_in
+from stretto.runs.metrics_files import metrics_after, reported_metrics
 from stretto.runs.results import tune_result
 from stretto.system.plain_json import MOST_DEPTH, UnreadableError, parse_json, read_json
 from stretto.wire.checkpoint_meta import (
@@ -180,7 +180,7 @@ def test_a_line_of_metrics_is_passed_over(tmp_path: Path, content: bytes) -> Non
     folder.metrics("a").write_bytes(
         b'{"epoch": 1, "loss": 0.5}\n' + content + b'\n{"epoch": 2, "loss": 0.4}\n'
     )
-    assert shown_in(folder).epochs == 2
+    assert reported_metrics(folder).epochs == 2
     assert metrics_after(folder, "a", 2) == {"loss": 0.4}
 
 

@@ -28,7 +28,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.resources import Resources
-from stretto.runs.explain import Line, cluster_lines, job_lines
+from stretto.runs.explain import StoryLine, cluster_lines, job_lines
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec
 from stretto.runs.metrics_files import Metrics, metrics_by_epoch
 
@@ -44,7 +44,7 @@ def story(*events: Event) -> list[tuple[str, str]]:
     return [(line.what, line.text) for line in lines(events)]
 
 
-def lines(events: Sequence[Event]) -> list[Line]:
+def lines(events: Sequence[Event]) -> list[StoryLine]:
     return list(job_lines([JobSubmitted(t_s=0.0, job=make_job("a")), *events], "a"))[1:]
 
 

@@ -24,7 +24,7 @@ from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.tune import prepare, start
 from stretto.runs.folder import RunFolder
-from stretto.runs.logs import CHUNK_BYTES, Followed, Lines, follow
+from stretto.runs.logs import CHUNK_BYTES, FollowedLog, PrefixedLines, follow
 from stretto.runs.manage import find_folder, list_runs, remove_run
 from stretto.runs.status import holding
 from stretto.system.locks import FileLock, Holder
@@ -247,7 +247,7 @@ class TestLogs:
 
     def test_a_log_that_begins_anew_is_read_anew(self, tmp_path: Path) -> None:
         path = tmp_path / "log"
-        log = Followed(path)
+        log = FollowedLog(path)
         assert log.more() == b""
         path.write_bytes(b"first\n")
         assert (log.more(), log.more()) == (b"first\n", b"")
@@ -257,7 +257,7 @@ class TestLogs:
     def test_a_log_that_is_put_aside_is_read_to_its_end_first(self, tmp_path: Path) -> None:
         path = tmp_path / "log"
         path.write_bytes(b"first\n")
-        log = Followed(path)
+        log = FollowedLog(path)
         assert log.more() == b"first\n"
         long = b"x" * CHUNK_BYTES
         with path.open("ab") as file:
@@ -268,7 +268,7 @@ class TestLogs:
         assert [log.more() for _ in range(4)] == [long, b"last\n", b"new\n", b""]
 
     def test_a_line_without_an_end_is_shown_in_parts(self) -> None:
-        lines = Lines(b"a | ")
+        lines = PrefixedLines(b"a | ")
         bar = b"\r 10%" * 1000
         said = [lines.add(bar) for _ in range(100)]
         longest = max(len(one) for one in said)
@@ -277,7 +277,7 @@ class TestLogs:
         assert shown.replace(b"a | ", b"").replace(b"\n", b"") == bar * 100
 
     def test_lines_wait_for_their_end(self) -> None:
-        lines = Lines(b"a | ")
+        lines = PrefixedLines(b"a | ")
         assert lines.add(b"one\ntw") == b"a | one\n"
         assert lines.add(b"o") == b""
         assert lines.add(b"", last=True) == b"a | two\n"

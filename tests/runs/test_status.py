@@ -24,9 +24,9 @@ from stretto.launch.tune import prepare, start
 from stretto.runs.begin import begin
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder, RunSpec
-from stretto.runs.live_state import Board, Phase
+from stretto.runs.live_state import JobPhase, LiveState
 from stretto.runs.results import tune_result
-from stretto.runs.status import Standing, check_free, is_going_on, state_of
+from stretto.runs.status import RunStatus, check_free, is_going_on, shown_state
 from study_command import StudyCommand
 from tune_world import STUDY, SimulatedWorkers, endless, simulated, write_study
 
@@ -97,8 +97,8 @@ BREAKS = pytest.mark.parametrize(
 )
 
 
-def folded(events: list[Event]) -> Board:
-    board = Board()
+def folded(events: list[Event]) -> LiveState:
+    board = LiveState()
     for event in events:
         board.observe(event)
     return board
@@ -106,7 +106,7 @@ def folded(events: list[Event]) -> Board:
 
 def test_while_it_goes_on_nobody_else_may_touch_it(checked: Checked) -> None:
     observer = stopped(checked)
-    assert observer.seen == {Standing.GOING_ON}
+    assert observer.seen == {RunStatus.UNFINISHED}
     assert observer.refused
     assert not is_going_on(checked.folder)
     check_free(checked.folder)
@@ -115,7 +115,7 @@ def test_while_it_goes_on_nobody_else_may_touch_it(checked: Checked) -> None:
 def test_trials_of_a_stopped_run_are_paused(checked: Checked) -> None:
     stopped(checked)
     found = tune_result(checked.folder, None)
-    assert found.ended_by == Standing.STOPPED
+    assert found.ended_by == RunStatus.STOPPED
     assert found.trials_by_state["paused"] >= 2
     assert not {"running", "starting", "interrupted"} & found.trials_by_state.keys()
 
@@ -127,7 +127,7 @@ def test_they_start_again_when_it_is_resumed(checked: Checked) -> None:
     held = {name for name, line in folded(events).jobs.items() if line.allocation}
     again = folded([*events, RunResumed(t_s=100.0, down_s=10.0)])
     assert held
-    assert {name for name, line in again.jobs.items() if line.phase is Phase.STARTING} == held
+    assert {name for name, line in again.jobs.items() if line.phase is JobPhase.STARTING} == held
 
 
 @BREAKS
@@ -137,7 +137,7 @@ def test_a_run_that_was_broken_off_holds_nothing_from_then_on(checked: Checked, 
     *_, before, last = checked.folder.events()
     assert isinstance(last, RunPaused)
     assert last.t_s >= before.t_s
-    assert tune_result(checked.folder, None).ended_by == Standing.STOPPED
+    assert tune_result(checked.folder, None).ended_by == RunStatus.STOPPED
     assert start(prepare(checked, make=simulated), make=simulated).ended_by == "jobs"
 
 
@@ -153,7 +153,7 @@ def test_one_that_was_broken_off_before_it_began_has_nothing_to_pause(
 def test_those_of_a_killed_run_were_interrupted(checked: Checked, stretto: StudyCommand) -> None:
     killed(checked)
     found = stretto.json("report", "tiny")
-    assert found["ended_by"] == Standing.INTERRUPTED
+    assert found["ended_by"] == RunStatus.INTERRUPTED
     assert found["trials_by_state"]["interrupted"] == 2
     assert "it was interrupted, and can be resumed, after" in stretto("report", "tiny")[1]
     story = stretto.json("explain", "tiny")
@@ -187,8 +187,8 @@ def test_a_deadline_that_passed_while_it_was_dead_has_ended_it(here: Path, stret
     [("unfinished", "running"), ("deadline", "cut off"), ("interrupted", "interrupted")],
 )
 def test_what_a_running_job_is_called(standing: str, state: str) -> None:
-    assert state_of(Phase.RUNNING, standing) == state
-    assert state_of(Phase.FINISHED, standing) == "finished"
+    assert shown_state(JobPhase.RUNNING, standing) == state
+    assert shown_state(JobPhase.FINISHED, standing) == "finished"
 
 
 def test_a_run_in_use_is_refused_in_words(checked: Checked, stretto: StudyCommand) -> None:

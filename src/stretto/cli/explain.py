@@ -12,12 +12,12 @@ import typer
 from stretto.cli.flags import AsJson
 from stretto.report.text import markdown_table, one_line
 from stretto.runs.deadline import EndedBy
-from stretto.runs.explain import JobSummary, Line, Story, time_text
+from stretto.runs.explain import JobSummary, Story, StoryLine, time_text
 from stretto.runs.explain import explain as explain_run
 from stretto.runs.folder import RunFolder, find_run
-from stretto.runs.live_state import Phase
+from stretto.runs.live_state import JobPhase
 from stretto.runs.metrics_files import metrics_text
-from stretto.runs.status import Standing, ending_of, standing_of, state_of
+from stretto.runs.status import RunStatus, ending_of, shown_state, status_of
 
 ENDS = {
     EndedBy.JOBS: "all there was to do is done",
@@ -57,21 +57,23 @@ def _as_it_stands(story: Story, folder: RunFolder, *, damaged: bool) -> Story:
     for last in folder.events():
         last_s = max(last_s, last.t_s)
     ending = ending_of(folder)
-    standing = ending or standing_of(folder, last)
-    jobs = tuple(dataclasses.replace(job, state=state_of(Phase(job.state), standing)) for job in story.jobs)
+    status = ending or status_of(folder, last)
+    jobs = tuple(
+        dataclasses.replace(job, state=shown_state(JobPhase(job.state), status)) for job in story.jobs
+    )
     lines = story.lines
     if damaged:
         ended = f" Of its end it is known that {ENDS[ending]}." if ending in ENDS else ""
         text = f"its journal is damaged, and nothing is known of it after this.{ended}"
-        lines += (Line(last_s, "run", "known until here", text),)
-    elif standing is Standing.INTERRUPTED and last is not None:
-        lines += (Line(last_s, "run", "interrupted", "nothing is known of it after this"),)
+        lines += (StoryLine(last_s, "run", "known until here", text),)
+    elif status is RunStatus.INTERRUPTED and last is not None:
+        lines += (StoryLine(last_s, "run", "interrupted", "nothing is known of it after this"),)
     elif ending in ENDS and (story.job is None or lines[-1].places):
         due_s = folder.begun_spec().deadline_s if ending is EndedBy.DEADLINE else None
         what = "ended" if story.job is None else "run ended"
-        failed = sum(job.state == Phase.FAILED for job in jobs) if ending is EndedBy.JOBS else 0
+        failed = sum(job.state == JobPhase.FAILED for job in jobs) if ending is EndedBy.JOBS else 0
         text = f"{ENDS[ending]}, {failed} failed" if failed else ENDS[ending]
-        lines += (Line(max(last_s, due_s or 0.0), "run", what, text),)
+        lines += (StoryLine(max(last_s, due_s or 0.0), "run", what, text),)
     return dataclasses.replace(story, jobs=jobs, lines=lines)
 
 
@@ -103,7 +105,7 @@ def _shown(job: JobSummary) -> str:
     return one_line(metrics_text(job.metrics)) or "-"
 
 
-def _line(line: Line, story: Story) -> str:
+def _line(line: StoryLine, story: Story) -> str:
     about = line.what if story.job is not None else f"{line.subject} {line.what}"
     return f"{time_text(line.t_s):>8}  {one_line(about)}{_why(line.text)}"
 

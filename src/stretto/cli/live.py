@@ -44,7 +44,7 @@ from stretto.profiling.probe_data import ProbeProgress
 from stretto.report.plan_text import is_priced
 from stretto.report.text import one_line
 from stretto.runs.folder import RunFolder
-from stretto.runs.live_state import ENDED, Board, JobLine, Phase
+from stretto.runs.live_state import ENDED, JobPhase, LiveJob, LiveState
 from stretto.runs.metrics_files import metrics_text
 from stretto.search.study import Study
 
@@ -54,7 +54,7 @@ ROWS_BESIDES = 10
 LAST_REPORT = "last report"
 REPORT_ROOM = 32
 """Letters of what a job reported that are shown, where there is too little room for all."""
-ORDER = (Phase.RUNNING, Phase.STARTING, Phase.PAUSED, Phase.WAITING)
+ORDER = (JobPhase.RUNNING, JobPhase.STARTING, JobPhase.PAUSED, JobPhase.WAITING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Display:
         self._title = title
         self._study = study
         self._outlook = outlook
-        self._board = Board(study)
+        self._board = LiveState(study)
         self._meter: CostMeter | None = None
         if outlook is not None and is_priced(outlook.tuning):
             self._meter = CostMeter(
@@ -183,7 +183,7 @@ class Display:
             clock += f"   best {self._study.metric} {self._best_text(best)}"
         yield Text(clock)
 
-    def _best_text(self, line: JobLine) -> str:
+    def _best_text(self, line: LiveJob) -> str:
         result = self._board.best_result(line)
         return "" if result is None else f"{result.value:.6g} ({line.job.id}, epoch {result.epoch})"
 
@@ -211,7 +211,7 @@ class Display:
             table.add_row(f"and {len(alive) - room} more")
         return table
 
-    def _row(self, line: JobLine) -> list[str]:
+    def _row(self, line: LiveJob) -> list[str]:
         workers = line.allocation.worker_count
         finish_s = line.finish_s(self._now_s)
         if self._study is None:

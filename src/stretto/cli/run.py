@@ -28,7 +28,7 @@ from stretto.report.run_text import jobs_text
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder
 from stretto.runs.job_results import RunResult
-from stretto.runs.live_state import Phase
+from stretto.runs.live_state import JobPhase
 from stretto.runs.manage import unsaved_jobs
 from stretto.runs.mend import mend
 from stretto.runs.metrics_files import metrics_after
@@ -176,7 +176,7 @@ def agree(instance: Instance, *, yes: bool) -> None:
 
 def _saves(checked: CheckedRun, result: RunResult) -> bool:
     """Whether whatever runs at a stop is such as saves then."""
-    stopped = {job.id for job in result.jobs if job.state == Phase.PAUSED}
+    stopped = {job.id for job in result.jobs if job.state == JobPhase.PAUSED}
     specs = [spec for spec in checked.file.jobs if spec.name in stopped]
     return all(isinstance(spec.work, Entry) or spec.tier not in {None, Tier.RIGID} for spec in specs)
 

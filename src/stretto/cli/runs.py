@@ -17,15 +17,15 @@ from stretto.core.units import format_duration, format_size
 from stretto.report.text import markdown_table, one_line
 from stretto.runs.deadline import when_to_resume
 from stretto.runs.folder import RUNS, RunFolder
-from stretto.runs.logs import LogLine, follow, list_logs, log_of, pieces_of
+from stretto.runs.logs import LogInfo, follow, list_logs, log_of, pieces_of
 from stretto.runs.manage import (
-    RunLine,
+    RunInfo,
     ask_to_stop,
     check_removable,
     find_folder,
     list_runs,
     remove_run,
-    run_line,
+    run_info,
     wait_until_stopped,
     what_was_saved,
 )
@@ -86,7 +86,7 @@ def stop(
     begun = folder.is_begun
     holder = ask_to_stop(folder, at_once=now) if is_going_on(folder) else None
     if holder is None:
-        line = run_line(folder, time.time())
+        line = run_info(folder, time.time())
         print(f"{folder.path} is not running: {line.state}.")
         return
     how = " at once" if now else " once its jobs have saved" if begun else ""
@@ -101,7 +101,7 @@ def stop(
 
 
 def _stopped(folder: RunFolder) -> str:
-    line = run_line(folder, time.time())
+    line = run_info(folder, time.time())
     if not folder.is_begun:
         kept = (
             f"the measured speeds are kept in {folder.profile}"
@@ -157,7 +157,7 @@ def _write(piece: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _show_logs(folder: RunFolder, found: tuple[LogLine, ...], *, as_json: bool) -> None:
+def _show_logs(folder: RunFolder, found: tuple[LogInfo, ...], *, as_json: bool) -> None:
     if as_json:
         plain = [{**dataclasses.asdict(line), "path": str(line.path)} for line in found]
         print(json.dumps({"logs": plain}, indent=2, allow_nan=False))
@@ -195,7 +195,7 @@ def rm(
     folders = [find_folder(name) for name in dict.fromkeys(names)]
     for folder in folders:
         check_removable(folder)
-    lines = [run_line(folder, time.time()) for folder in folders]
+    lines = [run_info(folder, time.time()) for folder in folders]
     if not yes:
         _agree(lines)
     for folder, line in zip(folders, lines, strict=True):
@@ -203,19 +203,19 @@ def rm(
         print(f"removed {folder.path} ({format_size(line.size_bytes)})")
 
 
-def _agree(lines: list[RunLine]) -> None:
+def _agree(lines: list[RunInfo]) -> None:
     what = "; ".join(_in_words(line) for line in lines)
     if not sys.stdin.isatty():
         raise InputError(f"nobody is there to agree that {what} is removed.", remedy="Add --yes.")
     typer.confirm(f"Remove {what}?", abort=True, err=True)
 
 
-def _in_words(line: RunLine) -> str:
+def _in_words(line: RunInfo) -> str:
     facts = ", ".join(filter(None, (line.state, line.best, format_size(line.size_bytes))))
     return f"{line.path} ({one_line(facts)})"
 
 
-def _row(line: RunLine) -> list[str]:
+def _row(line: RunInfo) -> list[str]:
     return [
         one_line(line.name),
         line.state,

@@ -15,13 +15,13 @@ from stretto.driving.drive import wall_clock
 from stretto.driving.request import Checked
 from stretto.driving.target import Target
 from stretto.inputs.study import Rented
-from stretto.journal.folds.history import seen_by
-from stretto.journal.folds.nodes import Record
+from stretto.journal.folds.history import fed_to
+from stretto.journal.folds.nodes import NodeRecord
 from stretto.journal.sqlite import SqliteJournal
 from stretto.planning.tuning import Limits
 from stretto.runs.deadline import EndedBy, deadline_of, enough_after, given_duration_s
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables
-from stretto.runs.live_state import Board
+from stretto.runs.live_state import LiveState
 from stretto.runs.mend import mend_after_restart
 from stretto.runs.results import forget_plan
 from stretto.runs.status import holding, read_ending
@@ -209,8 +209,8 @@ def _launched(folder: RunFolder, rented: Rented) -> Sequence[str]:
     """What may be up: there are files of what commands launched; the autoscaler leaves none."""
     if rented.nodes.launch:
         return [path.stem for path in sorted(folder.nodes.glob("*.json"))]
-    board = Board()
-    record = Record.of(seen_by(folder.events(), board))
+    board = LiveState()
+    record = NodeRecord.of(fed_to(folder.events(), board))
     return () if board.last is None or isinstance(board.last, RunPaused) else record.rented
 
 

@@ -22,10 +22,10 @@ from stretto.core.events import (
 from stretto.core.units import counted, format_duration
 from stretto.driving.drive import NoObserver, Observer
 from stretto.driving.stop import Stop
-from stretto.journal.folds.changes import Change, Changes
+from stretto.journal.folds.changes import Change, ChangeFold
 from stretto.pricing.instances import SLOT
 from stretto.profiling.probe import ProbeProgress
-from stretto.runs.live_state import Board, Phase
+from stretto.runs.live_state import JobPhase, LiveState
 from stretto.runs.metrics_files import Metrics, metrics_text
 from stretto.search.study import Study
 
@@ -85,8 +85,8 @@ class ProgressLines:
         self._stop = stop
         self._reported = reported
         self._stopping = False
-        self._board = Board(study)
-        self._changes = Changes()
+        self._board = LiveState(study)
+        self._changes = ChangeFold()
         self._study = study
         self._begun = False
         self._best: tuple[float, str] | None = None
@@ -152,7 +152,7 @@ class ProgressLines:
         for change in changes:
             if change.what != "set-batch" or change.batch:
                 yield change.job_id, _with(f"{change.job_id} {change.past}", change.said)
-        if isinstance(event, JobFinished) and self._board.jobs[event.job_id].phase is Phase.FINISHED:
+        if isinstance(event, JobFinished) and self._board.jobs[event.job_id].phase is JobPhase.FINISHED:
             last = self._reported(event.job_id, self._board.jobs[event.job_id].epoch)
             yield event.job_id, _with(f"{event.job_id} finished", metrics_text(last))
         for text in (*trouble_lines(event), *node_lines(event)):

@@ -20,7 +20,7 @@ from stretto.runs.deadline import EndedBy
 from stretto.runs.explain import time_text
 from stretto.runs.folder import RUNS, PastLimits
 from stretto.runs.job_results import JobResult, RunResult
-from stretto.runs.live_state import NOT_STARTED, Phase
+from stretto.runs.live_state import NOT_STARTED, JobPhase
 from stretto.runs.metrics_files import metrics_text
 from stretto.runs.results import TrialResult, TuneResult
 from stretto.search.study import Study
@@ -161,7 +161,7 @@ def replayed_json(other: Replayed) -> dict[str, Any]:
 def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterator[str]:
     ending = _ENDINGS.get(result.ended_by, result.ended_by)
     if result.ended_by == EndedBy.JOBS:
-        ending = with_failed(ending, result.trials_by_state.get(Phase.FAILED, 0))
+        ending = with_failed(ending, result.trials_by_state.get(JobPhase.FAILED, 0))
     name = one_line(run_name(result, study))
     late = f"; what ran took {format_duration(result.overrun_s)} more to end" if result.overrun_s else ""
     after = f"{format_duration(result.finished_s - result.overrun_s)}{_measured(result)}{late}"
@@ -410,7 +410,7 @@ def jobs_text(result: RunResult) -> str:
 def _jobs_summary(result: RunResult) -> Iterator[str]:
     ending = _JOB_ENDINGS.get(result.ended_by, result.ended_by)
     if result.ended_by == EndedBy.JOBS:
-        ending = with_failed(ending, sum(job.state == Phase.FAILED for job in result.jobs))
+        ending = with_failed(ending, sum(job.state == JobPhase.FAILED for job in result.jobs))
     how = f"{ending} after {format_duration(result.finished_s)}."
     if result.known_until_s is not None:
         how = as_far_as_known(ending, result.known_until_s)

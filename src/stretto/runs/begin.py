@@ -59,10 +59,10 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
         for key in {**old, **new}:
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
     elif old != new:
-        yield f"{path} was {_shown(old)} and is {_shown(new)}"
+        yield f"{path} was {_value_text(old)} and is {_value_text(new)}"
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "not given" if value is None else json.dumps(value)
 
 

@@ -33,11 +33,11 @@ from stretto.core.events import (
 )
 from stretto.core.job import Job
 from stretto.core.units import counted, format_duration
-from stretto.journal.folds.changes import Change, Changes
-from stretto.journal.folds.history import history_of, seen_by
+from stretto.journal.folds.changes import Change, ChangeFold
+from stretto.journal.folds.history import fed_to, history_of
 from stretto.runs.deadline import is_at_deadline
 from stretto.runs.folder import RunFolder, RunSpec
-from stretto.runs.live_state import NOT_STARTED, Board
+from stretto.runs.live_state import NOT_STARTED, LiveState
 from stretto.runs.metrics_files import Metrics, metrics_by_epoch, metrics_text
 from stretto.search.study import Study
 
@@ -49,7 +49,7 @@ MOST_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StoryLine:
     """Something that happened, and what there is to say about it."""
 
     t_s: float
@@ -85,7 +85,7 @@ class Story:
 
     run: str
     job: str | None
-    lines: tuple[Line, ...]
+    lines: tuple[StoryLine, ...]
     jobs: tuple[JobSummary, ...]
     """Every job; empty where the story is of one."""
     is_study: bool
@@ -107,13 +107,13 @@ def explain(folder: RunFolder, job_id: str | None = None) -> Story:
             jobs=tuple(_summaries(folder, study)),
             is_study=spec.is_study,
         )
-    board = Board(study)
-    found = job_lines(seen_by(folder.events(), board), job_id, metrics_by_epoch(folder, job_id))
-    lines, known = tuple(found), list(board.jobs)
-    if job_id not in board.jobs and study is not None and _is_of(study, job_id):
+    live = LiveState(study)
+    found = job_lines(fed_to(folder.events(), live), job_id, metrics_by_epoch(folder, job_id))
+    lines, known = tuple(found), list(live.jobs)
+    if job_id not in live.jobs and study is not None and _is_of(study, job_id):
         drawn = f"the run has come to {len(known)} of the study's {counted(study.trials, 'trial')}, not to it"
-        lines = (Line(0.0 if board.last is None else board.last.t_s, job_id, NOT_STARTED, drawn),)
-    elif job_id not in board.jobs:
+        lines = (StoryLine(0.0 if live.last is None else live.last.t_s, job_id, NOT_STARTED, drawn),)
+    elif job_id not in live.jobs:
         raise InputError(
             f"the run {folder.name} has no job {job_id!r}.",
             remedy=f"It has {_few(known)}." if known else "It has none yet.",
@@ -121,9 +121,9 @@ def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     return Story(run=folder.name, job=job_id, lines=lines, jobs=(), is_study=spec.is_study)
 
 
-def cluster_lines(events: Iterable[Event], spec: RunSpec | None = None) -> Iterator[Line]:
+def cluster_lines(events: Iterable[Event], spec: RunSpec | None = None) -> Iterator[StoryLine]:
     """The story of the cluster: nodes, wishes, and what every job was told; `spec` has its deadlines."""
-    changes = Changes()
+    changes = ChangeFold()
     for event in events:
         match event:
             case RunStarted() | RunPaused() | RunResumed():
@@ -134,17 +134,17 @@ def cluster_lines(events: Iterable[Event], spec: RunSpec | None = None) -> Itera
                 wished = (
                     ", ".join(f"{count} of {instance}" for instance, count in event.wish.nodes) or "nothing"
                 )
-                yield Line(event.t_s, event.policy, "wish", wished)
+                yield StoryLine(event.t_s, event.policy, "wish", wished)
             case JobFinished() | JobFailed() | JobRetried() | WorkerLost():
                 yield from _about(event)
             case _:
                 pass
-        yield from (_told(change) for change in changes.observe(event))
+        yield from (_change_line(change) for change in changes.observe(event))
 
 
 def job_lines(
     events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics] | None = None
-) -> Iterator[Line]:
+) -> Iterator[StoryLine]:
     """Everything about one job: what was decided and why, what it showed, what went wrong, and where.
 
     `metrics` are those it reported after its epochs, which the journal has of trials only.
@@ -152,13 +152,13 @@ def job_lines(
     return iter(sorted(_job_lines(events, job_id, metrics or {}), key=lambda line: line.t_s))
 
 
-def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics]) -> Iterator[Line]:
+def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics]) -> Iterator[StoryLine]:
     """In the order in which they were heard of."""
-    changes, epochs, best = Changes(), _Epochs(job_id, metrics), ""
+    changes, epochs, best = ChangeFold(), _Epochs(job_id, metrics), ""
     for event in events:
         held = changes.held(job_id)
         told = [change for change in changes.observe(event) if change.job_id == job_id]
-        lines = [_told(change) for change in told] or list(_about_job(event, job_id, held))
+        lines = [_change_line(change) for change in told] or list(_about_job(event, job_id, held))
         lines += epochs.told(event, held, changed=bool(told))
         if isinstance(event, CheckpointSaved) and event.job_id == job_id and event.best:
             # A job that goes on says once more which one it has.
@@ -180,7 +180,7 @@ class _Epochs:
         self._told_s: float | None = None
         """When it was told to start or resize."""
 
-    def told(self, event: Event, held: Allocation, *, changed: bool) -> list[Line]:
+    def told(self, event: Event, held: Allocation, *, changed: bool) -> list[StoryLine]:
         """Those that an event ends, of a job that held so much and may have been told something by it."""
         if changed or (isinstance(event, JobRetried | WorkerLost) and event.job_id == self._job_id):
             self._since_s = None
@@ -191,18 +191,18 @@ class _Epochs:
         ended = range(self._epoch + 1, event.epoch + 1)
         lines = [] if event.results else self._lines(event, ended, held)
         if trains_s is not None:
-            lines.insert(0, Line(trains_s, self._job_id, "trains", f"after {event.resize_s:.2f} s"))
+            lines.insert(0, StoryLine(trains_s, self._job_id, "trains", f"after {event.resize_s:.2f} s"))
         self._epoch = max(self._epoch, event.epoch)
         self._since_s = event.t_s if ended else self._since_s
         return lines
 
-    def _lines(self, event: JobReported, ended: range, held: Allocation) -> list[Line]:
+    def _lines(self, event: JobReported, ended: range, held: Allocation) -> list[StoryLine]:
         """One for each epoch; of more than anybody reads one by one, for the last ones."""
         few = ended[-MOST_AT_ONCE:]
         lines = [self._line(event, epoch, len(ended), held) for epoch in few]
         if len(few) < len(ended):
             lines.insert(
-                0, Line(event.t_s, self._job_id, f"epochs {ended[0]} to {few[0] - 1}", "told at once")
+                0, StoryLine(event.t_s, self._job_id, f"epochs {ended[0]} to {few[0] - 1}", "told at once")
             )
         return lines
 
@@ -214,60 +214,62 @@ class _Epochs:
         self._since_s = event.t_s if told_s is None else min(told_s + event.resize_s, event.t_s)
         return self._since_s
 
-    def _line(self, event: JobReported, epoch: int, ended: int, held: Allocation) -> Line:
+    def _line(self, event: JobReported, epoch: int, ended: int, held: Allocation) -> StoryLine:
         shown = metrics_text(self._metrics.get(epoch, {})) or (_losses(event) if epoch == event.epoch else "")
         took_s = None if self._since_s is None else (event.t_s - self._since_s) / ended
         took = "" if took_s is None else f"in {took_s:.2f} s with {counted(held.worker_count, 'worker')}"
-        return Line(event.t_s, self._job_id, f"epoch {epoch}", " ".join(filter(None, (shown, took))))
+        return StoryLine(event.t_s, self._job_id, f"epoch {epoch}", " ".join(filter(None, (shown, took))))
 
 
-def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[Line]:
+def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[StoryLine]:
     """What an event that tells a job nothing says of it; so much it held before."""
     match event:
         case Decided():
             if (reason := event.reasons.get(job_id)) is not None:
-                yield Line(event.t_s, job_id, str(reason.code), reason.text)
+                yield StoryLine(event.t_s, job_id, str(reason.code), reason.text)
         case NodeLost() | NodeReleased() | NodeDraining():
             if (workers := dict(held.workers).get(event.node_id)) is not None:
                 text = f"{event.node_id}, which had {workers} of its {counted(held.worker_count, 'worker')}"
-                yield Line(event.t_s, job_id, event.kind.replace("-", " "), text)
+                yield StoryLine(event.t_s, job_id, event.kind.replace("-", " "), text)
         case JobRetried() if event.job_id == job_id:
-            yield Line(event.t_s, job_id, f"retry {event.attempt} with {_on(held)}", event.error.strip())
+            yield StoryLine(
+                event.t_s, job_id, f"retry {event.attempt} with {_where(held)}", event.error.strip()
+            )
         case _ if event.subject == job_id:
             yield from _about(event)
 
 
-def _told(change: Change) -> Line:
+def _change_line(change: Change) -> StoryLine:
     held, given = change.before, change.after
     if change.what == "set-batch":
-        return Line(change.t_s, change.job_id, change.batch or "batch split otherwise", change.said)
-    what = change.what + (f" with {_on(given)}" if given else "")
+        return StoryLine(change.t_s, change.job_id, change.batch or "batch split otherwise", change.said)
+    what = change.what + (f" with {_where(given)}" if given else "")
     if held and held != given:
-        what += f" {'instead of' if given else 'of'} {_on(held)}"
+        what += f" {'instead of' if given else 'of'} {_where(held)}"
     resized = f"{change.resized}: " if change.resized else ""
-    return Line(change.t_s, change.job_id, what, f"{resized}{change.said}")
+    return StoryLine(change.t_s, change.job_id, what, f"{resized}{change.said}")
 
 
-def _on(held: Allocation) -> str:
+def _where(held: Allocation) -> str:
     """How many workers, and on which nodes."""
     where = ", ".join(f"{node}: {count}" for node, count in held.workers)
     return f"{counted(held.worker_count, 'worker')} ({where})"
 
 
-def _about_run(event: RunStarted | RunPaused | RunResumed, spec: RunSpec | None) -> Line:
+def _about_run(event: RunStarted | RunPaused | RunResumed, spec: RunSpec | None) -> StoryLine:
     if isinstance(event, RunStarted):
         nodes = ", ".join(f"{node.id} with {counted(node.gpus, 'slot')}" for node in event.nodes)
-        return Line(event.t_s, event.subject, "run started", nodes or "without nodes")
+        return StoryLine(event.t_s, event.subject, "run started", nodes or "without nodes")
     if isinstance(event, RunPaused):
         if spec is not None and is_at_deadline(event.t_s, spec.past_limits):
-            return Line(event.t_s, "run", "ended", "the deadline came, which was moved later on")
-        return Line(event.t_s, "run", "stopped", "nothing runs from here on")
-    return Line(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
+            return StoryLine(event.t_s, "run", "ended", "the deadline came, which was moved later on")
+        return StoryLine(event.t_s, "run", "stopped", "nothing runs from here on")
+    return StoryLine(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
 
 
 def _about_node(
     event: NodeLaunched | NodeAdded | NodeReleased | NodeLost | NodeDraining | NodeRefused,
-) -> Line:
+) -> StoryLine:
     what, text = event.kind.replace("-", " "), ""
     if isinstance(event, NodeLaunched | NodeAdded):
         text = counted(event.node.gpus, "slot")
@@ -275,39 +277,39 @@ def _about_node(
         text = "it never came, and costs nothing"
     elif isinstance(event, NodeRefused):
         what, text = f"{event.count} refused", event.why
-    return Line(event.t_s, event.subject, what, text)
+    return StoryLine(event.t_s, event.subject, what, text)
 
 
-def _about(event: Event) -> Iterator[Line]:
+def _about(event: Event) -> Iterator[StoryLine]:
     match event:
         case JobSubmitted():
-            yield Line(event.t_s, event.job.id, "submitted", _configured(event.job))
+            yield StoryLine(event.t_s, event.job.id, "submitted", _configured(event.job))
         case JobReported():
             yield from _reported(event)
         case CheckpointSaved():
             best = "the best so far, " if event.best else ""
-            yield Line(event.t_s, event.job_id, "checkpoint", f"{best}{event.path}")
+            yield StoryLine(event.t_s, event.job_id, "checkpoint", f"{best}{event.path}")
         case JobRetried():
-            yield Line(event.t_s, event.job_id, f"retry {event.attempt}", event.error.strip())
+            yield StoryLine(event.t_s, event.job_id, f"retry {event.attempt}", event.error.strip())
         case JobFailed():
-            yield Line(event.t_s, event.job_id, "failed", event.error.strip())
+            yield StoryLine(event.t_s, event.job_id, "failed", event.error.strip())
         case JobFinished():
-            yield Line(event.t_s, event.job_id, "finished", "")
+            yield StoryLine(event.t_s, event.job_id, "finished", "")
         case JobNoted():
-            yield Line(event.t_s, event.job_id, "note", event.text)
+            yield StoryLine(event.t_s, event.job_id, "note", event.text)
         case WorkerLost():
-            yield Line(event.t_s, event.job_id, "worker lost", event.node)
+            yield StoryLine(event.t_s, event.job_id, "worker lost", event.node)
         case _:
             pass
 
 
-def _reported(event: JobReported) -> Iterator[Line]:
+def _reported(event: JobReported) -> Iterator[StoryLine]:
     """Epochs; reports in between say nothing that a decision hangs on."""
     for result in event.results:
         value = "not a number" if result.value is None else f"{result.value:.6g}"
         took = "" if result.epoch_s is None else f" in {result.epoch_s:.2f} s"
         with_them = f"with {counted(result.workers, 'worker')}"
-        yield Line(event.t_s, event.job_id, f"epoch {result.epoch}", f"{value}{took} {with_them}")
+        yield StoryLine(event.t_s, event.job_id, f"epoch {result.epoch}", f"{value}{took} {with_them}")
 
 
 def _losses(event: JobReported) -> str:
@@ -321,16 +323,16 @@ def _configured(job: Job) -> str:
 
 
 def _summaries(folder: RunFolder, study: Study | None) -> Iterator[JobSummary]:
-    board = Board(study)
-    histories = history_of(seen_by(folder.events(), board)).jobs
-    for job_id, line in board.jobs.items():
+    live = LiveState(study)
+    histories = history_of(fed_to(folder.events(), live)).jobs
+    for job_id, line in live.jobs.items():
         yield JobSummary(
             id=job_id,
             state=str(line.shown_phase),
             epochs=line.epoch,
             restarts=histories[job_id].restarts,
             retries=line.retries,
-            value=None if study is None else board.best_value(line),
+            value=None if study is None else live.best_value(line),
             metrics={} if study is not None else metrics_by_epoch(folder, job_id).get(line.epoch, {}),
             last_reason="" if line.reason is None else line.reason.text,
         )

@@ -11,16 +11,16 @@ from typing import Any
 
 from stretto.core.units import HOUR_S
 from stretto.journal.folds.cost import CostMeter
-from stretto.journal.folds.history import History, history_of, seen_by
+from stretto.journal.folds.history import History, fed_to, history_of
 from stretto.pricing.instances import OWN_MACHINE
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import (
     RunFolder,
 )
-from stretto.runs.live_state import Board, JobLine, Phase
+from stretto.runs.live_state import JobPhase, LiveJob, LiveState
 from stretto.runs.metrics_files import Metrics, metrics_by_epoch
 from stretto.runs.results import command_files, damaged_checkpoints, kept_checkpoint
-from stretto.runs.status import standing_of, state_of
+from stretto.runs.status import shown_state, status_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class RunResult:
     @property
     def succeeded(self) -> bool:
         """Every job finished."""
-        return self.ended_by == EndedBy.JOBS and all(job.state == Phase.FINISHED for job in self.jobs)
+        return self.ended_by == EndedBy.JOBS and all(job.state == JobPhase.FINISHED for job in self.jobs)
 
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
@@ -82,23 +82,23 @@ class RunResult:
 def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     """The summary of a run of jobs, over or not."""
     spec = folder.begun_spec()
-    board, meter = Board(), CostMeter((), OWN_MACHINE, spec.usd_per_slot_hour)
-    history = history_of(seen_by(folder.events(), board, meter))
-    standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
-    jobs = tuple(_job_result(folder, history, line, standing) for line in board.jobs.values())
+    live, meter = LiveState(), CostMeter((), OWN_MACHINE, spec.usd_per_slot_hour)
+    history = history_of(fed_to(folder.events(), live, meter))
+    status = status_of(folder, live.last) if ended_by is None else str(ended_by)
+    jobs = tuple(_job_result(folder, history, line, status) for line in live.jobs.values())
     jcts = [job.jct_s for job in jobs if job.jct_s is not None]
     return RunResult(
         run=folder.path,
         policy=spec.policy,
-        ended_by=str(standing),
-        finished_s=board.now_s,
+        ended_by=str(status),
+        finished_s=live.now_s,
         mean_jct_s=fmean(jcts) if jcts else None,
         gpu_hours=sum(job.gpu_hours for job in jobs),
-        cost_usd=meter.cost_usd(board.now_s),
+        cost_usd=meter.cost_usd(live.now_s),
         jobs=jobs,
         damaged=tuple(
             text
-            for line in board.jobs.values()
+            for line in live.jobs.values()
             if line.started_s is not None
             for text in damaged_checkpoints(folder, line)
         ),
@@ -106,11 +106,11 @@ def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
     )
 
 
-def _job_result(folder: RunFolder, history: History, line: JobLine, standing: str) -> JobResult:
+def _job_result(folder: RunFolder, history: History, line: LiveJob, status: str) -> JobResult:
     past, has_files = history.jobs[line.job.id], line.started_s is not None
     return JobResult(
         id=line.job.id,
-        state=state_of(line.phase, standing),
+        state=shown_state(line.phase, status),
         epochs=line.epoch,
         jct_s=past.jct_s,
         batch=past.last_batch,
@@ -118,7 +118,7 @@ def _job_result(folder: RunFolder, history: History, line: JobLine, standing: st
         retries=line.retries,
         metrics=metrics_by_epoch(folder, line.job.id).get(line.epoch, {}) if has_files else {},
         gpu_hours=past.gpu_s / HOUR_S,
-        error=line.error if line.phase is Phase.FAILED else "",
+        error=line.error if line.phase is JobPhase.FAILED else "",
         log=folder.log(line.job.id),
         checkpoint=kept_checkpoint(folder, line) if has_files else None,
         files=command_files(folder, line.job.id) if has_files else None,

@@ -37,7 +37,7 @@ LATELY = 50
 """Epochs that say how fast the whole run is now."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """Where a job stands."""
 
     WAITING = "waiting"
@@ -52,18 +52,18 @@ class Phase(StrEnum):
     """Said of trials that never ran: those that wait, those that are not wanted, those not even drawn."""
 
 
-ENDED = frozenset({Phase.STOPPED, Phase.FINISHED, Phase.FAILED})
-NOT_STARTED = str(Phase.NOT_STARTED)
+ENDED = frozenset({JobPhase.STOPPED, JobPhase.FINISHED, JobPhase.FAILED})
+NOT_STARTED = str(JobPhase.NOT_STARTED)
 
 
 @dataclass(slots=True)
-class JobLine:
+class LiveJob:
     """One job as it stands."""
 
     job: Job
     number: int = 0
     """In order of submission."""
-    phase: Phase = Phase.WAITING
+    phase: JobPhase = JobPhase.WAITING
     allocation: Allocation = NOTHING
     batch: BatchChoice | None = None
     epoch: int = 0
@@ -81,10 +81,10 @@ class JobLine:
     """Times and work done of the last reports since the last start or resize."""
 
     @property
-    def shown_phase(self) -> Phase:
+    def shown_phase(self) -> JobPhase:
         """Where it stands, as people are told: of a trial that never ran, that it was not started."""
         never_ran = self.job.study is not None and self.started_s is None
-        return Phase.NOT_STARTED if never_ran else self.phase
+        return JobPhase.NOT_STARTED if never_ran else self.phase
 
     @property
     def value(self) -> float | None:
@@ -98,7 +98,7 @@ class JobLine:
     def finish_s(self, now_s: float) -> float | None:
         """When it would be done at its present pace; None if that is not known."""
         left = self.work_left
-        if left is None or self.phase is not Phase.RUNNING or len(self.pace) < 2:
+        if left is None or self.phase is not JobPhase.RUNNING or len(self.pace) < 2:
             return None
         (first_s, first), (last_s, last) = self.pace[0], self.pace[-1]
         if last <= first:
@@ -106,13 +106,13 @@ class JobLine:
         return max(last_s + left * (last_s - first_s) / (last - first), now_s)
 
 
-class Board:
+class LiveState:
     """Every job of a run, in order of submission."""
 
     def __init__(self, study: Study | None = None) -> None:
         self._study = study
-        self._best: JobLine | None = None
-        self.jobs: dict[str, JobLine] = {}
+        self._best: LiveJob | None = None
+        self.jobs: dict[str, LiveJob] = {}
         self.now_s = 0.0
         self.last: Event | None = None
         self.down_s = 0.0
@@ -125,7 +125,7 @@ class Board:
         self.now_s = max(self.now_s, event.t_s)
         self.last = event
         if isinstance(event, JobSubmitted):
-            self.jobs[event.job.id] = JobLine(event.job, len(self.jobs))
+            self.jobs[event.job.id] = LiveJob(event.job, len(self.jobs))
         elif isinstance(event, RunPaused | RunResumed):
             self._stands_still(event)
         elif isinstance(event, Decided):
@@ -140,17 +140,17 @@ class Board:
         elif (line := self.jobs.get(event.subject)) is not None:
             self._heard(line, event)
 
-    def best(self) -> JobLine | None:
+    def best(self) -> LiveJob | None:
         """The trial with the best value that did not diverge; of equals, the one submitted first."""
         assert self._study is not None
         return self._best
 
-    def best_value(self, line: JobLine) -> float | None:
+    def best_value(self, line: LiveJob) -> float | None:
         """The best a trial showed; None if it showed nothing or diverged."""
         best = self.best_result(line)
         return None if best is None else best.value
 
-    def best_result(self, line: JobLine) -> Result | None:
+    def best_result(self, line: LiveJob) -> Result | None:
         """The epoch with that value; of equals, the first."""
         return None if line.value is None else max(line.results, key=lambda one: self._score(one.value))
 
@@ -158,8 +158,8 @@ class Board:
         """How many jobs stand where; of a study all its trials, also those that were not drawn."""
         counts = Counter(line.shown_phase for line in self.jobs.values())
         if self._study is not None:
-            counts[Phase.NOT_STARTED] += self._study.trials - len(self.jobs)
-        return {str(phase): counts[phase] for phase in Phase if counts[phase]}
+            counts[JobPhase.NOT_STARTED] += self._study.trials - len(self.jobs)
+        return {str(phase): counts[phase] for phase in JobPhase if counts[phase]}
 
     def slowness(self, profile: Profile) -> float:
         """How much longer epochs took lately than the profile says; 1 if nothing is known."""
@@ -169,17 +169,17 @@ class Board:
     def _score(self, value: float | None) -> float:
         return -math.inf if self._study is None else self._study.score(value)
 
-    def _instructed(self, line: JobLine, instruction: Instruction, t_s: float) -> None:
+    def _instructed(self, line: LiveJob, instruction: Instruction, t_s: float) -> None:
         if instruction.action is Action.STOP:
-            self._end(line, Phase.STOPPED, t_s)
+            self._end(line, JobPhase.STOPPED, t_s)
         elif instruction.action is Action.PARK:
-            line.phase, line.allocation, line.batch = Phase.PAUSED, NOTHING, None
+            line.phase, line.allocation, line.batch = JobPhase.PAUSED, NOTHING, None
         else:
             line.batch = instruction.batch
             if instruction.action is not Action.SET_BATCH:
                 line.allocation = instruction.allocation
                 line.started_s = t_s if line.started_s is None else line.started_s
-                line.phase = Phase.STARTING if instruction.action is Action.START else line.phase
+                line.phase = JobPhase.STARTING if instruction.action is Action.START else line.phase
         line.pace.clear()
 
     def _stands_still(self, event: RunPaused | RunResumed) -> None:
@@ -189,23 +189,23 @@ class Board:
         for line in self.jobs.values():
             line.pace.clear()
             if line.allocation:
-                line.phase = Phase.STARTING if resumed else Phase.PAUSED
+                line.phase = JobPhase.STARTING if resumed else JobPhase.PAUSED
 
-    def _heard(self, line: JobLine, event: Event) -> None:
+    def _heard(self, line: LiveJob, event: Event) -> None:
         match event:
             case JobReported():
                 self._reported(line, event)
             case JobFinished():
-                self._end(line, Phase.FINISHED, event.t_s)
+                self._end(line, JobPhase.FINISHED, event.t_s)
             case JobFailed():
                 line.error = event.error
-                self._end(line, Phase.FAILED, event.t_s)
+                self._end(line, JobPhase.FAILED, event.t_s)
             case WorkerLost():
                 self._put_down(line)
             case JobRetried():
                 line.retries += 1
                 line.error = event.error
-                line.phase = Phase.STARTING
+                line.phase = JobPhase.STARTING
                 line.pace.clear()
             case CheckpointSaved():
                 line.checkpoint = event.path or line.checkpoint
@@ -213,18 +213,18 @@ class Board:
             case JobNoted() | _:
                 pass
 
-    def _reported(self, line: JobLine, event: JobReported) -> None:
+    def _reported(self, line: LiveJob, event: JobReported) -> None:
         line.epoch, line.work_done = event.epoch, event.work_done
         line.results.extend(event.results)
         if event.results and self._study is not None:
             self._compare(line)
         self._epochs.extend((one.epoch_s, one.workers) for one in event.results if one.epoch_s is not None)
-        if line.phase in {Phase.STARTING, Phase.PAUSED} and line.allocation:
-            line.phase = Phase.RUNNING
+        if line.phase in {JobPhase.STARTING, JobPhase.PAUSED} and line.allocation:
+            line.phase = JobPhase.RUNNING
         if line.phase not in ENDED:
             line.pace.append((event.t_s, event.work_done))
 
-    def _compare(self, line: JobLine) -> None:
+    def _compare(self, line: LiveJob) -> None:
         """A trial has shown something: it may be the best now, or have diverged and be the best no more."""
         if line is self._best:
             if line.value is None:
@@ -233,15 +233,15 @@ class Board:
         elif line.value is not None and (self._best is None or self._rank(line) > self._rank(self._best)):
             self._best = line
 
-    def _rank(self, line: JobLine) -> tuple[float, int]:
+    def _rank(self, line: LiveJob) -> tuple[float, int]:
         return self._score(self.best_value(line)), -line.number
 
-    def _put_down(self, line: JobLine) -> None:
+    def _put_down(self, line: LiveJob) -> None:
         """It stands still, and what it held is gone."""
-        line.phase, line.allocation, line.batch = Phase.WAITING, NOTHING, None
+        line.phase, line.allocation, line.batch = JobPhase.WAITING, NOTHING, None
         line.pace.clear()
 
-    def _end(self, line: JobLine, phase: Phase, t_s: float) -> None:
+    def _end(self, line: LiveJob, phase: JobPhase, t_s: float) -> None:
         if line.phase in ENDED:
             return
         line.phase, line.ended_s = phase, t_s

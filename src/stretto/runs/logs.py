@@ -22,7 +22,7 @@ LAST_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class LogInfo:
     """The log of a job."""
 
     job: str
@@ -34,7 +34,7 @@ class LogLine:
     last_line: str
 
 
-def list_logs(folder: RunFolder) -> tuple[LogLine, ...]:
+def list_logs(folder: RunFolder) -> tuple[LogInfo, ...]:
     """Of every job, then of the run itself: training that failed while it was tried, launches that failed."""
     own = [folder.failed_log, *sorted(folder.nodes.glob("*.log"))]
     jobs = [_line(job, folder.log(job)) for job in jobs_of(folder)]
@@ -64,7 +64,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedLog:
     """A log from where it was last read; one that was begun anew is read from its beginning.
 
     A log that grew too long becomes `<path>.1`, and that is read to its end first.
@@ -104,7 +104,7 @@ class Followed:
 
 
 @dataclass(slots=True)
-class Lines:
+class PrefixedLines:
     """Pieces of one log made into whole lines, with the job in front of each; a long line becomes several."""
 
     prefix: bytes
@@ -130,13 +130,13 @@ def follow(
     is_over: Callable[[RunFolder], bool] = lambda folder: not is_going_on(folder),
 ) -> None:
     """Write what is printed from now on and was before, until the run ends; of all jobs with their names."""
-    logs: dict[str, Followed] = {}
-    lines: dict[str, Lines] = {}
+    logs: dict[str, FollowedLog] = {}
+    lines: dict[str, PrefixedLines] = {}
     while True:
         over = is_over(folder)
         for name in [job] if job is not None else _with_folders(folder):
-            logs.setdefault(name, Followed(folder.log(name)))
-            lines.setdefault(name, Lines(f"{name} | ".encode()))
+            logs.setdefault(name, FollowedLog(folder.log(name)))
+            lines.setdefault(name, PrefixedLines(f"{name} | ".encode()))
         while pieces := {name: piece for name, log in logs.items() if (piece := log.more())}:
             for name, piece in pieces.items():
                 write(piece if job is not None else lines[name].add(piece))
@@ -155,13 +155,13 @@ def _with_folders(folder: RunFolder) -> Sequence[str]:
         return []
 
 
-def _line(job: str, path: Path) -> LogLine:
+def _line(job: str, path: Path) -> LogInfo:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             file.seek(max(status.st_size - LAST_BYTES, 0))
             end = file.read().decode(errors="replace").strip()
     except OSError:
-        return LogLine(job=job, path=path, size_bytes=0, changed_s=None, last_line="")
+        return LogInfo(job=job, path=path, size_bytes=0, changed_s=None, last_line="")
     last = end.splitlines()[-1] if end else ""
-    return LogLine(job=job, path=path, size_bytes=status.st_size, changed_s=status.st_mtime, last_line=last)
+    return LogInfo(job=job, path=path, size_bytes=status.st_size, changed_s=status.st_mtime, last_line=last)

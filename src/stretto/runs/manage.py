@@ -19,9 +19,9 @@ from stretto.core.units import several
 from stretto.inputs.fields import is_folder_name
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RUNS, RunFolder, RunSpec, no_such_run
-from stretto.runs.live_state import Board, Phase
+from stretto.runs.live_state import JobPhase, LiveState
 from stretto.runs.results import kept_checkpoint
-from stretto.runs.status import Standing, check_free, ending_of, holding, is_going_on, standing_of
+from stretto.runs.status import RunStatus, check_free, ending_of, holding, is_going_on, status_of
 from stretto.system.identity import ID_FILE
 from stretto.system.locks import Holder, holder_of, is_held
 from stretto.system.plain_json import UnreadableError, read_json
@@ -34,18 +34,18 @@ NOT_BEGUN = "not begun"
 """Measured only, or ended before it began."""
 DAMAGED = "damaged"
 STATES = {
-    Standing.GOING_ON: RUNNING,
+    RunStatus.UNFINISHED: RUNNING,
     EndedBy.JOBS: FINISHED,
     EndedBy.DEADLINE: "deadline came",
     EndedBy.BUDGET: "budget spent",
 }
-"""What a standing is called in a list; others are called as they are."""
+"""What a status is called in a list; others are called as they are."""
 MARKS = ("spec.json", "journal.sqlite", "journal.sqlite.lock", "profile.json", "failed.log")
 """Whoever has one of these is the folder of a run, whole or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLine:
+class RunInfo:
     """One run."""
 
     name: str
@@ -68,11 +68,11 @@ class RunLine:
     """What is wrong with its files."""
 
 
-def list_runs(runs: Path = RUNS, *, now_s: float | None = None) -> tuple[RunLine, ...]:
+def list_runs(runs: Path = RUNS, *, now_s: float | None = None) -> tuple[RunInfo, ...]:
     """Every run in a folder, the newest first; whatever else lies there is passed over."""
     now_s = time.time() if now_s is None else now_s
     try:
-        found = [run_line(RunFolder(path), now_s) for path in runs.iterdir() if is_run_folder(path)]
+        found = [run_info(RunFolder(path), now_s) for path in runs.iterdir() if is_run_folder(path)]
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
@@ -92,7 +92,7 @@ def is_run_folder(path: Path) -> bool:
         return False
 
 
-def run_line(folder: RunFolder, now_s: float) -> RunLine:
+def run_info(folder: RunFolder, now_s: float) -> RunInfo:
     """How a run stands; nothing that is wrong with its files is raised."""
     spec: RunSpec | None = None
     state, best, best_metric, problem = NOT_BEGUN, "", None, ""
@@ -105,14 +105,14 @@ def run_line(folder: RunFolder, now_s: float) -> RunLine:
                 raise InputError("spec.json is missing, and there is a journal.", where=str(folder.path))
             state = MEASURING if going_on else NOT_BEGUN
         else:
-            state, best, best_metric = _standing(folder, spec)
+            state, best, best_metric = _state_and_best(folder, spec)
             problem = folder.damage()
     except (StrettoError, OSError) as error:
         state, problem = RUNNING if going_on else DAMAGED, str(error)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         state = RUNNING if going_on else DAMAGED
         problem = f"{folder.path}: its journal is damaged ({error!r})."
-    return RunLine(
+    return RunInfo(
         name=folder.name,
         path=folder.path,
         kind="" if spec is None else spec.kind,
@@ -127,22 +127,22 @@ def run_line(folder: RunFolder, now_s: float) -> RunLine:
     )
 
 
-def _standing(folder: RunFolder, spec: RunSpec) -> tuple[str, str, float | None]:
+def _state_and_best(folder: RunFolder, spec: RunSpec) -> tuple[str, str, float | None]:
     """State, best in words, and the best value."""
     study = spec.study
-    board, last = Board(study), None
+    live, last = LiveState(study), None
     for event in folder.events():
-        board.observe(event)
+        live.observe(event)
         last = event
-    standing = ending_of(folder) or standing_of(folder, last)
-    state = STATES.get(standing, str(standing))
+    status = ending_of(folder) or status_of(folder, last)
+    state = STATES.get(status, str(status))
     if study is None:
-        done = sum(line.phase is Phase.FINISHED for line in board.jobs.values())
-        failed = sum(line.phase is Phase.FAILED for line in board.jobs.values())
-        done_of = f"{done} of {len(spec.asked.get('works') or board.jobs)} done"
+        done = sum(line.phase is JobPhase.FINISHED for line in live.jobs.values())
+        failed = sum(line.phase is JobPhase.FAILED for line in live.jobs.values())
+        done_of = f"{done} of {len(spec.asked.get('works') or live.jobs)} done"
         return state, f"{done_of}, {failed} failed" if failed else done_of, None
-    line = board.best()
-    value = None if line is None else board.best_value(line)
+    line = live.best()
+    value = None if line is None else live.best_value(line)
     return state, "" if value is None else f"{study.metric} {value:.4g}", value
 
 
@@ -202,7 +202,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedJobs:
     """What the jobs of a run that stands still have saved."""
 
     saved: tuple[str, ...]
@@ -248,23 +248,23 @@ def wait_until_stopped(folder: RunFolder, sleep: Callable[[float], None] = time.
         folder.stop_asked.unlink(missing_ok=True)
 
 
-def saved_by(folder: RunFolder) -> Saved:
+def saved_by(folder: RunFolder) -> SavedJobs:
     """What a run that was stopped goes on from."""
     events = list(folder.events())
-    board = Board()
+    live = LiveState()
     for event in events:
-        board.observe(event)
+        live.observe(event)
     unsaved = unsaved_jobs(events)
     saved: list[str] = []
     own: list[str] = []
-    for line in board.jobs.values():
-        if line.phase is not Phase.PAUSED or line.job.id in unsaved:
+    for line in live.jobs.values():
+        if line.phase is not JobPhase.PAUSED or line.job.id in unsaved:
             continue
         if kept_checkpoint(folder, line) is None:
             own.append(line.job.id)
         else:
             saved.append(f"{line.job.id} (epoch {line.epoch})")
-    return Saved(saved=tuple(saved), unsaved=tuple(unsaved), own=tuple(own))
+    return SavedJobs(saved=tuple(saved), unsaved=tuple(unsaved), own=tuple(own))
 
 
 def unsaved_jobs(events: Iterable[Event]) -> list[str]:

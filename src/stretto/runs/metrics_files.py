@@ -22,7 +22,7 @@ TAIL_BYTES = 2**14
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ReportedMetrics:
     """What the metrics files of a run hold."""
 
     names: list[str]
@@ -31,7 +31,7 @@ class Shown:
     """The latest epoch of any job."""
 
 
-def shown_in(folder: RunFolder) -> Shown:
+def reported_metrics(folder: RunFolder) -> ReportedMetrics:
     """What has been reported so far."""
     names: dict[str, None] = {}
     epochs = 0
@@ -39,10 +39,10 @@ def shown_in(folder: RunFolder) -> Shown:
         names.update((name, None) for name in line if name not in NOT_METRICS)
         epoch = line.get("epoch")
         epochs = max(epochs, epoch) if isinstance(epoch, int) else epochs
-    return Shown(list(names) or _printed(folder), epochs)
+    return ReportedMetrics(list(names) or _printed(folder), epochs)
 
 
-def never_a_number(folder: RunFolder, metric: str) -> str | None:
+def never_numeric(folder: RunFolder, metric: str) -> str | None:
     """How a metric was reported of which no value is a number or null; None: some is, or there is none."""
     paths = sorted(folder.path.glob("jobs/*/metrics.jsonl"))
     values = [line[metric] for path in paths for line in _lines(path) if metric in line]

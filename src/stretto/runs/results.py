@@ -22,14 +22,14 @@ from stretto.core.units import HOUR_S
 from stretto.inputs.profile import read_profile, spent_usd
 from stretto.inputs.study import UNKNOWN_PROFILE, StudyOutline, belief_of, outline_of, tuning_on
 from stretto.journal.folds.cost import CostMeter
-from stretto.journal.folds.history import Gap, history_of, seen_by
+from stretto.journal.folds.history import Gap, fed_to, history_of
 from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.runs.deadline import Deadline, EndedBy, deadline_of, is_at_deadline
 from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables, unreadable
-from stretto.runs.live_state import ENDED, NOT_STARTED, Board, JobLine, Phase
-from stretto.runs.metrics_files import never_a_number, shown_in
-from stretto.runs.status import read_ending, standing_of, state_of
+from stretto.runs.live_state import ENDED, NOT_STARTED, JobPhase, LiveJob, LiveState
+from stretto.runs.metrics_files import never_numeric, reported_metrics
+from stretto.runs.status import read_ending, shown_state, status_of
 from stretto.wire.checkpoint_meta import usable_checkpoints
 
 NOTABLE_S = 2.0
@@ -107,7 +107,7 @@ class TuneResult:
     @property
     def failed(self) -> int:
         """Trials that failed for good."""
-        return sum(trial.state == Phase.FAILED for trial in self.trials)
+        return sum(trial.state == JobPhase.FAILED for trial in self.trials)
 
     @property
     def is_over(self) -> bool:
@@ -219,37 +219,37 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
     with _noted(damaged):
         plan = read_prediction(folder)
     tuning = run_tuning(outline, spec, measured_usd)
-    board, meter = (
-        Board(tuning.study),
+    live, meter = (
+        LiveState(tuning.study),
         CostMeter(tuning.instances, tuning.billing, outline.machine.usd_per_slot_hour),
     )
-    history = history_of(seen_by(folder.events(), board, meter))
-    best = board.best()
-    standing = standing_of(folder, board.last) if ended_by is None else str(ended_by)
+    history = history_of(fed_to(folder.events(), live, meter))
+    best = live.best()
+    status = status_of(folder, live.last) if ended_by is None else str(ended_by)
     deadline_s = tuning.limits.deadline_s if ended_by is EndedBy.DEADLINE else None
     known_until_s = folder.known_until_s()
-    finished_s = board.now_s if deadline_s is None else _ended_s(folder.events(), deadline_s)
-    damaged += [text for line in board.jobs.values() for text in damaged_checkpoints(folder, line)]
+    finished_s = live.now_s if deadline_s is None else _ended_s(folder.events(), deadline_s)
+    damaged += [text for line in live.jobs.values() for text in damaged_checkpoints(folder, line)]
     return TuneResult(
         run=folder.path,
         policy=spec.policy,
         metric=tuning.study.metric,
-        ended_by=str(standing),
+        ended_by=str(status),
         best_trial=None if best is None else best.job.id,
         best_config=None if best is None else dict(best.job.config),
-        best_metric=None if best is None else board.best_value(best),
+        best_metric=None if best is None else live.best_value(best),
         checkpoint=None if best is None else kept_checkpoint(folder, best),
         files=None if best is None else command_files(folder, best.job.id),
         file_names=() if best is None else _file_names(command_files(folder, best.job.id)),
-        cost_usd=meter.cost_usd(max(board.now_s, finished_s)) + measured_usd,
+        cost_usd=meter.cost_usd(max(live.now_s, finished_s)) + measured_usd,
         finished_s=finished_s,
         gpu_hours=sum(job.gpu_s for job in history.jobs.values()) / HOUR_S,
         predicted_finish_s=None if plan is None else plan.finish_s,
         predicted_cost_usd=None if plan is None else plan.cost_usd,
         predicted_epochs=None if plan is None else plan.epochs,
         deadline=deadline_of(spec),
-        trials=tuple(_trial(folder, board, line, standing) for line in board.jobs.values()),
-        not_drawn=tuning.study.trials - len(board.jobs),
+        trials=tuple(_trial(folder, live, line, status) for line in live.jobs.values()),
+        not_drawn=tuning.study.trials - len(live.jobs),
         gaps=tuple(
             dataclasses.replace(gap, at_deadline=is_at_deadline(gap.start_s, spec.past_limits))
             for gap in history.gaps_until(
@@ -260,7 +260,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
         past_limits=spec.past_limits,
         damaged=tuple(damaged),
         known_until_s=known_until_s,
-        problem="" if best is not None else _problem(folder, tuning.study.metric, list(board.jobs.values())),
+        problem="" if best is not None else _problem(folder, tuning.study.metric, list(live.jobs.values())),
     )
 
 
@@ -279,21 +279,21 @@ def _ended_s(events: Iterable[Event], deadline_s: float) -> float:
     return max(deadline_s, max((event.t_s for event in driven), default=0.0))
 
 
-def _trial(folder: RunFolder, board: Board, line: JobLine, standing: str) -> TrialResult:
+def _trial(folder: RunFolder, live: LiveState, line: LiveJob, status: str) -> TrialResult:
     return TrialResult(
         id=line.job.id,
         config=dict(line.job.config),
-        state=state_of(line.shown_phase, standing),
+        state=shown_state(line.shown_phase, status),
         epochs=line.epoch,
-        best_metric=board.best_value(line),
+        best_metric=live.best_value(line),
         retries=line.retries,
-        error=line.error if line.phase is Phase.FAILED else "",
+        error=line.error if line.phase is JobPhase.FAILED else "",
         log=folder.log(line.job.id),
         checkpoint=kept_checkpoint(folder, line),
     )
 
 
-def kept_checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
+def kept_checkpoint(folder: RunFolder, line: LiveJob) -> Path | str | None:
     """The best one in the run's folder, or the newest if the best was found damaged.
 
     Whoever saved it may have been killed before it could tell.
@@ -307,7 +307,7 @@ def kept_checkpoint(folder: RunFolder, line: JobLine) -> Path | str | None:
     return checkpoint_at(line.best_checkpoint, line.checkpoint)
 
 
-def damaged_checkpoints(folder: RunFolder, line: JobLine) -> Iterator[str]:
+def damaged_checkpoints(folder: RunFolder, line: LiveJob) -> Iterator[str]:
     """What is said of a job whose checkpoints are not all as they were written."""
     usable = usable_checkpoints(folder.checkpoints(line.job.id))
     used = usable.best or usable.newest
@@ -362,15 +362,15 @@ def _estimate(table: object) -> Estimate | None:
     return None if table is None else msgspec.convert(table, Estimate)
 
 
-def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
+def _problem(folder: RunFolder, metric: str, lines: Sequence[LiveJob]) -> str:
     """Why no trial has shown a number."""
-    failed = [line for line in lines if line.phase is Phase.FAILED]
+    failed = [line for line in lines if line.phase is JobPhase.FAILED]
     if failed and len(failed) == sum(line.started_s is not None for line in lines):
         return f"every trial that was started failed; the first: {failed[0].error.strip()}"
     reported = [line for line in lines if line.epoch]
     if not reported:
         return f"no trial came to the end of an epoch{_without_nodes(folder, lines) or _not_begun(folder)}."
-    shown = shown_in(folder)
+    shown = reported_metrics(folder)
     if metric not in shown.names:
         return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
     if any(line.phase in ENDED for line in reported):
@@ -378,7 +378,7 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[JobLine]) -> str:
     return f"no trial has shown {metric!r} yet."
 
 
-def _without_nodes(folder: RunFolder, lines: Sequence[JobLine]) -> str:
+def _without_nodes(folder: RunFolder, lines: Sequence[LiveJob]) -> str:
     """Why none was even started, if that is because no node came."""
     refused = [event for event in folder.events() if isinstance(event, NodeRefused)]
     if not refused or any(line.started_s is not None for line in lines):
@@ -401,9 +401,9 @@ def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int
     nothing at all is refused after `patience` epochs. A command may print its metrics in several lines, so
     it has until its next epoch.
     """
-    shown = shown_in(folder)
+    shown = reported_metrics(folder)
     if metric in shown.names:
-        if (text := never_a_number(folder, metric)) is not None:
+        if (text := never_numeric(folder, metric)) is not None:
             raise InputError(
                 f"{metric} is reported as {text}, which is not a number.",
                 where="study.metric",

@@ -18,7 +18,7 @@ from stretto.core.events import Event, RunPaused
 from stretto.core.units import counted, format_duration
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder, unreadable
-from stretto.runs.live_state import Phase
+from stretto.runs.live_state import JobPhase
 from stretto.system.locks import FileLock, Holder, LockedError, holder_of, is_held
 from stretto.system.private_files import close_to_others, make_private_folder
 
@@ -26,28 +26,28 @@ TRIES = 10
 """To make a folder that others remove again and again."""
 
 
-class Standing(StrEnum):
+class RunStatus(StrEnum):
     """Of a run that is not over."""
 
-    GOING_ON = "unfinished"
+    UNFINISHED = "unfinished"
     STOPPED = "stopped"
     """Cleanly; everything is saved."""
     INTERRUPTED = "interrupted"
     """Killed: nobody drives it any more, and nobody said so."""
 
 
-def standing_of(folder: RunFolder, last: Event | None) -> Standing:
+def status_of(folder: RunFolder, last: Event | None) -> RunStatus:
     """Where a run that is not over stands after its last event, if it has any."""
     if is_going_on(folder):
-        return Standing.GOING_ON
-    return Standing.STOPPED if isinstance(last, RunPaused) else Standing.INTERRUPTED
+        return RunStatus.UNFINISHED
+    return RunStatus.STOPPED if isinstance(last, RunPaused) else RunStatus.INTERRUPTED
 
 
-def state_of(phase: Phase, standing: str) -> str:
-    """Where a job stands in a run that ended by, or stands at, `standing`."""
-    if phase not in {Phase.RUNNING, Phase.STARTING} or standing == Standing.GOING_ON:
+def shown_state(phase: JobPhase, status: str) -> str:
+    """Where a job stands in a run that ended by, or stands at, `status`."""
+    if phase not in {JobPhase.RUNNING, JobPhase.STARTING} or status == RunStatus.UNFINISHED:
         return str(phase)
-    return str(standing) if standing == Standing.INTERRUPTED else "cut off"
+    return str(status) if status == RunStatus.INTERRUPTED else "cut off"
 
 
 def read_ending(folder: RunFolder) -> EndedBy | None:
@@ -116,7 +116,7 @@ def holding(folder: RunFolder, devices: tuple[str, ...] = ()) -> Iterator[FileLo
         hold.times -= 1
         if not hold.times:
             del _holds.by_path[place]
-            _let_go(folder, hold)
+            _release(folder, hold)
 
 
 def _taken(folder: RunFolder) -> _Hold:
@@ -147,7 +147,7 @@ def _unwritable(folder: RunFolder, error: OSError) -> InputError:
     )
 
 
-def _let_go(folder: RunFolder, hold: _Hold) -> None:
+def _release(folder: RunFolder, hold: _Hold) -> None:
     """The lock goes first: the folder can only be removed once it is empty."""
     in_place, begun = hold.lock.is_in_place, folder.is_begun
     hold.lock.release(remove=not begun)
@@ -157,7 +157,7 @@ def _let_go(folder: RunFolder, hold: _Hold) -> None:
                 path.rmdir()
 
 
-def who(holder: Holder | None, now_s: float) -> str:
+def holder_text(holder: Holder | None, now_s: float) -> str:
     """The holder of a lock, in words."""
     if holder is None:
         return "another process"
@@ -171,7 +171,7 @@ def who(holder: Holder | None, now_s: float) -> str:
 def _in_use(folder: RunFolder) -> InputError:
     how_far = f"; `stretto report {folder.name}` tells how far it is" if folder.is_begun else ""
     return InputError(
-        f"another process is working on this run: {who(holder_of(folder.lock), time.time())}.",
+        f"another process is working on this run: {holder_text(holder_of(folder.lock), time.time())}.",
         where=str(folder.path),
         remedy=f"Wait until it has ended, or stop it with `stretto stop {folder.name}`{how_far}. "
         "To begin another run, give it its own --name.",
@@ -261,7 +261,8 @@ def _shared(holder: Holder, devices: Sequence[str], cores: int) -> str:
 
 def _note(run: LiveRun, shared: str, now_s: float) -> str:
     return (
-        f"Another run trains on the same slots ({shared}): {run.folder.path}, {who(run.holder, now_s)}. "
+        f"Another run trains on the same slots ({shared}): {run.folder.path}, "
+        f"{holder_text(run.holder, now_s)}. "
         "Both are slower for it. Wait for it, stop it with "
         f"`stretto stop {run.folder.path}`, or give each its share with --slots or CUDA_VISIBLE_DEVICES."
     )

@@ -14,7 +14,7 @@ from stretto.core.cluster import Node
 from stretto.core.events import Event, JobReported, RunStarted
 from stretto.core.job import Job
 from stretto.core.observations import SpeedSample
-from stretto.journal.folds.history import Hold, JobHistory, Progress, history_of
+from stretto.journal.folds.history import Hold, JobHistory, ProgressPoint, history_of
 from stretto.models.belief import Observations
 from stretto.models.noise import step_gain
 from stretto.models.resize import WARM_RESIZE_S
@@ -87,12 +87,12 @@ def _slowness(history: JobHistory, truth: ModelTruth, speed: AllReduceSpeed) -> 
     return expected / done if expected > 0.0 and done > 0.0 else 1.0
 
 
-def _within(hold: Hold, progress: Sequence[Progress]) -> list[Progress]:
+def _within(hold: Hold, progress: Sequence[ProgressPoint]) -> list[ProgressPoint]:
     begin_s = hold.start_s + hold.resizing_s
     return [one for one in progress if begin_s <= one.t_s <= hold.end_s]
 
 
-def _rate(job: Job, hold: Hold, truth: ModelTruth, speed: AllReduceSpeed, at: Progress) -> float:
+def _rate(job: Job, hold: Hold, truth: ModelTruth, speed: AllReduceSpeed, at: ProgressPoint) -> float:
     """Statistical units a second, if there were nothing but steps."""
     workers, batch = hold.allocation.worker_count, hold.batch
     epoch = min(int(at.work_done / job.work.units_per_epoch), truth.epochs - 1)

@@ -40,7 +40,7 @@ from stretto.planning.profile import Scaling, Spread
 from stretto.policies.rubberband.drift import with_seen_delays
 from stretto.policies.rubberband.memory import PlanState
 from stretto.policies.rubberband.turn import again_at_s, on_fewer
-from stretto.runs.explain import Line, cluster_lines
+from stretto.runs.explain import StoryLine, cluster_lines
 from stretto.substrate.sim.substrate import SimSubstrate
 from tuning_world import Outcome
 
@@ -168,7 +168,7 @@ def test_what_was_remembered_before_tries_were_counted_still_loads(monkeypatch: 
 def test_refusals_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(monkeypatch, Script([[stage(1, 2, 4, 4, 4), stage(3, 4, 2, 4, 2)]]))
     outcome = execute(study(4, (2,), 4), BEST_LAST[:4], cloud=MoodyCloud(gives=(2,)))
-    assert Line(0.0, "four", "2 refused", "the cloud had 2 of 4") in list(cluster_lines(outcome.events))
+    assert StoryLine(0.0, "four", "2 refused", "the cloud had 2 of 4") in list(cluster_lines(outcome.events))
     console = Console(file=io.StringIO(), width=200)
     lines = PlainLines(console, outcome.conditions.study)
     lines.tick(0.0)

@@ -80,7 +80,7 @@ class Change:
         return f"{reason.rstrip('.')}; {self.batch}" if reason else self.batch
 
 
-class Changes:
+class ChangeFold:
     """What every job holds, folded over events, and how that changed."""
 
     def __init__(self) -> None:

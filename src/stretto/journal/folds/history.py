@@ -57,7 +57,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressPoint:
     """A report: statistical units done so far, and the gradient statistics at that time."""
 
     t_s: float
@@ -71,7 +71,7 @@ class JobHistory:
 
     job: Job
     holds: list[Hold] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[ProgressPoint] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     starts: int = 0
     """Starts and resizes, also the one of what ran before when its run goes on."""
@@ -169,14 +169,14 @@ class History:
         return (*seen, *unseen)
 
 
-class Observer(Protocol):
+class EventFold(Protocol):
     """A fold over events."""
 
     def observe(self, event: Event) -> None:
         """Take note of what happened."""
 
 
-def seen_by(events: Iterable[Event], *observers: Observer) -> Iterator[Event]:
+def fed_to(events: Iterable[Event], *observers: EventFold) -> Iterator[Event]:
     """The events, each of which these see first: several folds over one reading of a journal."""
     for event in events:
         for observer in observers:
@@ -296,7 +296,7 @@ class _Fold:
 
     def _report(self, event: JobReported) -> None:
         job = self.jobs[event.job_id]
-        job.progress.append(Progress(event.t_s, event.work_done, event.noise))
+        job.progress.append(ProgressPoint(event.t_s, event.work_done, event.noise))
         job.losses.extend(event.losses)
         job.results.extend(event.results)
         job.result_s.extend(event.t_s for _ in event.results)

@@ -104,7 +104,7 @@ def _gist(why: str) -> tuple[list[str], list[str] | None]:
 
 
 @dataclass(slots=True)
-class Record:
+class NodeRecord:
     """A fold over a run's history."""
 
     here: dict[str, Node] = field(default_factory=dict)
@@ -125,8 +125,8 @@ class Record:
         return (*(node.id for node in self.here.values() if node.instance), *self.coming)
 
     @staticmethod
-    def of(history: Iterable[Event]) -> Record:
-        record = Record()
+    def of(history: Iterable[Event]) -> NodeRecord:
+        record = NodeRecord()
         for event in history:
             record._apply(event)
         return record

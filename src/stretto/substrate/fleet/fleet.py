@@ -21,7 +21,7 @@ from stretto.core.events import (
 )
 from stretto.core.resources import Resources
 from stretto.core.units import format_duration
-from stretto.journal.folds.nodes import Record, Refusals
+from stretto.journal.folds.nodes import NodeRecord, Refusals
 from stretto.substrate.fleet.commands import START_S
 from stretto.substrate.fleet.nodes import (
     FleetStep,
@@ -187,7 +187,7 @@ class Fleet:
 
         Nodes in `launched` (names) that the events do not have are released.
         """
-        record = Record.of(history)
+        record = NodeRecord.of(history)
         self._settled = True
         due_s = t_s + self._start_s
         self._present = {
@@ -226,7 +226,7 @@ class Fleet:
 
         `launched` names nodes that can be ended, whether or not the run's events have them.
         """
-        record = Record.of(history)
+        record = NodeRecord.of(history)
         step = FleetStep()
         self._seen = {one.key: one for one in seen}
         self._present = {node.id: PresentNode(node, "") for node in record.here.values() if node.instance}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeReleased
-from stretto.journal.folds.nodes import Record
+from stretto.journal.folds.nodes import NodeRecord
 from stretto.substrate.fleet.commands import START_S, Resource
 from stretto.substrate.fleet.fleet import Fleet
 from stretto.substrate.fleet.nodes import FleetStep, LaunchFailure, LaunchNode, NodeKind, NodeOrder, SeenNode
@@ -119,7 +119,7 @@ class RayFleet:
         if self._launcher is not None:
             self._launcher.recall(self._fleet.rented)
         self._asked_s |= dict.fromkeys(self._fleet.rented, t_s)
-        called_off = [NodeReleased(t_s=t_s, node_id=name) for name in Record.of(past).called_off]
+        called_off = [NodeReleased(t_s=t_s, node_id=name) for name in NodeRecord.of(past).called_off]
         return [*called_off, *self._carry_out(step, t_s), *self._launch_news(t_s)]
 
     def release_all(self, history: Iterable[Event], t_s: float) -> list[Event]:

@@ -19,7 +19,7 @@ from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeAdded, NodeDraining, NodeLost, NodeReleased
-from stretto.journal.folds.nodes import Record
+from stretto.journal.folds.nodes import NodeRecord
 from stretto.substrate.elastic.fork_servers import Saying
 from stretto.substrate.elastic.workers import Place, Post
 from stretto.substrate.fleet.commands import Resource
@@ -239,7 +239,7 @@ class RayGround:
     def recall(self, history: Iterable[Event], t_s: float) -> Sequence[Event]:
         events = list(history)
         news = list(self._with_agents(self._fleet.recall(events, t_s)))
-        for node in Record.of(events).here.values():  # those that are still here cause no event
+        for node in NodeRecord.of(events).here.values():  # those that are still here cause no event
             if self._fleet.where(node.id) is not None:
                 self._nodes[node.id] = node
                 self._start_agent(node.id)
