@@ -90,7 +90,7 @@ def test_the_example_can_be_planned_at_once(stretto: StudyCommand) -> None:
         "| fastest",
         "| best fixed cluster",
         "An hour more would save $",
-        "Largest source of doubt: ",
+        "Largest uncertainty: ",
         "o frontier",
     ):
         assert said in out

@@ -47,7 +47,7 @@ def test_commands_that_fail_alike_are_seen_to(tmp_path: Path, code: str) -> None
 def test_a_few_different_ones_are_told_and_the_others_named() -> None:
     told = "\n".join(failure_lines(error(f"ValueError: {number}", f"t{number}") for number in range(5)))
     assert told.count("ValueError") == MOST_SHOWN
-    assert "Others failed otherwise: t3, t4." in told
+    assert "Other errors: t3, t4." in told
 
 
 def test_nothing_failed() -> None:

@@ -33,7 +33,7 @@ from stretto.report.plan_text import (
     stage_rows,
     verdict,
 )
-from stretto.report.text import HEIGHT, WIDTH, Mark, markdown_table, tiny_plot
+from stretto.report.text import HEIGHT, WIDTH, PlotPoint, markdown_table, tiny_plot
 from stretto.simulation.plan import Planned, plan
 from stretto.simulation.studies import with_limits
 from study_inputs import NO_LIMITS, SMALL_STUDY, edited, study_file
@@ -284,7 +284,7 @@ def test_a_real_plan_in_words_is_narrow_enough_to_paste() -> None:
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=12))
 def test_every_point_lies_in_the_frame(points: list[tuple[float, float]]) -> None:
-    text = tiny_plot([Mark(x, y, "x") for x, y in points], x_text=lambda _: "", y_text=lambda _: "")
+    text = tiny_plot([PlotPoint(x, y, "x") for x, y in points], x_text=lambda _: "", y_text=lambda _: "")
     lines = text.splitlines()
     assert len(lines) == HEIGHT + 2
     assert all(len(line) <= WIDTH + 2 for line in lines)
@@ -292,7 +292,7 @@ def test_every_point_lies_in_the_frame(points: list[tuple[float, float]]) -> Non
 
 
 def test_corners_of_a_plot_carry_the_extremes() -> None:
-    marks = [Mark(0, 0, "a"), Mark(10, 5, "b")]
+    marks = [PlotPoint(0, 0, "a"), PlotPoint(10, 5, "b")]
     lines = tiny_plot(marks, x_text="{:g}".format, y_text="{:g}".format).splitlines()
     assert lines[0] == "5 |" + " " * (WIDTH - 1) + "b"
     assert lines[HEIGHT - 1] == "0 |a"
@@ -302,13 +302,15 @@ def test_corners_of_a_plot_carry_the_extremes() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e300])
 def test_points_that_are_all_alike_can_be_drawn(value: float) -> None:
-    text = tiny_plot([Mark(value, value, "o")] * 2, x_text="{:g}".format, y_text="{:g}".format)
+    text = tiny_plot([PlotPoint(value, value, "o")] * 2, x_text="{:g}".format, y_text="{:g}".format)
     assert text.count("o") == 1
     assert f"{value:g} |o" in text
 
 
 def test_the_last_of_several_points_in_one_place_is_seen() -> None:
-    text = tiny_plot([Mark(1, 1, "o"), Mark(2, 2, "o"), Mark(1, 1, "C")], x_text=str, y_text=str)
+    text = tiny_plot(
+        [PlotPoint(1, 1, "o"), PlotPoint(2, 2, "o"), PlotPoint(1, 1, "C")], x_text=str, y_text=str
+    )
     assert text.count("C") == 1
     assert text.count("o") == 1
 

@@ -127,7 +127,7 @@ def test_the_time_in_which_nobody_drove_a_run_is_told_and_drawn(here: Path) -> N
     assert gap.end_s - gap.start_s == DOWN_S
     assert not gap.stopped
     page = page_of(folder)
-    assert told(page, "not driven").endswith("after it was interrupted")
+    assert told(page, "no controller").endswith("after it was interrupted")
     for figure in figures(page):
         assert UNDRIVEN[0] in [trace.get("name") for trace in figure["data"]]
         (band,) = [shape for shape in figure["layout"]["shapes"] if shape["type"] == "rect"]
@@ -138,7 +138,7 @@ def test_a_run_that_was_driven_all_the_time_says_nothing_of_it(here: Path) -> No
     checked = check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
     result = start(prepare(checked, make=simulated), make=simulated)
     assert result.gaps == ()
-    assert "not driven" not in page_of(checked.folder)
+    assert "no controller" not in page_of(checked.folder)
 
 
 def test_a_deadline_that_passed_while_nobody_drove_the_run(here: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_page_of_jobs_tells_how_they_ended_and_when_nobody_drove_them(here: Pa
     folder.write("result", {"ended_by": "jobs"})
     page = page_of(folder)
     assert (told(page, "ended by"), told(page, "finish")) == ("jobs", "40s")
-    assert told(page, "not driven") == "10.0s to 30.0s, after it was interrupted"
+    assert told(page, "no controller") == "10.0s to 30.0s, after it was interrupted"
     (figure,) = figures(page)
     assert UNDRIVEN[0] in [trace.get("name") for trace in figure["data"]]
     assert "2 slots, batch 2" in str(figure)
@@ -544,8 +544,8 @@ def test_a_summary_names_the_run_and_what_it_is_of() -> None:
     assert tune_text(found, SEARCHED).startswith(f"mine, of {SEARCHED.name}, under p: ")
     same = dataclasses.replace(found, run=Path("runs") / SEARCHED.name)
     assert tune_text(same, SEARCHED).startswith(f"{SEARCHED.name} under p: ")
-    assert "not driven" not in tune_text(found, SEARCHED)
+    assert "no controller" not in tune_text(found, SEARCHED)
     gap = dataclasses.replace(found, gaps=(Gap(5.0, 70.0, stopped=True),))
-    assert f"not driven      5.0s to {format_duration(70.0)}, after it was stopped\n" in tune_text(
+    assert f"no controller   5.0s to {format_duration(70.0)}, after it was stopped\n" in tune_text(
         gap, SEARCHED
     )

@@ -20,7 +20,7 @@ from stretto.core.seeds import child_rng
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
-from stretto.report.run_text import elsewhere_text, replayed_json
+from stretto.report.run_text import compared_text, replayed_json
 from stretto.search.study import Direction
 from stretto.simulation.jobs import Setup, simulate
 from stretto.simulation.replay import Extrapolated, Replayed, record_of, replay_study
@@ -454,7 +454,7 @@ def test_the_command_puts_the_run_beside_its_replays(stretto: StudyCommand, tmp_
     folder_of_a_run(tmp_path / "runs")
     code, out, err = stretto("simulate", "--replay", "digits", "--policy", "asha,rubberband")
     assert code == 0
-    assert "asha, really" in out
+    assert "asha (real)" in out
     assert "| rubberband " in out
     assert "100%" in out
     assert re.search(
@@ -481,7 +481,7 @@ def test_the_command_replays_jobs(stretto: StudyCommand, tmp_path: Path) -> None
     folder_of_a_run(tmp_path / "runs", "run")
     code, out, _ = stretto("simulate", "--replay", tmp_path / "runs" / "digits", "--policy", "tiresias")
     assert code == 0
-    assert out.startswith("asha, really: 5/5 jobs done, mean JCT ")
+    assert out.startswith("asha (real): 5/5 jobs done, mean JCT ")
     assert "| tiresias " in out
 
 
@@ -495,16 +495,16 @@ def test_the_command_refuses_what_does_not_go_together(stretto: StudyCommand, tm
 @pytest.mark.parametrize(
     ("best", "extrapolated", "said"),
     [
-        (0.35, None, "asha would have reached 0.35 in 1m 30s (a replay)"),
+        (0.35, None, "asha (replay): 0.35 in 1m 30s"),
         (
             0.34,
             Extrapolated(0.34, 0.36),
-            "asha would have reached 0.34, or 0.3400-0.3600 (extrapolated), in 1m",
+            "): 0.34, or 0.3400-0.3600 (extrapolated), in 1m",
         ),
         (
             None,
             Extrapolated(0.1, 0.2),
-            "reached nothing that was recorded, or 0.1000-0.2000 (extrapolated), in",
+            ": no recorded value, or 0.1000-0.2000 (extrapolated), in",
         ),
     ],
 )
@@ -515,7 +515,7 @@ def test_a_summary_tells_what_was_recorded_from_what_was_not(
     seen = 1.0 if extrapolated is None else 0.5
     shares = {Origin.RECORDED: seen, Origin.EXTRAPOLATED: 1.0 - seen, Origin.DRAWN: 0.0}
     other = Replayed(result=result, extrapolated=extrapolated, shares=shares)
-    assert said in elsewhere_text(other)
+    assert said in compared_text(other)
     told = replayed_json(other)
     assert told["best_metric"] == best
     assert told["extrapolated_best"] == (None if extrapolated is None else dataclasses.asdict(extrapolated))

@@ -1,4 +1,4 @@
-"""`stretto check-policy`: the conformance suite of policies on one policy."""
+"""`stretto check-policy`: runs the conformance suite on a policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stretto.policies.base import Oracle, Policy
 from stretto.policies.registry import check_targets, make_policy, parse_options
 
 LONGEST = 600
-"""Characters shown of what a failed check says."""
+"""The most characters shown of a failed check's message."""
 
 
 def check_policy(
@@ -24,7 +24,7 @@ def check_policy(
         list[str] | None, typer.Option("--set", help="POLICY.OPTION=VALUE, such as pollux.p=-1.")
     ] = None,
 ) -> None:
-    """Try a policy on random clusters and in a small simulation, and say what it does wrong.
+    """Check a policy on random clusters and in a small simulation, and report what it does wrong.
 
     The checks: decisions fit the nodes, gangs are whole, every change and wait has a reason, the same
     question gets the same answer, memory survives a restart, draining nodes empty, every job ends.
@@ -35,7 +35,7 @@ def check_policy(
         from stretto.testing.policies import FormulaOracle, PolicyConformance  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{error.name} is not installed, which draws the clusters.",
+            f"{error.name}, which draws the random clusters, is not installed.",
             remedy="pip install hypothesis",
         ) from error
     options = parse_options(option or [])
@@ -56,7 +56,7 @@ def check_policy(
             getattr(suite, name)()
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a failed check
             failed += 1
-            said = str(error).strip() or "an assertion of the suite does not hold"
+            said = str(error).strip() or "an assertion failed"
             print(f"FAILED  {title}: {type(error).__name__}: {said[:LONGEST]}")
         else:
             print(f"ok      {title}")

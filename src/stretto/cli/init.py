@@ -1,4 +1,4 @@
-"""`stretto init`: an example file to begin with."""
+"""`stretto init`: writes an example file to start from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stretto.report.text import one_line
 
 
 class What(StrEnum):
-    """Files there are examples of."""
+    """The kinds of example files."""
 
     STUDY = "study"
     JOBS = "jobs"
@@ -43,7 +43,7 @@ def init(
             file.write(_example(what, path))
     except FileExistsError as error:
         raise InputError(
-            f"{path} is there already, and is not overwritten.", remedy="Name another file."
+            f"{path} exists already and is not overwritten.", remedy="Name another file."
         ) from error
     except OSError as error:
         raise InputError(
@@ -53,6 +53,6 @@ def init(
 
 
 def _example(what: What, path: Path) -> str:
-    """The example, in which comments name the file it is written to, and the run that comes of it."""
+    """The example, with the names of its file and of its run in the comments."""
     named = EXAMPLES[what].replace(f"{what}.toml", one_line(shlex.quote(str(path))))
     return named.replace(f"runs/{what}/", f"runs/{one_line(path.stem)}/")

@@ -68,7 +68,7 @@ app = typer.Typer(
 
 
 def _flowing(docstring: str) -> str:
-    """Help whose sentences are broken where the terminal ends; a line with an example stays one."""
+    """Help text that wraps at the width of the terminal; an example stays on its line."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join(one if one.startswith("Example") else one.replace("\n", " ") for one in paragraphs)
 
@@ -89,7 +89,7 @@ def _stretto(
 
 
 def main() -> None:
-    """Run the command line; what a user did wrong is a sentence and exit code 2, never a traceback."""
+    """Run the command line. A user's mistake gives one sentence and exit code 2, never a traceback."""
     try:
         app()
     except InputError as error:

@@ -26,9 +26,9 @@ WORDS = {
     Origin.EXTRAPOLATED: "extrapolated",
     Origin.DRAWN: "of others",
 }
-"""Where the epochs that a policy saw come from."""
+"""Column titles: the origin of the epochs that a policy saw."""
 MIGHT = "might be"
-"""Column of what the best would be if unseen epochs went on as their curves do."""
+"""Column title: the best value if unseen epochs follow the extrapolated curves."""
 
 
 def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options, *, as_json: bool) -> None:
@@ -46,15 +46,14 @@ def compare_replay(folder: RunFolder, policies: Sequence[str], options: Options,
         [*_with_range(_row(found.study, one.result), _range(one)), *_shares(one)] for one in found.replayed
     ]
     title = (
-        f"{found.study.name}: best recorded {found.study.metric} ({found.study.direction}), as it was and "
-        "replayed"
+        f"{found.study.name}: best recorded {found.study.metric} ({found.study.direction}), real and replayed"
     )
     heading = [*_with_range(_without_worst(HEADING), MIGHT), *WORDS.values()]
     print(f"{title}\n\n{markdown_table(heading, rows)}")
 
 
 def _with_range(cells: Sequence[str], text: str) -> list[str]:
-    """The cells of a row with one more after the best value."""
+    """The cells of a row with another cell after the best value."""
     after = _without_worst(HEADING).index("best") + 1
     return [*cells[:after], text, *cells[after:]]
 
@@ -68,15 +67,15 @@ def _row(study: Study, result: StudyResult) -> list[str]:
 
 
 def _without_worst(cells: Sequence[str]) -> list[str]:
-    """There is one simulation of each, so none is the worst."""
+    """Leave out the worst seed: a replay has only one."""
     return [cell for cell, name in zip(cells, HEADING, strict=True) if name != "worst seed"]
 
 
 def _really(actual: TuneResult) -> list[str]:
-    """The real run as a row of the same table."""
+    """The real run as a row of the table."""
     best = "none" if actual.best_metric is None else f"{actual.best_metric:.4f}"
     return [
-        f"{actual.policy}, really",
+        f"{actual.policy} (real)",
         best,
         str(sum(trial.epochs > 0 for trial in actual.trials)),
         hours_text(actual.gpu_hours),

@@ -17,14 +17,14 @@ from stretto.runs.folder import find_run
 
 DEFAULT_POLICIES = "pollux,optimus,tiresias"
 FLAGS = {"workload": "WORKLOAD", "option": "--set", "as_json": "--json"}
-"""Parameters whose flag has another name."""
+"""Parameters whose flag differs from their name."""
 TUNING_POLICIES = "hypersched,asha,sha,hyperband,rubberband"
 
 
 STUDY_FLAGS = {"study", "policy", "deadline", "budget", "seeds", "option", "seed", "as_json", "report"}
-"""What `--study` goes with."""
+"""Parameters that are allowed with `--study`."""
 REPLAY_FLAGS = {"replay", "policy", "option", "as_json"}
-"""What `--replay` goes with."""
+"""Parameters that are allowed with `--replay`."""
 PARTS = {"WORKLOAD": "workloads", "--study": "study", "--replay": "replay", "--replay of jobs": "replay_jobs"}
 """The module of each kind of simulation; it is imported for that kind only."""
 
@@ -45,11 +45,13 @@ def simulate(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="End the study then, not as it says.", show_default=False),
+        typer.Option(metavar="WHEN", help="Use this deadline instead of the study's.", show_default=False),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="USD", help="End it at this cost; none: at no cost.", show_default=False),
+        typer.Option(
+            metavar="USD", help="Use this budget instead of the study's; or none.", show_default=False
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Simulations of the study.")] = 1,
     profiles: Annotated[
@@ -57,7 +59,7 @@ def simulate(
         typer.Option(help="Folder of profiles; may be repeated.", show_default="built-in models"),
     ] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(help="Take the profiles of this GPU type.", show_default=False)
+        str | None, typer.Option(help="Use the profiles of this GPU type.", show_default=False)
     ] = None,
     nodes: Annotated[
         int | None,
@@ -177,7 +179,7 @@ def _check_study_flags(context: typer.Context) -> None:
     for name in _given(context):
         if name not in STUDY_FLAGS:
             raise InputError(
-                f"{_flag(name)} is about a workload, and --study simulates a study.",
+                f"{_flag(name)} applies to workloads, and --study simulates a study.",
                 remedy="Leave one of them out; a study's cluster and speeds are in its file.",
             )
 
@@ -186,19 +188,19 @@ def _check_replay_flags(context: typer.Context) -> None:
     for name in _given(context):
         if name not in REPLAY_FLAGS:
             raise InputError(
-                f"{_flag(name)} changes what --replay takes from the run.",
-                remedy=f"Beside it there are {', '.join(sorted(map(_flag, REPLAY_FLAGS - {'replay'})))}.",
+                f"{_flag(name)} cannot be combined with --replay, which takes it from the run.",
+                remedy=f"Allowed with it: {', '.join(sorted(map(_flag, REPLAY_FLAGS - {'replay'})))}.",
             )
 
 
 def _check_workload_flags(context: typer.Context) -> None:
     for name in _given(context):
         if name in {"deadline", "budget", "seeds"}:
-            raise InputError(f"{_flag(name)} is about a study.", remedy="Add --study STUDY.toml.")
+            raise InputError(f"{_flag(name)} applies to studies.", remedy="Add --study STUDY.toml.")
 
 
 def _given(context: typer.Context) -> list[str]:
-    """Parameters that stand on the command line."""
+    """The parameters given on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 

@@ -1,4 +1,4 @@
-"""Where the `stretto` command begins: Ctrl-C while Python still imports ends it without a traceback."""
+"""The entry point of the `stretto` command, which Ctrl-C ends without a traceback during imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Import the command line with nothing to clean up, then run it."""
+    """Import the command line with the default Ctrl-C handler, then run it."""
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from stretto.cli.main import import_command  # noqa: PLC0415
     from stretto.cli.main import main as run  # noqa: PLC0415

@@ -26,7 +26,7 @@ MOST_SEEDS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRequest:
-    """What `simulate --study` was asked for."""
+    """The arguments of `simulate --study`."""
 
     study: Path
     policies: Sequence[str]
@@ -40,7 +40,7 @@ class StudyRequest:
 
 
 def compare(request: StudyRequest) -> None:
-    """Simulate the study under every policy and seed, and print what came of it."""
+    """Simulate the study under every policy and seed, and print the results."""
     if not 1 <= request.seeds <= MOST_SEEDS:
         raise InputError(
             f"--seeds {request.seeds} is out of range.", remedy=f"Give 1 to {MOST_SEEDS} simulations."
@@ -63,7 +63,7 @@ def compare(request: StudyRequest) -> None:
             for seed in range(request.seed, request.seed + request.seeds):
                 run = simulate_study(file, curves, policy, seed=seed, options=request.options.get(policy))
                 results.append(run.result)
-                if request.report is not None:  # all that happened takes megabytes a run
+                if request.report is not None:  # a run's history takes megabytes
                     runs.append(run)
                 step()
     if request.as_json:
@@ -91,7 +91,7 @@ def _curves(file: StudyFile) -> Curves:
 
 
 def _notes(file: StudyFile, curves: Curves) -> Iterator[str]:
-    """What of the file does not count with a table of runs."""
+    """Settings of the file that a table of recorded trials overrides."""
     if curves.configs is None:
         return
     rows, trials = len(curves.configs), file.tuning.study.trials

@@ -150,7 +150,7 @@ def report_html(runs: Sequence[Run]) -> str:
     _summary(page, labelled)
     for index, workload in enumerate(workloads):
         group = [(label, run) for label, run in labelled if run.metrics.workload == workload]
-        # Further workloads are folded, so that a page of many can still be overlooked.
+        # Further workloads are folded, so that a page of many stays readable.
         _workload(page, workload, group, palette, folded=index > 0)
     _models(page, palette)
     _about(page, workloads, labelled)
@@ -230,7 +230,7 @@ def _over_time(page: Page, labelled: Sequence[Labelled], palette: Palette, end_s
     for label, line in lines:
         if line.uncounted:
             page.text(
-                f"{label}: {len(line.uncounted)} jobs ended early and never said how much work they are; "
+                f"{label}: {len(line.uncounted)} jobs ended early, so that their work is unknown; "
                 "throughput and goodput leave them out.",
                 "quiet",
             )
@@ -239,7 +239,7 @@ def _over_time(page: Page, labelled: Sequence[Labelled], palette: Palette, end_s
 def _models(page: Page, palette: Palette) -> None:
     page.heading(2, "The models")
     page.text(
-        "What the policies reckon with, drawn from the built-in applications. These figures do not depend "
+        "What the policies compute with, drawn from the built-in applications. These figures do not depend "
         "on the runs above."
     )
     page.heading(3, "Pollux: throughput, efficiency, goodput")
@@ -283,8 +283,8 @@ def _about(page: Page, workloads: Sequence[str], labelled: Sequence[Labelled]) -
     page.heading(2, "About these numbers")
     page.text(
         "Nothing here was measured on GPUs. Jobs, their speed and their gradient noise come from the "
-        "workload's models or tables; policies saw only what simulated jobs reported, save those with "
-        "oracle in their name, which are told the truth. The time a decision takes to compute was measured, "
+        "workload's models or tables; policies saw only what simulated jobs reported, except those with "
+        "oracle in their name, which know the truth. The time a decision takes to compute was measured, "
         "on the machine that simulated, and costs no simulated time."
     )
     for workload in workloads:

@@ -82,12 +82,12 @@ unpack(document.getElementById("plotly").textContent).then(begin, error => {
 """
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""The browser itself refuses to load anything from elsewhere."""
+"""Content security policy: the browser loads nothing from the network."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Sections are added from top to bottom; the table of contents follows from them."""
+    """An HTML page. Sections are added from top to bottom; the table of contents follows from them."""
 
     title: str
     lead: str
@@ -147,7 +147,7 @@ class Page:
 
 
 def write_page(path: Path | str, page: str) -> None:
-    """Write the page, making its folder; InputError if that cannot be."""
+    """Write the page, and its folder if missing; InputError if that fails."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(page, encoding="utf-8")
@@ -167,7 +167,7 @@ def table_html(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary_html(summary: Summary) -> str:
-    """The table of runs; the meaning of a column is shown when the pointer rests on its head."""
+    """The table of runs; column heads show their meaning on hover."""
     heads = "".join(
         f'<th title="{safe(column.meaning)}">{safe(column.title)}</th>' for column in summary.columns
     )

@@ -39,12 +39,12 @@ HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>%{cu
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What plans are told in."""
+    """The units that plans are shown in."""
 
     unit: str
-    """What trials get: GPUs or slots."""
+    """The unit that trials get: GPUs or slots."""
     held: str
-    """What stages hold: nodes, or slots of one machine."""
+    """The unit that stages hold: nodes, or slots of one machine."""
 
     @staticmethod
     def of(outcome: Outcome, unit: str) -> Words:
@@ -53,7 +53,7 @@ class Words:
 
 
 def write_plan_page(path: Path | str, planned: Planned, unit: str = "") -> None:
-    """Write one HTML file that needs no network; `unit` is what trials get, where that is known."""
+    """Write one HTML file that needs no network; `unit` names what trials get, if known."""
     write_page(path, plan_html(planned, unit))
 
 

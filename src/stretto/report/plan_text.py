@@ -1,4 +1,4 @@
-"""The answer of the planner in words: what it takes, what else it could take, and what is not known."""
+"""The planner's answer in words: the plan, its alternatives, and how certain it is."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stretto.planning.plan import Plan
 from stretto.planning.profile import Estimate
 from stretto.planning.tuning import Limits, Tuning
 from stretto.pricing.instances import SLOT
-from stretto.report.text import Mark, markdown_table, tiny_plot
+from stretto.report.text import PlotPoint, markdown_table, tiny_plot
 
 SIGNS = {"cheapest": "$", "chosen": "C", "earliest": "E", "fastest": "F", "best fixed cluster": "S"}
-"""How plans are drawn in a plot of characters."""
+"""The characters that plans are drawn with."""
 COMPARED = ("finish: mean (P10-P90)", "cost: mean (P10-P90)", "on time")
 
 LEFT_OUT = (
-    "Plans leave out that the first start loads the training code, and count on busy slots throughout; "
-    "`stretto tune` says what to expect with both."
+    "Plans assume that slots are always busy and leave out loading the training code; `stretto tune` shows "
+    "what to expect with both."
 )
-"""Of plans for where the training was measured."""
+"""Said of plans for the machine where the training was measured."""
 
 
 def plan_text(
@@ -32,9 +32,9 @@ def plan_text(
     expected: str = "",
     nearest: Nearest | None = None,
 ) -> str:
-    """The whole answer, for a terminal or for pasting; `unit` is what trials get, where that is known.
+    """The whole answer; `unit` names what trials get, if known.
 
-    `expected` is what a run that begins at once comes to, `nearest` what could be kept instead.
+    `expected` describes a run that begins at once, `nearest` the limits that could be kept instead.
     """
     beyond = expected or (LEFT_OUT if isinstance(tuning.profile, MachineProfile) else "")
     one = (unit or units(outcome.cheapest.plan)).removesuffix("s")
@@ -51,12 +51,12 @@ def plan_text(
 
 
 def is_priced(tuning: Tuning) -> bool:
-    """Whether time costs anything; if not there is no trade-off to show."""
+    """Whether instances have a price; without one there is no trade-off to show."""
     return any(instance.usd_per_hour for instance in (*tuning.instances, *tuning.own))
 
 
 def answer_lines(tuning: Tuning, outcome: Outcome, nearest: Nearest | None = None) -> list[str]:
-    """The answer, and where it is no, a line for everything that could be kept instead."""
+    """The answer; if no plan keeps the limits, also a line for each alternative."""
     if outcome.chosen is not None:
         return [verdict(tuning, outcome)]
     return [verdict(tuning, outcome), *_instead(tuning, outcome, nearest)]
@@ -79,13 +79,13 @@ def verdict(tuning: Tuning, outcome: Outcome) -> str:
 
 
 def _how_surely(limits: Limits, outcome: Outcome) -> str:
-    """Nothing under the rule that looks at means."""
+    """The required likelihood; empty if the plan is judged by means."""
     earliest = outcome.earliest
     return "" if earliest.due_s == earliest.finish_s.mean else f" with {_percent(limits.q)} likelihood"
 
 
 def _instead(tuning: Tuning, outcome: Outcome, nearest: Nearest | None) -> list[str]:
-    """What could be kept, each in a sentence; where nobody looked for that, what plans take on average."""
+    """The limits that could be kept, or, if these were not computed, what plans take on average."""
     if nearest is None:
         earliest, cheapest = outcome.earliest, outcome.cheapest
         first = f"{format_duration(earliest.finish_s.mean)} and {format_usd(earliest.cost_usd.mean)}"
@@ -132,7 +132,7 @@ def _with_fewer(tuning: Tuning, nearest: Nearest) -> Iterator[str]:
 
 
 def _halving(offer: Alternative) -> str:
-    """What a study file says of an offer's epochs."""
+    """The lines of a study file for an alternative's epochs."""
     rungs = ", ".join(map(str, offer.rungs))
     return f"max_epochs = {offer.max_epochs}, rungs = [{rungs}] and no min_epochs"
 
@@ -143,7 +143,7 @@ def _takes(offer: Alternative) -> str:
 
 
 def behind(tuning: Tuning, unit: str = "GPU") -> str:
-    """The prices and times that plans are made of, in a sentence."""
+    """The prices and times that plans are computed with."""
     prices = [
         f"{one.name} {format_usd(one.usd_per_hour)}/h"
         + (f" ({counted(one.gpus, unit)})" if one.name != SLOT else "")
@@ -157,11 +157,11 @@ def behind(tuning: Tuning, unit: str = "GPU") -> str:
 
 
 def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
-    """What an hour more would save, what a fixed cluster would cost, what is least known."""
+    """What another hour would save, what a fixed cluster would cost, and the largest uncertainty."""
     sentences = []
     chosen, deadline_s = outcome.chosen, tuning.limits.deadline_s
     if not is_priced(tuning):
-        sentences.append("Slots have no price here, so that plans differ in time only.")
+        sentences.append("Slots have no price here, so plans differ in time only.")
         chosen = None
     if chosen is not None and deadline_s is not None:
         later = outcome.cheapest_by(deadline_s + HOUR_S)
@@ -176,7 +176,7 @@ def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
     if outcome.doubts:
         first = outcome.doubts[0]
         sentences.append(
-            f"Largest source of doubt: {first.name} ({_percent(first.share)} of the variance of the finish)."
+            f"Largest uncertainty: {first.name} ({_percent(first.share)} of the variance of the finish)."
         )
     return sentences
 
@@ -194,17 +194,17 @@ def _against_static(chosen: Forecast, static: Forecast | None) -> str:
 
 
 def units(plan: Plan) -> str:
-    """What trials get of nodes: GPUs of those that are rented, slots of one's own, which may be cores."""
+    """What trials get: GPUs of rented nodes, or slots of one's own machines, which may be cores."""
     return "slots" if all(stage.instance.startswith(SLOT) for stage in plan.stages) else "GPUs"
 
 
 def has_nodes(plan: Plan) -> bool:
-    """Whether trials are on nodes that are worth a word: the slots of one machine are no nodes to people."""
+    """Whether a plan names nodes; the slots of one machine are not shown as nodes."""
     return any(stage.instance != SLOT for stage in plan.stages)
 
 
 def on_nodes(outcome: Outcome) -> bool:
-    """Whether plans are told in nodes; those for one machine are told in its slots."""
+    """Whether the shown plans name nodes; plans for one machine count its slots."""
     return any(has_nodes(forecast.plan) for _, forecast in side_by_side(outcome))
 
 
@@ -230,7 +230,7 @@ def stage_rows(plan: Plan, unit: str = "") -> tuple[list[str], list[list[str]]]:
 
 
 def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
-    """The plans worth comparing, by name."""
+    """The named plans to compare."""
     named = [
         ("cheapest", outcome.cheapest),
         ("chosen", outcome.chosen) if outcome.chosen else ("earliest", outcome.earliest),
@@ -265,7 +265,7 @@ def _trade_off(outcome: Outcome, unit: str) -> str:
 
 
 def frontier_plot(outcome: Outcome) -> str:
-    """Plans that no other beats, and those with a name, in characters."""
+    """The Pareto frontier and the named plans, drawn with characters."""
     named = side_by_side(outcome)
     marks = [_mark(forecast, "o") for forecast in outcome.frontier]
     marks += [_mark(forecast, SIGNS[name]) for name, forecast in named]
@@ -273,8 +273,8 @@ def frontier_plot(outcome: Outcome) -> str:
     return f"{tiny_plot(marks, x_text=format_duration, y_text=format_usd)}\n{legend}"
 
 
-def _mark(forecast: Forecast, sign: str) -> Mark:
-    return Mark(forecast.finish_s.mean, forecast.cost_usd.mean, sign)
+def _mark(forecast: Forecast, sign: str) -> PlotPoint:
+    return PlotPoint(forecast.finish_s.mean, forecast.cost_usd.mean, sign)
 
 
 def limits_text(limits: Limits) -> str:
@@ -297,7 +297,7 @@ def duration_interval(estimate: Estimate) -> str:
 
 
 def steps(counts: Sequence[int]) -> str:
-    """Counts of stages, one after the other: 4>4>2."""
+    """The counts of successive stages: 4>4>2."""
     return ">".join(str(count) for count in counts)
 
 

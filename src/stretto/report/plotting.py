@@ -61,7 +61,7 @@ def graph_objects() -> Any:
 
 
 def packed_plotly() -> str:
-    """The whole of plotly.js, gzipped: two fifths of its size even in letters, and browsers can unpack it."""
+    """All of plotly.js, gzipped and base64-encoded: 40 % of its size, and browsers can unpack it."""
     graph_objects()
     from plotly.offline import get_plotlyjs  # noqa: PLC0415  (an extra, and slow to import)
 
@@ -99,7 +99,7 @@ def styled(figure: Any, height: int, **layout: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TimeUnit:
-    """What the time axis of a figure counts in."""
+    """The unit of a time axis."""
 
     name: str
     seconds: float
@@ -110,13 +110,13 @@ class TimeUnit:
 
 
 def time_unit(end_s: float) -> TimeUnit:
-    """One in which a run that ends then has numbers that people read."""
+    """The unit in which a run of this length has readable numbers."""
     units = (TimeUnit("hours", 3600.0), TimeUnit("minutes", 60.0))
     return next((unit for unit in units if end_s >= 2 * unit.seconds), TimeUnit("seconds", 1.0))
 
 
 def duration_axis(low_s: float, high_s: float) -> dict[str, Any]:
-    """A logarithmic axis in seconds with ticks that people read."""
+    """A logarithmic axis in seconds with readable ticks."""
     shown = math.log10(max(low_s, 1.0) / 1.3), math.log10(max(high_s, 1.0) * 1.3)
     tick = {"tickvals": list(_DURATIONS.values()), "ticktext": list(_DURATIONS)}
     return {"type": "log", "range": shown, **tick}
@@ -128,7 +128,7 @@ def doubling_axis(title: str) -> dict[str, Any]:
 
 
 def safe(text: str) -> str:
-    """Text that a browser, and Plotly's own reading of tags, shows as it is."""
+    """Text escaped for browsers and for Plotly, which both interpret tags."""
     return html.escape(one_line(text))
 
 
@@ -167,7 +167,7 @@ class Palette:
 
     @staticmethod
     def of(policies: Iterable[str], applications: Iterable[str]) -> Palette:
-        """Those that are built in come first: they look the same on every page."""
+        """Built-in names come first, so that they look the same on every page."""
         return Palette(
             tuple(dict.fromkeys([*BUILT_IN, *policies])),
             tuple(dict.fromkeys([*sorted(builtin_catalogue().entries), *sorted(applications)])),
@@ -183,7 +183,7 @@ class Palette:
 
 
 def line_style(index: int) -> LineStyle:
-    # Each round of colours begins with another dash, so that no two of 32 look alike.
+    # Each round of colours shifts the dashes, so that 32 lines all look different.
     turn = index // len(_LINES)
     return LineStyle(_LINES[index % len(_LINES)], _DASHES[(index + turn) % len(_DASHES)])
 

@@ -1,4 +1,4 @@
-"""The page of a real run: what it came to, and who held which slots when."""
+"""The HTML page of a real run: its result, its learning curves, and which job held which slots when."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
         best = best_over_time({result.policy: [run]}, study, end_s)
         page.figure(finished(best), f"best {study.metric} over time")
         page.heading(2, "Trials")
-        page.text("Each line is a trial's learning curve, darker the further it came.")
+        page.text("Each line is a trial's learning curve; the more comparisons it survived, the darker.")
         page.figure(finished(curves_figure(run, study, end_s)), "learning curves of trials")
     page.heading(2, "Slots")
     page.text(f"{SLOTS_TEXT} a trial on it.{_nodes_text(history)}")
@@ -81,7 +81,7 @@ def _tune_html(folder: RunFolder, spec: RunSpec) -> str:
 
 
 def _shown_until_s(result: TuneResult) -> float:
-    """To its end; where it was over sooner than expected, to when that was to be."""
+    """The end of the time axis: the end of the run, or its expected end if that is later."""
     expected = result.predicted_finish_s if result.is_over else None
     return max(result.finished_s, 1.0, 0.0 if expected is None else expected.mean)
 
@@ -105,9 +105,9 @@ def _jobs_html(folder: RunFolder) -> str:
 
 
 def _nodes_text(history: History) -> str:
-    """What more there is to see where nodes came and went."""
+    """The sentence on nodes in the background, if nodes came and went."""
     came = any(stay.came for stay in history.nodes)
-    return " Behind them are nodes that start up, or that nobody uses." if came else ""
+    return " In the background are nodes that start up or are idle." if came else ""
 
 
 def _lead(spec: RunSpec) -> str:
@@ -140,13 +140,13 @@ def _job_facts(result: RunResult, history: History) -> list[tuple[str, str]]:
         ),
         ("slot hours", f"{result.gpu_hours:.3f}"),
         *([("cost", format_usd(result.cost_usd))] if result.cost_usd else []),
-        *([("not driven", gaps_text(history.gaps))] if history.gaps else []),
+        *([("no controller", gaps_text(history.gaps))] if history.gaps else []),
         *([("damaged", " ".join(result.damaged))] if result.damaged else []),
     ]
 
 
 def _as_study_run(file: StudyFile, seed: int, result: TuneResult, history: History) -> StudyRun:
-    """The run in the form that pictures of simulated studies take."""
+    """The run in the form that the figures of simulated studies take."""
     row = StudyResult(
         policy=result.policy,
         deadline_s=file.tuning.limits.deadline_s,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.core.job import Value
-from stretto.core.units import format_duration, format_usd
+from stretto.core.units import counted, format_duration, format_usd
 from stretto.journal.folds.history import Gap
 from stretto.launch.expect import Expectation
 from stretto.planning.profile import Estimate
@@ -27,21 +27,28 @@ from stretto.search.study import Study
 from stretto.simulation.replay import Replayed
 from stretto.worlds.replay import Origin
 
+SLOTS = "slots"
+"""What trials of a real run get: GPUs or cores."""
 MOST_SHOWN = 3
-"""Different failures that are told in full."""
+"""Different errors that are printed in full."""
 MOST_NAMED = 5
-"""Jobs that are named as having failed alike."""
+"""Jobs that are named for one error."""
+MOST_NAMES = 8
+"""Files of a command that are named."""
+MOST_ROWS = 10
+"""Trials in the table of a summary: the best."""
+BATCH = "batch"
 LOG = "log: "
 """Begins the last line of an error: every job has a log of its own."""
 
 
 def with_failed(ending: str, failed: int) -> str:
-    """How a run ended, before a word on when: also how many of its jobs failed."""
+    """How a run ended, with the number of failed jobs; the time follows."""
     return f"{ending}, {failed} failed," if failed else ending
 
 
 def as_far_as_known(ending: str, until_s: float) -> str:
-    """How a run ended whose journal is damaged, without a word on when."""
+    """How a run with a damaged journal ended; its time is unknown."""
     return (
         f"{ending.rstrip(',')}; its journal is damaged, and what follows is known only until "
         f"{format_duration(until_s)}."
@@ -49,7 +56,7 @@ def as_far_as_known(ending: str, until_s: float) -> str:
 
 
 def failure_lines(errors: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Of each job that failed its id and its error: each error in full once, with those that share it."""
+    """The errors of failed jobs (pairs of id and error); an error that several jobs share is shown once."""
     alike: dict[str, list[tuple[str, str]]] = {}
     for job_id, error in errors:
         alike.setdefault(_without_log(error), []).append((job_id, error))
@@ -61,7 +68,7 @@ def failure_lines(errors: Iterable[tuple[str, str]]) -> Iterator[str]:
             yield f"The same in {_named([job_id for job_id, _ in others])}."
     if rest := [job_id for group in groups[MOST_SHOWN:] for job_id, _ in group]:
         yield ""
-        yield f"Others failed otherwise: {_named(rest)}."
+        yield f"Other errors: {_named(rest)}."
 
 
 def _without_log(error: str) -> str:
@@ -73,15 +80,7 @@ def _named(jobs: list[str]) -> str:
     return shown if len(jobs) <= MOST_NAMED else f"{shown} and {len(jobs) - MOST_NAMED} more"
 
 
-SLOTS = "slots"
-"""What trials of a real run get: GPUs or cores."""
-MOST_NAMES = 8
-"""Files of a command that are named."""
-MOST_ROWS = 10
-"""Trials in the table of a summary: the best."""
-
 _ENDINGS = {
-    "jobs": "every trial came to its end",
     "deadline": "the deadline came",
     "budget": "the budget was spent",
     "stalled": "the policy started nothing more",
@@ -90,10 +89,18 @@ _ENDINGS = {
     "stopped": "it was stopped, and can be resumed,",
     "interrupted": "it was interrupted, and can be resumed,",
 }
+"""How a run ended, but for one whose jobs all ended."""
+
+
+def _ending(ended_by: str, what: str, failed: int) -> str:
+    """How a run of trials or jobs (`what`) ended."""
+    if ended_by == EndedBy.JOBS:
+        return with_failed(f"every {what} came to its end", failed)
+    return _ENDINGS.get(ended_by, ended_by)
 
 
 def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> str:
-    """The plan of a policy that makes one; of any other what is known beforehand."""
+    """The plan, for a policy that makes one; for others the limits and the expected speed."""
     planned, expected = expectation.planned, _expected(expectation)
     if planned is not None and is_priced(tuning):
         return plan_text(tuning, planned.outcome, SLOTS, expected=expected)
@@ -105,24 +112,22 @@ def expectation_text(tuning: Tuning, policy: str, expectation: Expectation) -> s
     until = (
         "without a deadline" if limits.deadline_s is None else f"until {format_duration(limits.deadline_s)}"
     )
-    slots = f"{tuning.max_nodes} slot{'s' if tuning.max_nodes > 1 else ''}"
-    epoch = (
-        f"An epoch is believed to take {_seconds(tuning.profile.latency.epoch_s)} on one slot, "
-        f"a start {_seconds(tuning.profile.start_s)}."
-    )
     lines = [
         (
             f"{study.name}: at most {study.trials} trials of up to {study.max_epochs} epochs under {policy}, "
-            f"on {slots}, {until}."
+            f"on {counted(tuning.max_nodes, 'slot')}, {until}."
         ),
-        epoch,
+        (
+            f"An epoch is believed to take {_seconds(tuning.profile.latency.epoch_s)} on one slot, "
+            f"a start {_seconds(tuning.profile.start_s)}."
+        ),
+        *([expected] if expected else []),
     ]
-    lines += [expected] if expected else []
     return "\n".join(lines) + "\n"
 
 
 def _expected(expectation: Expectation) -> str:
-    """What the summary will compare with; a plan alone leaves out some of it."""
+    """The expected finish, epochs and cost of the run, start-up included; the summary compares with them."""
     finish_s, epochs = expectation.finish_s, expectation.epochs
     if finish_s is None or epochs is None:
         return ""
@@ -141,12 +146,12 @@ def _kept(usd: float) -> str:
 
 
 def tune_text(result: TuneResult, study: Study, other: Replayed | None = None) -> str:
-    """The summary of a study, and what another policy would have made of it."""
+    """The summary of a study, with the result of another policy in a replay."""
     return "\n".join(_summary(result, study, other)) + "\n"
 
 
 def replayed_json(other: Replayed) -> dict[str, Any]:
-    """What another policy would have reached, for machines."""
+    """The result of another policy in a replay, as a JSON-serialisable dict."""
     found = other.result
     return {
         "policy": found.policy,
@@ -159,9 +164,7 @@ def replayed_json(other: Replayed) -> dict[str, Any]:
 
 
 def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterator[str]:
-    ending = _ENDINGS.get(result.ended_by, result.ended_by)
-    if result.ended_by == EndedBy.JOBS:
-        ending = with_failed(ending, result.trials_by_state.get(JobPhase.FAILED, 0))
+    ending = _ending(result.ended_by, "trial", result.trials_by_state.get(JobPhase.FAILED, 0))
     name = one_line(run_name(result, study))
     late = f"; what ran took {format_duration(result.overrun_s)} more to end" if result.overrun_s else ""
     after = f"{format_duration(result.finished_s - result.overrun_s)}{_measured(result)}{late}"
@@ -180,7 +183,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     yield from map(one_line, result.damaged)
     facts = came_to(result)
     if other is not None:
-        facts.append(("elsewhere", elsewhere_text(other)))
+        facts.append(("compared with", compared_text(other)))
     for what, text in facts:
         yield f"{what:<15} {text}"
     yield ""
@@ -191,7 +194,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
 
 
 def checkpoint_text(result: TuneResult) -> str:
-    """Where the best model is; a command keeps it as it likes."""
+    """Where the best model is; for a command, where its own files are."""
     if result.checkpoint is None and result.files is not None:
         names = ": " * bool(result.file_names) + ", ".join(result.file_names[:MOST_NAMES])
         more = f" and {len(result.file_names) - MOST_NAMES} more" * (len(result.file_names) > MOST_NAMES)
@@ -200,17 +203,17 @@ def checkpoint_text(result: TuneResult) -> str:
 
 
 def _as_argument(run: Path) -> str:
-    """What commands find the run by."""
+    """How `stretto` commands name the run."""
     return shlex.quote(run.name if run.parent == RUNS else str(run))
 
 
 def run_name(result: TuneResult, study: Study) -> str:
-    """What other commands call the run, and the study it is of where that has another name."""
+    """The run's name, with the study's if they differ."""
     return result.run.name if result.run.name == study.name else f"{result.run.name}, of {study.name},"
 
 
 def came_to(result: TuneResult) -> list[tuple[str, str]]:
-    """What a study has come to, each with what was expected of it."""
+    """The figures of a study, each with the expected value."""
     if result.known_until_s is not None:
         return _known_of(result, result.known_until_s)
     so_far = "" if result.is_over else " so far"
@@ -226,14 +229,14 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     if result.cost_usd or (expected and expected.mean):
         facts.append(("cost", f"{format_usd(result.cost_usd)}{_predicted(expected, format_usd)}"))
     if result.gaps:
-        facts.append(("not driven", gaps_text(result.gaps)))
+        facts.append(("no controller", gaps_text(result.gaps)))
     if result.past_limits:
         facts.append(("limits", past_text(result)))
     return facts
 
 
 def _known_of(result: TuneResult, until_s: float) -> list[tuple[str, str]]:
-    """Of a run whose journal is damaged: nothing that was expected is compared with a part of it."""
+    """The figures of a run whose journal is damaged, up to the damage and without expected values."""
     until = f" (until {format_duration(until_s)})"
     return [
         ("trials", f"{trials_text(result)}{until}"),
@@ -246,7 +249,7 @@ def _known_of(result: TuneResult, until_s: float) -> list[tuple[str, str]]:
 
 
 def unknown_finish(until_s: float) -> str:
-    """When a run ended whose journal is damaged."""
+    """The finish of a run whose journal is damaged."""
     return f"not known: the journal is damaged after {format_duration(until_s)}"
 
 
@@ -256,7 +259,7 @@ def _deadline(result: TuneResult) -> str:
 
 
 def deadline_text(result: TuneResult) -> str:
-    """What was given, and what of it had passed when the run began."""
+    """The deadline as given, and how much of it passed before the run began."""
     deadline = result.deadline
     if deadline is None:
         return "none"
@@ -276,13 +279,13 @@ def _measured(result: TuneResult) -> str:
 
 
 def trials_text(result: TuneResult) -> str:
-    """How many trials stand where; last, those of the study that never ran."""
+    """The number of trials in each state; those that never ran come last."""
     counts = sorted(result.trials_by_state.items(), key=lambda item: (item[0] == NOT_STARTED, item[0]))
     return ", ".join(f"{count} {state}" for state, count in counts) or "none"
 
 
 def gaps_text(gaps: Iterable[Gap]) -> str:
-    """When nobody drove a run, and why."""
+    """The periods without a running controller, and why."""
     return "; ".join(
         f"{time_text(gap.start_s)} to {time_text(gap.end_s)}, after {_how_it_ended(gap)}" for gap in gaps
     )
@@ -295,7 +298,7 @@ def _how_it_ended(gap: Gap) -> str:
 
 
 def past_text(result: TuneResult) -> str:
-    """Limits that were raised on the way, and when."""
+    """Limits that were raised during the run, and when."""
     before_s = 0.0 if result.deadline is None else result.deadline.measuring_s
     return "; ".join(
         f"raised after {format_duration(one.until_s)}, {_were(one, before_s)}" for one in result.past_limits
@@ -303,7 +306,7 @@ def past_text(result: TuneResult) -> str:
 
 
 def _were(limits: PastLimits, before_s: float) -> str:
-    """As they were given, so with what had passed before the run began."""
+    """The limits as given, so including the time before the run began."""
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     time = "no deadline" if deadline_s is None else f"a deadline of {format_duration(deadline_s + before_s)}"
     return f"from {time}" + ("" if budget_usd is None else f" and ${budget_usd:g}")
@@ -316,7 +319,7 @@ def trial_table(result: TuneResult, study: Study) -> str:
 
 
 def ranked(result: TuneResult, study: Study) -> list[TrialResult]:
-    """Trials that came to something or failed, the best first; of equals, the one submitted first."""
+    """Trials that finished an epoch or failed, the best first; ties by submission."""
     return sorted(
         (trial for trial in result.trials if trial.epochs or trial.state == "failed"),
         key=lambda trial: -study.score(trial.best_metric),
@@ -324,18 +327,18 @@ def ranked(result: TuneResult, study: Study) -> list[TrialResult]:
 
 
 def trial_heading(study: Study) -> list[str]:
-    """Above the cells of `trial_row`."""
+    """The column titles for `trial_row`."""
     return ["trial", f"best {study.metric}", "epochs", "state", "retries", "configuration"]
 
 
 def trial_row(trial: TrialResult) -> list[str]:
-    """Cells of a trial."""
+    """The table row of a trial."""
     best = "-" if trial.best_metric is None else f"{trial.best_metric:.6g}"
     return [trial.id, best, str(trial.epochs), trial.state, str(trial.retries), config_text(trial.config)]
 
 
 def config_text(config: dict[str, Value]) -> str:
-    """One line of names and values."""
+    """Hyperparameters in one line."""
     return one_line(
         ", ".join(
             f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {value}"
@@ -344,17 +347,15 @@ def config_text(config: dict[str, Value]) -> str:
     )
 
 
-def elsewhere_text(other: Replayed) -> str:
-    """Only what was recorded is said to be reached; what was not is a range that says so."""
+def compared_text(other: Replayed) -> str:
+    """The best recorded value another policy would have found; an extrapolated one is marked as such."""
     found, extrapolated = other.result, other.extrapolated
-    best = "nothing that was recorded" if found.best_metric is None else f"{found.best_metric:.6g}"
+    best = "no recorded value" if found.best_metric is None else f"{found.best_metric:.6g}"
     if extrapolated is not None:
         best += f", or {extrapolated.text},"
     unseen = 1.0 - other.shares[Origin.RECORDED]
-    doubt = f"; {unseen:.0%} of the epochs it would have trained were not recorded" if unseen else ""
-    return (
-        f"{found.policy} would have reached {best} in {format_duration(found.finished_s)} (a replay{doubt})"
-    )
+    doubt = f"; {unseen:.0%} of its epochs were not recorded" if unseen else ""
+    return f"{found.policy} (replay{doubt}): {best} in {format_duration(found.finished_s)}"
 
 
 def _predicted(estimate: Estimate | None, shown: Callable[[float], str] = format_duration) -> str:
@@ -378,7 +379,6 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 60 else format_duration(seconds)
 
 
-BATCH = "batch"
 _COLUMNS: tuple[tuple[str, Callable[[JobResult], str]], ...] = (
     ("job", lambda job: one_line(job.id)),
     ("state", lambda job: job.state),
@@ -392,15 +392,6 @@ _COLUMNS: tuple[tuple[str, Callable[[JobResult], str]], ...] = (
     ("checkpoint", lambda job: str(job.checkpoint or job.files or "-")),
 )
 
-_JOB_ENDINGS = {
-    "jobs": "every job came to its end",
-    "stalled": "the policy started nothing more",
-    "request": "it was asked to stop",
-    "unfinished": "it is not over",
-    "stopped": "it was stopped, and can be resumed,",
-    "interrupted": "it was interrupted, and can be resumed,",
-}
-
 
 def jobs_text(result: RunResult) -> str:
     """The summary of a run of jobs."""
@@ -408,9 +399,7 @@ def jobs_text(result: RunResult) -> str:
 
 
 def _jobs_summary(result: RunResult) -> Iterator[str]:
-    ending = _JOB_ENDINGS.get(result.ended_by, result.ended_by)
-    if result.ended_by == EndedBy.JOBS:
-        ending = with_failed(ending, sum(job.state == JobPhase.FAILED for job in result.jobs))
+    ending = _ending(result.ended_by, "job", sum(job.state == JobPhase.FAILED for job in result.jobs))
     how = f"{ending} after {format_duration(result.finished_s)}."
     if result.known_until_s is not None:
         how = as_far_as_known(ending, result.known_until_s)
@@ -425,7 +414,7 @@ def _jobs_summary(result: RunResult) -> Iterator[str]:
 
 
 def job_table(jobs: Sequence[JobResult]) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows; with a column of batches where any is adapted."""
+    """The heading and rows of a table of jobs; batch sizes only if one is adaptive."""
     adapts = any(job.batch is not None for job in jobs)
     columns = [(name, cell) for name, cell in _COLUMNS if adapts or name != BATCH]
     return [name for name, _ in columns], [[cell(job) for _, cell in columns] for job in jobs]

@@ -1,4 +1,4 @@
-"""The report on simulated studies: who got the best model when, and who held which GPUs."""
+"""The HTML page of simulated studies: the best value over time, and which trial held which GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stretto.simulation.studies import StudyRun, fixed_cluster
 MOMENTS = 240
 """Points of a line over time."""
 MOST_LINES = 80
-"""Learning curves of one picture: more would hide each other."""
+"""Learning curves in one figure: more would hide each other."""
 
 
 def write_study_page(path: Path | str, runs: Sequence[StudyRun]) -> None:
@@ -65,7 +65,7 @@ def study_html(runs: Sequence[StudyRun]) -> str:
 
 
 def best_over_time(by_policy: dict[str, list[StudyRun]], study: Study, end_s: float) -> Any:
-    """The mean best value so far; a policy's line begins when all its simulations have shown one."""
+    """The mean best value so far; a policy's line begins when all its simulations have a value."""
     go, unit = graph_objects(), time_unit(end_s)
     figure = go.Figure()
     palette = Palette.of(by_policy, ())
@@ -92,7 +92,7 @@ def best_over_time(by_policy: dict[str, list[StudyRun]], study: Study, end_s: fl
 
 
 def _best_at(history: History, study: Study, moments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The best value shown by each moment; not finite before there is any."""
+    """The best value up to each moment; not finite before the first value."""
     shown = sorted(
         (t_s, study.score(value))
         for job in history.jobs.values()
@@ -108,7 +108,7 @@ def _best_at(history: History, study: Study, moments: npt.NDArray[np.float64]) -
 
 
 def curves_figure(run: StudyRun, study: Study, end_s: float) -> Any:
-    """Values of trials over time; of many, those that came furthest."""
+    """Learning curves of trials over time; of many, those with the most epochs."""
     go, unit = graph_objects(), time_unit(end_s)
     figure = go.Figure()
     trials = sorted(run.history.jobs.values(), key=lambda job: len(job.results))[-MOST_LINES:]
@@ -131,7 +131,7 @@ def curves_figure(run: StudyRun, study: Study, end_s: float) -> Any:
 
 
 def by_rung(history: History, study: Study) -> Groups:
-    """Trials by the last comparison they lived through; shades would be taken for other comparisons."""
+    """Group trials by the last comparison they survived."""
     marks = [f"to epoch {rung}" for rung in study.rungs] + ["past the last comparison"]
     colours = dict(zip(marks, ramp(len(marks)), strict=True))
     group = {job_id: marks[_rungs_passed(study, len(job.results))] for job_id, job in history.jobs.items()}

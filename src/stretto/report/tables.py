@@ -1,4 +1,4 @@
-"""The tables of runs and studies, for a terminal and for pasting."""
+"""Tables of runs and studies, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Column:
     text: Callable[[float], str]
     meaning: str
     lower_is_better: bool = False
-    """Otherwise neither more nor less of it is good in itself, and nothing is marked."""
+    """Otherwise no value is better than another, and none is marked."""
     detail: bool = False
-    """Left out where there is little room."""
+    """Left out of narrow tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     policy: str
     completed: str
     unfinished: bool
@@ -58,7 +58,7 @@ class Block:
     """The policies of one workload, or the means over all of them."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[PolicyRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _fixed(digits: int) -> Callable[[float], str]:
 
 
 def _hours(value: float) -> str:
-    """Whole ones of long runs; of short ones enough digits to tell them apart."""
+    """Hours, with more digits for short runs, so that they can be told apart."""
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 3}f}"
 
 
@@ -188,12 +188,12 @@ class _Line:
         return frozenset(run.workload for run in self.runs)
 
     def coverage(self, workloads: int) -> str:
-        """Says so if the policy did not run all of them."""
+        """How many workloads the policy ran, if not all."""
         run = len(self.workloads)
         return "" if run == workloads else f" ({run} of {workloads})"
 
     def value(self, column: Column) -> float | None:
-        """The mean over the runs; none if one of them has none, for it would flatter the policy."""
+        """The mean over the runs; None if one has no value, as leaving it out would flatter the policy."""
         values = [column.value(run) for run in self.runs]
         known = [value for value in values if value is not None and math.isfinite(value)]
         return sum(known) / len(known) if known and len(known) == len(values) else None
@@ -205,7 +205,7 @@ def _block(title: str, lines: Sequence[_Line], columns: Sequence[Column], worklo
     return Block(
         one_line(title),
         tuple(
-            Row(
+            PolicyRow(
                 line.policy + line.coverage(workloads),
                 f"{line.completed}/{line.jobs}",
                 line.completed < line.jobs,
@@ -221,14 +221,14 @@ def _block(title: str, lines: Sequence[_Line], columns: Sequence[Column], worklo
 
 
 def _best(column: Column, rivals: Sequence[_Line]) -> str | None:
-    """The best value as it is shown; None if there is nothing to choose between."""
+    """The best value as shown; None if all look equal."""
     values = [value for line in rivals if (value := line.value(column)) is not None]
     texts = {column.text(value) for value in values}
     return column.text(min(values)) if len(texts) > 1 else None
 
 
 def _comparable(lines: Sequence[_Line]) -> list[_Line]:
-    """Those that ran all workloads and left the fewest jobs unfinished: only they ran the same race."""
+    """The policies that can be compared: they ran all workloads and left the fewest jobs unfinished."""
     most = max((len(line.workloads) for line in lines), default=0)
     full = [line for line in lines if len(line.workloads) == most]
     left = min((line.jobs - line.completed for line in full), default=0)
@@ -236,7 +236,7 @@ def _comparable(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _sentences(lines: Sequence[_Line]) -> tuple[str, ...]:
-    """Who finishes jobs soonest, by how much; and who did not finish them."""
+    """Which policy finishes jobs soonest, by how much, and which left jobs unfinished."""
     known = [(value, line) for line in _comparable(lines) if (value := line.value(COLUMNS[0])) is not None]
     ranked = sorted(known, key=lambda pair: pair[0])
     unfinished = (
@@ -312,7 +312,7 @@ def metrics_table(runs: Sequence[Metrics]) -> Table:
 
 
 def metrics_text(runs: Sequence[Metrics]) -> str:
-    """The same as Markdown that reads well as it is: no colours, nothing cut off."""
+    """The runs as a Markdown table with all columns."""
     summary = summarise(runs)
     heading = ["policy", "jobs done", *(column.title for column in summary.columns)]
     parts = [
@@ -327,7 +327,7 @@ def _styled(cell: Cell) -> Text:
 
 
 def _marked(cell: Cell) -> str:
-    # In front, so that digits stand below digits.
+    # The mark comes first, so that digits stay aligned.
     return BEST_MARK + cell.text if cell.best else cell.text
 
 
@@ -336,7 +336,7 @@ def _closing(summary: Summary) -> list[str]:
     return [*summary.sentences, *([LEGEND] if marked else [])]
 
 
-def _texts(row: Row) -> list[str]:
+def _texts(row: PolicyRow) -> list[str]:
     return [row.policy, row.completed, *(_marked(cell) for cell in row.cells)]
 
 
@@ -375,12 +375,12 @@ def policy_row(study: Study, policy: str, results: Sequence[StudyResult]) -> lis
 
 
 def hours_text(hours: float) -> str:
-    """With as many digits as tell one run from another, also of a short one."""
+    """Hours, with more digits for short runs."""
     return f"{hours:.1f}" if hours >= 1.0 else f"{hours:.3f}"
 
 
 def _endings(results: Sequence[StudyResult]) -> str:
-    """What ended the simulations; with numbers where they differ."""
+    """What ended the simulations, with counts if they differ."""
     counts = Counter(result.ended_by for result in results)
     if len(counts) == 1:
         return str(next(iter(counts)))

@@ -1,4 +1,4 @@
-"""Text for a terminal or a mail: names made fit to print, tables in Markdown, plots in characters."""
+"""Plain text: printable names, Markdown tables, plots drawn with characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and without characters that steer a terminal."""
+    """The text without line breaks and terminal control characters."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -28,7 +28,7 @@ def _aligned(line: Sequence[str], widths: Sequence[int], left: int) -> list[str]
 
 
 def _in_cell(text: str) -> str:
-    """Without characters that end a Markdown cell."""
+    """Escape characters that would end a Markdown cell."""
     return text.replace("|", "\\|")
 
 
@@ -36,8 +36,8 @@ WIDTH, HEIGHT = 56, 11
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A point and the character it is drawn as; of several in one place the last is seen."""
+class PlotPoint:
+    """A point and the character it is drawn with; the last of several in one place is visible."""
 
     x: float
     y: float
@@ -45,7 +45,7 @@ class Mark:
 
 
 def tiny_plot(
-    marks: Sequence[Mark],
+    marks: Sequence[PlotPoint],
     *,
     x_text: Callable[[float], str],
     y_text: Callable[[float], str],

@@ -1,7 +1,7 @@
-"""Who held which GPUs when, with the nodes that came and went behind it.
+"""The Gantt chart: which job held which GPUs when, with nodes that come and go in the background.
 
-An allocation says how many GPUs of a node a job holds, not which. For drawing, every job is given slots:
-it keeps those it has while it holds as many on that node, and takes the lowest free ones when it grows.
+An allocation says how many GPUs of a node a job holds, not which. For drawing we assign rows: a job keeps its
+rows on a node while it holds as many GPUs there, and takes the lowest free rows when it grows.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Stay:
     first_row: int
     rows: int
     gpus: int
-    """All that the job holds, on these rows and others."""
+    """The job's GPUs in total, on these rows and others."""
     batches: tuple[int, ...]
-    """Total batch sizes, in order; one after another without a restart."""
+    """Total batch sizes, in the order of their use without a restart."""
 
 
 def rows_of(nodes: Sequence[Node], history: History) -> Rows:
-    """Rows for the nodes of the cluster, for those that came later, and for others that somebody held."""
+    """Rows for the cluster's nodes, for nodes that came later, and for any other node that a job held."""
     came = [stay.node for stay in history.nodes if stay.ready_s < math.inf]
     sizes = {node.id: node.gpus for node in (*came, *nodes)}
     cluster = frozenset(sizes)
@@ -69,7 +69,7 @@ def rows_of(nodes: Sequence[Node], history: History) -> Rows:
 
 
 def stays_of(history: History, rows: Rows) -> list[Stay]:
-    """Every job's place over time, in order of time."""
+    """The rows of every job over time, in order of time."""
     board = _Board(rows)
     pieces = sorted(
         (
@@ -89,7 +89,7 @@ def stays_of(history: History, rows: Rows) -> list[Stay]:
 
 
 def _pieces(holds: Sequence[Hold]) -> list[list[Hold]]:
-    """Holds that follow one another with the same allocation belong together: only the batch changed."""
+    """Join consecutive holds with the same allocation, between which only the batch size changed."""
     pieces: list[list[Hold]] = []
     for hold in holds:
         if hold.seconds <= 0.0:
@@ -103,7 +103,7 @@ def _pieces(holds: Sequence[Hold]) -> list[list[Hold]]:
 
 
 class _Board:
-    """Who sits where at the time the sweep has come to."""
+    """Which job has which rows at the current time of the sweep."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = {
@@ -115,7 +115,7 @@ class _Board:
         self._until_s: dict[str, float] = {}
 
     def leave(self, now_s: float, arriving: Sequence[tuple[Job, list[Hold]]]) -> None:
-        """Free what is given up by now, so that those who come find it."""
+        """Free the rows given up by now, so that arriving jobs can take them."""
         keeps = {job.id: _gpus_by_node(job, piece[0]) for job, piece in arriving}
         for job_id, until_s in list(self._until_s.items()):
             if until_s > now_s:
@@ -146,13 +146,13 @@ class _Board:
         rows = self._rows[node]
         busy = {row for taken in self._taken.values() for row in taken.get(node, [])}
         free = [row for row in rows if row not in busy]
-        # Jobs that take fractions of a GPU may not all find a free one: then they share.
+        # Jobs that use a fraction of a GPU may have to share a row.
         shared = [row for row in rows if row in busy and row not in kept]
         return [*kept, *[*free, *shared][: max(count - len(kept), 0)]]
 
 
 def _gpus_by_node(job: Job, hold: Hold) -> dict[str, int]:
-    """Slots on each node; a fraction of one is drawn as a whole."""
+    """GPUs on each node; a fraction is drawn as a whole one."""
     uses = hold.allocation.uses(job)
     return {node: math.ceil(used.gpu - TOLERANCE) for node, used in uses.items() if used.gpu > TOLERANCE}
 
@@ -168,7 +168,7 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
 
 STARTING = ("node starting", "#f6e3b4")
 IDLE = ("node idle", "#dfe3e8")
-UNDRIVEN = ("nobody drove the run", "#f4d5cc")
+UNDRIVEN = ("no controller", "#f4d5cc")
 EXPECTED = ("expected end", "#59636e")
 
 
@@ -182,9 +182,9 @@ class _Piece:
 
 
 def node_bars(history: History, rows: Rows, end_s: float, unit: TimeUnit) -> Iterator[Any]:
-    """Bars of nodes that were not there from the start: while they start up, and where nobody uses them.
+    """Bars for nodes that came later: while they start up, and while they are idle.
 
-    They leave out when nobody drove the run, and end with it.
+    Periods without a controller are left out.
     """
     came, until_s = [stay for stay in history.nodes if stay.came], min(history.end_s, end_s)
     starting = [_Piece(one.node.id, one.start_s, min(one.ready_s, one.end_s, until_s)) for one in came]
@@ -196,7 +196,7 @@ def node_bars(history: History, rows: Rows, end_s: float, unit: TimeUnit) -> Ite
 
 
 def with_gaps(figure: Any, gaps: Sequence[Gap], unit: TimeUnit) -> Any:
-    """The figure with the times in which nobody drove the run."""
+    """Mark the periods without a running controller."""
     name, colour = UNDRIVEN
     for gap in gaps:
         figure.add_vrect(
@@ -210,7 +210,7 @@ def with_gaps(figure: Any, gaps: Sequence[Gap], unit: TimeUnit) -> Any:
 
 
 def with_expected(figure: Any, finish_s: float, unit: TimeUnit) -> Any:
-    """The figure with a line where the run was to end."""
+    """Mark the expected end of the run with a line."""
     name, colour = EXPECTED
     figure.add_vline(x=finish_s / unit.seconds, line={"color": colour, "dash": "dash", "width": 1.4})
     marker = {"symbol": "line-ns", "size": 12, "line": {"color": colour, "width": 1.4}}
@@ -218,13 +218,13 @@ def with_expected(figure: Any, finish_s: float, unit: TimeUnit) -> Any:
 
 
 def _in_legend(figure: Any, name: str, marker: dict[str, Any]) -> Any:
-    """A point that is not there: shapes have no place in a legend."""
+    """Add an invisible point, because a shape has no legend entry of its own."""
     figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=name, showlegend=True)
     return figure
 
 
 def _driven(piece: _Piece, gaps: Sequence[Gap]) -> Iterator[_Piece]:
-    """What is left of a piece without the gaps, which are in order of time."""
+    """The parts of a piece outside the gaps, which are in order of time."""
     start_s = piece.start_s
     for gap in gaps:
         if gap.start_s >= piece.end_s:
@@ -261,7 +261,7 @@ def _node_bars(name: str, colour: str, pieces: Sequence[_Piece], rows: Rows, uni
 SHADES = 3
 MOST_LABELS = 32
 FEW = 300
-"""Rectangles that are large enough for borders to be seen."""
+"""With fewer rectangles than this, borders are drawn wide."""
 HOVER = (
     "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>"
     "<i>%{customdata[3]}</i><extra></extra>"
@@ -270,7 +270,7 @@ HOVER = (
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Jobs that are drawn in shades of one colour."""
+    """Groups of jobs, each drawn in shades of one colour."""
 
     names: Sequence[str]
     """In the order of the legend."""
@@ -288,10 +288,10 @@ def by_application(history: History, palette: Palette) -> Groups:
 def gpus_over_time(
     history: History, nodes: Sequence[Node], groups: Groups, end_s: float, *, slot: str = "GPU"
 ) -> Any:
-    """A rectangle for every time a job held GPUs: rows are GPUs, the colour is the job's group.
+    """A rectangle for every period in which a job held GPUs: rows are GPUs, the colour is the job's group.
 
-    One trace of bars per group keeps a page with thousands of rectangles quick. Behind them are the nodes
-    that came on the way. `slot` is what the unit that jobs hold is called.
+    One trace per group keeps a page with thousands of rectangles fast. Nodes that came later are drawn in the
+    background. `slot` names the unit that jobs hold.
     """
     go, unit = graph_objects(), time_unit(end_s)
     rows = rows_of(nodes, history)
@@ -334,7 +334,7 @@ def gpus_over_time(
 
 
 def jobs_without_gpus(history: History) -> int:
-    """Jobs that held something, but never a GPU: the picture cannot show them."""
+    """The number of jobs that ran without a GPU, which the chart cannot show."""
     return sum(
         bool(job.holds) and not any(hold.allocation.gpus(job.job) for hold in job.holds)
         for job in history.jobs.values()
@@ -369,7 +369,7 @@ def _bars(
 
 
 def _legend_entry(go: Any, group: str, groups: Groups) -> Any:
-    """A bar that is not there: the swatch shows the plain colour, not that of some job's shade."""
+    """An empty bar whose legend entry shows the group's plain colour instead of a job's shade."""
     return go.Bar(
         x=[None],
         y=[None],
@@ -392,7 +392,7 @@ def _when(stay: Stay) -> str:
 
 
 def _reasons(history: History) -> dict[tuple[str, float], str]:
-    """What was said when a job's allocation was decided, by job and time."""
+    """The reason for each allocation, by job and time."""
     return {
         (job_id, decided.t_s): f"{reason.code.value}: {wrapped(reason.text)}"
         for decided in history.decisions

@@ -1,4 +1,4 @@
-"""How long jobs took, and a workload under its policies over time.
+"""Figures of simulated jobs: completion times, and a workload under its policies over time.
 
 Everything is a sum over jobs of functions that are constant between events, so that means are exact.
 
@@ -58,7 +58,7 @@ def completion_shares(runs: Sequence[tuple[str, Run]], palette: Palette) -> Any:
 
 
 def completion_by_application(runs: Sequence[tuple[str, Run]], palette: Palette) -> Any:
-    """Quartiles of completion times by application; dots are jobs far from the others."""
+    """Quartiles of completion times by application; dots are outliers."""
     go = graph_objects()
     figure = go.Figure()
     every: list[float] = []
@@ -93,7 +93,7 @@ SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A value from one time to another."""
+    """A constant value over a period."""
 
     start_s: float
     end_s: float
@@ -102,20 +102,20 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One number per cell of the grid; NaN where there is nothing to take the mean of."""
+    """One number per cell of the time grid; NaN where there is no data."""
 
     edges_s: Floats
     waiting: Floats
-    """Jobs that are submitted, not over, and hold nothing."""
+    """Waiting jobs: submitted, unfinished, and without resources."""
     gpus_held: Floats
     utilisation: Floats
     """Share of the cluster's GPUs that is held."""
     throughput: Floats
     goodput: Floats
     efficiency: Floats
-    """Mean over the jobs that train."""
+    """Mean over the training jobs."""
     batch_scale: Floats
-    """Mean, over the jobs that hold something, of total batch / initial batch."""
+    """Total batch / initial batch, averaged over the jobs that hold resources."""
     uncounted: tuple[str, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ class Timeline:
 
 
 def time_grid(end_s: float, cells: int) -> Floats:
-    """Edges of equal cells from 0 to the end."""
+    """The edges of equal cells from 0 to the end."""
     return np.linspace(0.0, max(end_s, 1.0), cells + 1)
 
 
@@ -149,7 +149,7 @@ def sample(history: History, nodes: Sequence[Node], edges_s: Floats) -> Timeline
 
 
 def cell_means(spans: Iterable[Span], edges_s: Floats) -> Floats:
-    """Mean of the sum of the spans over each cell."""
+    """The sum of the spans, averaged over each cell."""
     table = np.array([(span.start_s, span.end_s, span.value) for span in spans]).reshape(-1, 3)
     if not table.size:
         return np.zeros(len(edges_s) - 1)
@@ -164,7 +164,7 @@ def cell_means(spans: Iterable[Span], edges_s: Floats) -> Floats:
 
 
 def waits_of(job: JobHistory, end_s: float) -> Iterator[Span]:
-    """When the job held nothing between its submission and its end."""
+    """The periods in which the job waited without resources."""
     over_s = end_s if job.end_s is None else job.end_s
     since_s = job.job.submit_s
     for hold in job.holds:
@@ -195,7 +195,7 @@ def batch_scales_of(job: JobHistory) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A time during which a job went on evenly."""
+    """A period in which a job progressed at a constant rate."""
 
     start_s: float
     end_s: float
@@ -253,7 +253,7 @@ def _efficiency(job: JobHistory, hold: Hold, noise: NoiseSample | None) -> float
 
 
 def _mean_of(spans: Sequence[Span], edges_s: Floats) -> Floats:
-    """Mean over the spans that are there; cells with next to none are NaN."""
+    """The mean of the spans that cover a cell; NaN for cells with almost none."""
     count = cell_means((Span(span.start_s, span.end_s, 1.0) for span in spans), edges_s)
     total = cell_means(spans, edges_s)
     there = count > 1e-6
@@ -281,7 +281,7 @@ PANELS = (
 
 
 def timelines(runs: Sequence[tuple[str, Run]], end_s: float) -> list[tuple[str, Timeline]]:
-    """All on one grid, so that lines can be compared."""
+    """The timelines of all runs on one grid, so that they can be compared."""
     grid = time_grid(end_s, CELLS)
     return [(label, sample(run.history, run.setup.nodes, grid)) for label, run in runs]
 
@@ -326,11 +326,11 @@ def over_time(lines: Sequence[tuple[str, Timeline]], palette: Palette) -> Any:
 
 
 def _batch_range(lines: Sequence[tuple[str, Timeline]]) -> list[float]:
-    """Logarithms of the ends of the axis: at least one doubling, so that rounding looks like nothing."""
+    """Logarithms of the axis ends, at least one doubling apart, so that rounding errors stay invisible."""
     scales = np.concatenate([[1.0, 2.0], *(line.batch_scale for _, line in lines)])
     return [float(np.log10(np.nanmin(scales) / 1.1)), float(np.log10(np.nanmax(scales) * 1.1))]
 
 
 def _numbers(values: Floats) -> list[float | None]:
-    """Four digits are enough for the eye, and NaN is a gap."""
+    """Values for plotting, with four digits; NaN becomes a gap."""
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.tolist()]

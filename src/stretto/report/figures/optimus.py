@@ -27,7 +27,7 @@ TASKS = 20
 SAMPLED = ((4, 4), (4, 8), (8, 4), (12, 8), (10, 10), (2, 8))
 """(servers, workers) that a job tries before its speed is fitted."""
 SEEN = (0.2, 0.5)
-"""Shares of training after which the future is predicted."""
+"""Fractions of training at which convergence is predicted."""
 
 
 def loss_curves() -> Any:
@@ -50,7 +50,7 @@ def loss_curves() -> Any:
 
 
 def convergence_prediction() -> Any:
-    """The curve 1 / (b0 k + b1) + b2 fitted to what was seen so far, and when it says training is over."""
+    """The curve 1 / (b0 k + b1) + b2 fitted to the losses so far, and the convergence it predicts."""
     losses = _losses_by_type()["resnet-50"]
     titles = [f"After {round(share * losses.size)} of {losses.size} epochs" for share in SEEN]
     figure = panels(1, 2, titles, horizontal_spacing=0.09, shared_yaxes=True)

@@ -72,7 +72,7 @@ def efficiency_by_batch() -> Any:
 
 
 def noise_over_training(palette: Palette) -> Any:
-    """The gradient noise scale grows as training goes on: the batch worth having grows with it."""
+    """The gradient noise scale grows during training, and the best batch size with it."""
     figure = graph_objects().Figure()
     for name, app in sorted(builtin_catalogue().entries.items()):
         progress = np.linspace(0.0, 1.0, app.truth.epochs)
