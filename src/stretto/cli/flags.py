@@ -102,5 +102,5 @@ def check_place(path: Path, *, option: str, example: str) -> None:
 def nothing_to_replay(run: Path) -> InputError:
     """The error for a run that reported no epoch."""
     return InputError(
-        "showed no epoch, so there is nothing to replay.", where=str(run), remedy="Let it run longer."
+        "finished no epoch, so there is nothing to replay.", where=str(run), remedy="Let it run longer."
     )

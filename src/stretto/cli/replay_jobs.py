@@ -40,6 +40,6 @@ def _real_run(actual: RunResult) -> str:
     done = [job for job in actual.jobs if job.jct_s is not None]
     mean = "" if actual.mean_jct_s is None else f", mean JCT {format_duration(actual.mean_jct_s)}"
     return (
-        f"{actual.policy}, really: {len(done)}/{len(actual.jobs)} jobs done{mean}, "
+        f"{actual.policy} (real): {len(done)}/{len(actual.jobs)} jobs done{mean}, "
         f"{format_duration(actual.finished_s)} in all, {hours_text(actual.gpu_hours)} slot hours"
     )
