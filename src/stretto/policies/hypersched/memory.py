@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any
 
@@ -29,64 +30,42 @@ class StudyMemory:
     """The memory of one study, as a copy that one decision changes."""
 
     rungs: Rungs
-    heard: dict[str, list[int]]
+    heard: dict[str, list[int]] = field(default_factory=dict)
     """For each trial that reported: how many of its results and start times are included here."""
-    live: dict[str, int]
+    live: dict[str, int] = field(default_factory=dict)
     """Trials that should run, and how many more results each must report before it may be resized."""
-    starts_s: list[float]
+    starts_s: list[float] = field(default_factory=list)
     """How long starts and resizes took, ascending."""
-    singles_s: list[float]
+    singles_s: list[float] = field(default_factory=list)
     """Newest epoch times on one GPU."""
-    own_s: dict[str, list[float]]
+    own_s: dict[str, list[float]] = field(default_factory=dict)
     """The same, by trial."""
-    speedups: dict[str, list[float]]
+    speedups: dict[str, list[float]] = field(default_factory=dict)
     """Newest speed-ups by number of GPUs: each compares an epoch with the same trial's epochs on one GPU.
 
     Trials differ in speed, so an epoch is never compared with another trial's.
     """
-    longest_s: float
+    longest_s: float = 0.0
     """The longest time any trial has held GPUs."""
-    farthest: int
+    farthest: int = 0
     """The most epochs any trial has completed."""
-    closed_for_s: float | None
+    closed_for_s: float | None = None
     """The deadline for which admission is closed, as a newcomer has too little time; None: it is open."""
 
     @classmethod
     def load(cls, study: Study, *, retrospective: bool, memory: Memory) -> StudyMemory:
         """A copy of the memory, which itself stays unchanged."""
-        if memory is None:
-            rungs = Rungs.load(study, retrospective=retrospective, memory=None)
-            return cls(rungs, {}, {}, [], [], {}, {}, 0.0, 0, closed_for_s=None)
-        return cls(
-            rungs=Rungs.load(study, retrospective=retrospective, memory=memory["rungs"]),
-            heard=dict(memory["heard"]),
-            live=dict(memory["live"]),
-            starts_s=list(memory["starts_s"]),
-            singles_s=memory["singles_s"],
-            own_s=dict(memory["own_s"]),
-            speedups=dict(memory["speedups"]),
-            longest_s=memory["longest_s"],
-            farthest=memory.get("farthest", 0),  # missing in runs that an earlier version began
-            closed_for_s=memory["closed_for_s"],
-        )
+        remembered = memory or {"rungs": None}
+        rungs = Rungs.load(study, retrospective=retrospective, memory=remembered["rungs"])
+        return cls(rungs, **{name: copy(value) for name, value in remembered.items() if name != "rungs"})
 
     @property
     def admitting(self) -> bool:
         return self.closed_for_s is None
 
     def dump(self) -> dict[str, Any]:
-        return {
-            "rungs": self.rungs.dump(),
-            "heard": self.heard,
-            "live": self.live,
-            "starts_s": self.starts_s,
-            "singles_s": self.singles_s,
-            "own_s": self.own_s,
-            "speedups": self.speedups,
-            "longest_s": self.longest_s,
-            "farthest": self.farthest,
-            "closed_for_s": self.closed_for_s,
-        }
+        remembered = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**remembered, "rungs": self.rungs.dump()}
 
     def has_news(self, job: JobView) -> bool:
         heard = self.heard.get(job.job.id)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from stretto.allocate.even_spread import JobToPlace, Placer, place_all, spread_or_pack
@@ -107,12 +108,13 @@ class Optimus:
 
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
-        turn = _Turn(self, view, OptimusMemory.of(memory))
+        before = OptimusMemory() if memory is None else msgspec.convert(memory, OptimusMemory)
+        turn = _Turn(self, view, before)
         turn.share_out()
         decision = fixed_size_decision(view, turn.allocations, turn.why)
         reasons = {**decision.reasons, **turn.why_not_larger()}
         wake_at_s = min(turn.sampling.values(), default=None)
-        return replace(decision, reasons=reasons, wake_at_s=wake_at_s), turn.memory().as_json()
+        return replace(decision, reasons=reasons, wake_at_s=wake_at_s), msgspec.to_builtins(turn.memory())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from stretto.core.job import Job
 from stretto.models.parameter_server import ServerSpeedFit
-from stretto.policies.base import Memory
 from stretto.policies.gangs import GangSize, largest_gang, smallest_gang
 
 PATTERN = (
@@ -39,23 +38,6 @@ class OptimusMemory:
     """Jobs in a sample run, and when it ends."""
     models: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Jobs with all samples done, and the parameters of their last identified model, if there was one."""
-
-    @staticmethod
-    def of(memory: Memory) -> OptimusMemory:
-        if memory is None:
-            return OptimusMemory()
-        return OptimusMemory(
-            round_s=memory["round_s"],
-            sampling=dict(memory["sampling"]),
-            models={job_id: tuple(thetas) for job_id, thetas in memory["models"].items()},
-        )
-
-    def as_json(self) -> Memory:
-        return {
-            "round_s": self.round_s,
-            "sampling": dict(self.sampling),
-            "models": {job_id: list(thetas) for job_id, thetas in self.models.items()},
-        }
 
 
 def still_to_sample(job: Job, fit: ServerSpeedFit | None, samples: int) -> tuple[GangSize, ...]:
