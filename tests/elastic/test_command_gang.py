@@ -147,7 +147,7 @@ def test_one_that_fails_ends_all_and_is_blamed() -> None:
     troupe.say(first, Failed("exit code 143"))
     troupe.cooperate()
     (retried,) = [event for event in troupe.events if isinstance(event, JobRetried)]
-    assert retried.error == "exit code 3 of rank 1; its log ends:\nso\nlog: log"
+    assert (retried.error, retried.log) == ("exit code 3 of rank 1; its log ends:\nso", "log")
     assert len(troupe.group()) == 3
 
 

@@ -26,7 +26,7 @@ from process_bench import (
     job_of,
 )
 from stretto.core.allocation import Allocation, on_nodes
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, with_log
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobReported, JobSubmitted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
@@ -61,7 +61,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def failure(substrate: CommandWorkers) -> str:
     (event,) = all_events(substrate)
     assert isinstance(event, JobFailed)
-    return event.error
+    return with_log(event.error, event.log)
 
 
 def test_a_command_learns_its_part_from_environment_and_arguments(bench: Bench) -> None:

@@ -21,6 +21,7 @@ import local_bench
 from live_processes import SUPPORT, eventually, running_with
 from process_bench import BATCH, EPOCHS, ONE, PYTHON, TWO, Bench, CommandWorkers, job_of, start, trial_of
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice, on_nodes
+from stretto.core.errors import with_log
 from stretto.core.events import (
     Decided,
     Event,
@@ -170,9 +171,11 @@ def seen(events: Sequence[Event], folder: Path) -> list[tuple[object, ...]]:
             told.append((event.kind, event.work_done, event.epoch, event.resize_s is None, *measured))
         elif isinstance(event, JobRetried | JobFailed):
             attempt = event.attempt if isinstance(event, JobRetried) else None
-            told.append((event.kind, attempt, event.error.replace(str(folder), "FOLDER")))
+            told.append(
+                (event.kind, attempt, with_log(event.error, event.log).replace(str(folder), "FOLDER"))
+            )
         elif isinstance(event, JobNoted):
-            told.append((event.kind, event.text.replace(str(folder), "FOLDER")))
+            told.append((event.kind, with_log(event.text, event.log).replace(str(folder), "FOLDER")))
         else:
             told.append((event.kind,))
     return told

@@ -253,7 +253,7 @@ def test_the_best_explanation_of_a_loss_is_told() -> None:
     theatre.die(third, 1)
     theatre.die(leader, 0)
     (retried,) = [event for event in theatre.events if isinstance(event, JobRetried)]
-    assert retried.error == "Traceback: mine\nlog: log"
+    assert (retried.error, retried.log) == ("Traceback: mine", "log")
 
 
 def test_members_of_a_broken_group_that_do_not_notice_are_killed_after_the_grace() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
 import signal
@@ -20,7 +21,17 @@ from hypothesis import strategies as st
 
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.errors import JournalError
-from stretto.core.events import EVENT_TYPES, Decided, Event, JobFinished, JobReported, NodeLost
+from stretto.core.events import (
+    EVENT_TYPES,
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobNoted,
+    JobReported,
+    NodeLost,
+    NoteKind,
+)
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample
 from stretto.journal.base import Journal, MemoryJournal
@@ -314,3 +325,36 @@ def test_a_second_journal_on_the_same_file_is_refused(path: Path) -> None:
     journal = SqliteJournal(path, run="r")
     refused(path, "One process at a time")
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "event"),
+    [
+        (
+            "job-failed",
+            {"job_id": "a", "error": "exit code 3\nlog: /runs/x/stdout.log"},
+            JobFailed(t_s=1.0, job_id="a", error="exit code 3", log="/runs/x/stdout.log"),
+        ),
+        (
+            "job-noted",
+            {"job_id": "a", "text": "while it left: no space\nlog: /x"},
+            JobNoted(t_s=1.0, job_id="a", text="while it left: no space", about=NoteKind.NOT_SAVED, log="/x"),
+        ),
+        (
+            "job-noted",
+            {"job_id": "a", "text": "the training code was still being imported 30s after it was started"},
+            JobNoted(
+                t_s=1.0,
+                job_id="a",
+                text="the training code was still being imported 30s after it was started",
+                about=NoteKind.NOT_BEGUN,
+            ),
+        ),
+        ("job-noted", {"job_id": "a", "text": "hello"}, JobNoted(t_s=1.0, job_id="a", text="hello")),
+    ],
+)
+def test_logs_and_kinds_of_notes_in_older_texts_are_read(
+    kind: str, payload: dict[str, object], event: Event
+) -> None:
+    assert decode(kind, json.dumps({"t_s": 1.0, **payload})) == event
+    assert decode(kind, encode(event)) == event

@@ -28,11 +28,11 @@ from stretto.core.events import (
     JobNoted,
     JobReported,
     JobSubmitted,
+    NoteKind,
     RunResumed,
 )
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.core.leaving import FAILED, KILLED
 from stretto.core.observations import Result
 from stretto.inputs.cluster import Machine, slots_offer
 from stretto.inputs.work import check_command
@@ -267,8 +267,8 @@ def test_when_the_deadline_came_and_how_long_the_end_took(finished_s: float, fir
     assert f"finish          {finish}\n" in text
 
 
-def noted(job_id: str, text: str) -> JobNoted:
-    return JobNoted(t_s=1.0, job_id=job_id, text=text)
+def noted(job_id: str, text: str, about: NoteKind | None = None) -> JobNoted:
+    return JobNoted(t_s=1.0, job_id=job_id, text=text, about=about)
 
 
 @pytest.mark.parametrize(
@@ -283,8 +283,8 @@ def noted(job_id: str, text: str) -> JobNoted:
 )
 def test_who_did_not_save_is_known(after: list[Event], unsaved: list[str]) -> None:
     notes = [
-        noted("a", f"{KILLED}, 10 s after SIGTERM"),
-        noted("b", f"{FAILED}no space"),
+        noted("a", "it was killed", NoteKind.NOT_SAVED),
+        noted("b", "no space", NoteKind.NOT_SAVED),
         noted("c", "hello"),
     ]
     assert unsaved_jobs([*notes, *after]) == unsaved
@@ -295,7 +295,7 @@ def test_who_did_not_save_is_known(after: list[Event], unsaved: list[str]) -> No
     [
         ([], True, "stopped, with checkpoints saved"),
         ([], False, "stopped"),
-        ([noted("a", KILLED), noted("b", KILLED)], True, "stopped; a, b did not save"),
+        ([noted(one, "killed", NoteKind.NOT_SAVED) for one in "ab"], True, "stopped; a, b did not save"),
     ],
 )
 def test_checkpoints_count_as_saved_only_if_all_are(

@@ -465,7 +465,8 @@ class TestMetricGuard:
         guard.tick(1.0)
 
     def failed(self, job_id: str, error: str) -> JobFailed:
-        return JobFailed(t_s=1.0, job_id=job_id, error=f"Traceback\n{error}\n\nlog: jobs/{job_id}/stdout.log")
+        log = f"jobs/{job_id}/stdout.log"
+        return JobFailed(t_s=1.0, job_id=job_id, error=f"Traceback\n{error}\n", log=log)
 
     def test_code_that_fails_alike_in_every_trial_is_not_tried_for_ever(self, tmp_path: Path) -> None:
         guard = self.guard(tmp_path)

@@ -580,8 +580,7 @@ def test_an_error_is_told_though_its_log_cannot_be_kept(tmp_path: Path, *, writt
             if written:
                 folder.log("a").parent.mkdir(parents=True)
                 folder.log("a").touch()
-            remedy = f"no data\nlog: {folder.log('a')}"
-            raise InputError("it failed.", where=str(folder.path), remedy=remedy)
+            raise InputError("it failed.", where=str(folder.path), remedy="no data", log=str(folder.log("a")))
 
     with pytest.raises(InputError) as told:
         fail()

@@ -101,8 +101,9 @@ class OneFails(Endless):
                 log = self._folder.log(one.job_id)
                 log.parent.mkdir(parents=True)
                 log.write_text("what it printed")
-                error = f"Traceback\nValueError: odd\nlog: {log}"
-                self._to_come.append(JobFailed(t_s=self.now_s(), job_id=one.job_id, error=error))
+                error = "Traceback\nValueError: odd"
+                event = JobFailed(t_s=self.now_s(), job_id=one.job_id, error=error, log=str(log))
+                self._to_come.append(event)
 
     def next_event(self, until_s: float) -> Event | None:
         return self._to_come.pop(0) if self._to_come else super().next_event(until_s)

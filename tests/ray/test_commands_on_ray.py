@@ -160,7 +160,7 @@ def test_a_crash_is_told_with_what_the_command_said(here: Path, cluster: SmallCl
     bench.substrate.close()
     assert isinstance(failed, JobFailed)
     assert failed.error.startswith("exit code 1 of rank ")
-    assert failed.error.endswith(f"\nlog: {bench.log}")
+    assert failed.log == str(bench.log)
     assert "RuntimeError: as I was told" in failed.error
     assert [event.kind for event in bench.events if not isinstance(event, JobReported)] == [
         "job-retried",

@@ -18,6 +18,7 @@ from stretto.cli.explain import story_text
 from stretto.cli.live import Display, Outlook, PlainLines, stoppable
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
 from stretto.core.decision import Reason, ReasonCode
+from stretto.core.errors import last_line
 from stretto.core.events import (
     Decided,
     Event,
@@ -35,7 +36,6 @@ from stretto.core.job import Tier
 from stretto.core.observations import Result
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.stop import Stop
-from stretto.launch.progress import last_line
 from stretto.launch.tune import Prepared, prepare, start
 from stretto.report.run_page import write_run_page
 from stretto.runs.explain import explain
@@ -136,7 +136,7 @@ def test_troubles_are_told_above_the_display(events: list[Event]) -> None:
         display.live = live
         display.observe(JobFailed(t_s=1.0, job_id=trial, error="OSError: long ago"))
         display.tick(2.0)
-        display.observe(JobFailed(t_s=3.0, job_id=trial, error="Traceback\nValueError: oh\n\nlog: x"))
+        display.observe(JobFailed(t_s=3.0, job_id=trial, error="Traceback\nValueError: oh\n", log="x"))
     assert "3s  trial-000 failed: ValueError: oh" in out.getvalue()
     assert "long ago" not in out.getvalue()
 
@@ -160,7 +160,7 @@ def test_plain_lines_leave_out_what_had_happened_before(prepared: Prepared, even
     for event in events[half:]:
         lines.observe(event)
     trial = next(event.job_id for event in events if isinstance(event, JobReported))
-    lines.observe(JobRetried(t_s=149.0, job_id=trial, attempt=1, error="Traceback\nOSError: gone\nlog: x"))
+    lines.observe(JobRetried(t_s=149.0, job_id=trial, attempt=1, error="Traceback\nOSError: gone", log="x"))
     lines.observe(JobFailed(t_s=150.0, job_id=trial, error="ValueError: [red]oh"))
     text = out.getvalue()
     assert "is retried (1): OSError: gone" in text
@@ -331,7 +331,7 @@ def test_a_job_whose_node_is_gone_waits(events: list[Event], event: Event) -> No
 
 
 def test_the_last_line_of_a_traceback() -> None:
-    assert last_line("Traceback:\n  File x\nValueError: no\n\nlog: /a/b\n") == "ValueError: no"
+    assert last_line("Traceback:\n  File x\nValueError: no\n\n") == "ValueError: no"
     assert last_line("") == ""
 
 

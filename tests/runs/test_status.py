@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobNoted, NodeRefused, RunPaused, RunResumed, RunStarted
-from stretto.core.leaving import IMPORTING
+from stretto.core.events import Event, JobNoted, NodeRefused, NoteKind, RunPaused, RunResumed, RunStarted
 from stretto.driving.drive import NoObserver, RealSubstrate
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop
@@ -249,7 +248,10 @@ def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand) -> Non
     ("event", "why"),
     [
         (NodeRefused(t_s=2.0, instance="box", count=1, why="no quota"), "no box came (no quota)"),
-        (JobNoted(t_s=2.0, job_id="trial-000", text=IMPORTING), "the training code was still being imported"),
+        (
+            JobNoted(t_s=2.0, job_id="trial-000", text="it was importing", about=NoteKind.NOT_BEGUN),
+            "it was importing",
+        ),
     ],
 )
 def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: str) -> None:

@@ -24,15 +24,18 @@ class StrettoError(Exception):
 
 
 class InputError(StrettoError):
-    """An error in what a user wrote: where it is, the problem with the rule it breaks, and the remedy."""
+    """An error in what a user wrote: where it is, the problem with the rule it breaks, and the remedy.
 
-    def __init__(self, problem: str, *, where: str = "", remedy: str = "") -> None:
+    `log` is the log of a training run that failed.
+    """
+
+    def __init__(self, problem: str, *, where: str = "", remedy: str = "", log: str = "") -> None:
         self.problem = problem
         self.where = where
         self.remedy = remedy
-        super().__init__(
-            ": ".join(part for part in (where, problem) if part) + (f" {remedy}" if remedy else "")
-        )
+        self.log = log
+        said = ": ".join(part for part in (where, problem) if part) + (f" {remedy}" if remedy else "")
+        super().__init__(with_log(said, log))
 
 
 class PolicyError(StrettoError):
@@ -41,6 +44,17 @@ class PolicyError(StrettoError):
 
 class JournalError(StrettoError):
     """The journal on disk cannot be continued."""
+
+
+def with_log(text: str, log: str) -> str:
+    """The text, and in a line of its own the path of a log, if there is one."""
+    return f"{text.rstrip()}\nlog: {log}" if log else text
+
+
+def last_line(text: str) -> str:
+    """What a traceback says in the end."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def readable(text: str) -> str:

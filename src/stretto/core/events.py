@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from stretto.core.cluster import Node, Wish
@@ -82,6 +83,8 @@ class JobFinished(_AboutJob):
 class JobFailed(_AboutJob):
     kind: ClassVar[str] = "job-failed"
     error: str
+    log: str = ""
+    """The path of the job's log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,17 @@ class JobRetried(_AboutJob):
     attempt: int
     """The number of this attempt since the job last made progress, from 1."""
     error: str
+    log: str = ""
+    """The path of the job's log."""
+
+
+class NoteKind(StrEnum):
+    """What a note says of a job that was told to leave."""
+
+    NOT_SAVED = "not-saved"
+    """It did not save its state."""
+    NOT_BEGUN = "not-begun"
+    """It had not begun to train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +141,9 @@ class JobNoted(_AboutJob):
 
     kind: ClassVar[str] = "job-noted"
     text: str
+    about: NoteKind | None = None
+    log: str = ""
+    """The path of the job's log, if the text is about a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, last_line
 from stretto.core.events import Event, JobFailed, JobFinished, JobReported
 from stretto.driving.drive import Observer
 from stretto.runs.folder import RunFolder
@@ -35,7 +35,7 @@ class EarlyStop:
         self._reports = 0
         self._epoch = 0
         """The latest that any trial has reported."""
-        self._failures: list[str] = []
+        self._failures: list[JobFailed] = []
         self._begun = False
         self._sound = False
         self._problem: InputError | None = None
@@ -67,7 +67,7 @@ class EarlyStop:
             case JobFinished():  # it came to its end without
                 self._sound = check_reported(self._folder, self._metric, epochs=self._epoch, patience=0)
             case JobFailed():
-                self._failures.append(event.error)
+                self._failures.append(event)
                 self._check_failures()
             case _:
                 pass
@@ -82,16 +82,11 @@ class EarlyStop:
         return check_reported(self._folder, self._metric, epochs=self._epoch, patience=self._patience)
 
     def _check_failures(self) -> None:
-        if len(self._failures) < SAME_FAILURES or len({_gist(error) for error in self._failures}) > 1:
+        if len(self._failures) < SAME_FAILURES or len({last_line(one.error) for one in self._failures}) > 1:
             return
         raise InputError(
             f"the first {SAME_FAILURES} trials failed, all in the same way, and none has shown anything.",
             where=str(self._folder.path),
-            remedy=f"The last one: {self._failures[-1].strip()}",
+            remedy=f"The last one: {self._failures[-1].error.strip()}",
+            log=self._failures[-1].log,
         )
-
-
-def _gist(error: str) -> str:
-    """What a traceback says in the end, before the path of the log."""
-    lines = [line for line in error.strip().splitlines() if line and not line.startswith("log: ")]
-    return lines[-1] if lines else ""

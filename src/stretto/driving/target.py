@@ -7,7 +7,6 @@ STORE/RUN/jobs/ID/    the checkpoints of a job
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -60,11 +59,10 @@ def scratch(purpose: str, *, log: Path | None = None, parent: Path | None = None
 
 def _with_log_at(place: Path | None, error: InputError, folder: Path) -> InputError:
     """The same error, once the log that it names lies there; it names nothing that is thrown away."""
-    remedy, where = error.remedy, "" if error.where == str(folder) else error.where
-    if named := re.search(rf"\nlog: ({re.escape(str(folder))}[^\n]*)", remedy):
-        kept = kept_log(Path(named[1]), place)
-        remedy = remedy.replace(named[0], f"\nlog: {kept}" if kept else "")
-    return InputError(error.problem, where=where, remedy=remedy)
+    where, log = "" if error.where == str(folder) else error.where, error.log
+    if log and Path(log).is_relative_to(folder):
+        log = kept_log(Path(log), place)
+    return InputError(error.problem, where=where, remedy=error.remedy, log=log)
 
 
 def kept_log(log: Path, place: Path | None) -> str:

@@ -30,7 +30,7 @@ import msgspec
 from stretto.core.cluster import Wish
 from stretto.core.decision import Reason
 from stretto.core.errors import JournalError
-from stretto.core.events import EVENT_TYPES, Decided, Event
+from stretto.core.events import EVENT_TYPES, Decided, Event, JobFailed, JobNoted, JobRetried, NoteKind
 from stretto.core.instructions import Instruction
 
 FEW = 16
@@ -133,6 +133,15 @@ UNKNOWN: Final = Unknown()
 Before = Any
 """The memory of the decision before, or UNKNOWN."""
 
+_OLD_LOG = "\nlog: "
+_OLD_NOTES = {
+    "it did not save and leave in time and was killed": NoteKind.NOT_SAVED,
+    "while it left: ": NoteKind.NOT_SAVED,
+    "the training code was still being imported": NoteKind.NOT_BEGUN,
+    "the training function had not come to run.epochs() or run.steps()": NoteKind.NOT_BEGUN,
+}
+"""How notes of older journals begin."""
+
 _write = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
@@ -171,9 +180,21 @@ def decode(kind: str, payload: str | bytes, before: Before = UNKNOWN, *, with_me
         raise JournalError(f"{kind!r} is not a kind of event; there are {known}.")
     try:
         found = decoder.decode(payload)
-        return _decision(found, before, with_memory) if isinstance(found, _DecidedText) else found
+        return _decision(found, before, with_memory) if isinstance(found, _DecidedText) else _current(found)
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise JournalError(f"a {kind} event does not read as one: {error}.") from error
+
+
+def _current(event: Any) -> Event:
+    """The event as it is written today: older journals have a log and the kind of a note in the text."""
+    if isinstance(event, JobNoted) and event.about is None:
+        found = [kind for text, kind in _OLD_NOTES.items() if event.text.startswith(text)]
+        event = dataclasses.replace(event, about=found[0]) if found else event
+    if not isinstance(event, JobFailed | JobRetried | JobNoted) or event.log:
+        return event
+    name = "text" if isinstance(event, JobNoted) else "error"
+    said, mark, log = getattr(event, name).rstrip().rpartition(_OLD_LOG)
+    return dataclasses.replace(event, **{name: said, "log": log}) if mark and "\n" not in log else event
 
 
 def _encode_decision(event: Decided, before: Before) -> str:

@@ -149,7 +149,7 @@ class _Asking:
             return
         where = f"job {event.subject}"
         if isinstance(event, JobFailed):
-            raise InputError("the training code failed.", where=where, remedy=event.error)
+            raise InputError("the training code failed.", where=where, remedy=event.error, log=event.log)
         if isinstance(event, JobFinished):
             raise InputError(
                 "the training function ended without a batch of a loader.", where=where, remedy=HOW

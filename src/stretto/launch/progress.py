@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from stretto.core.errors import last_line, with_log
 from stretto.core.events import (
     Event,
     JobFailed,
@@ -171,7 +172,7 @@ def trouble_lines(event: Event) -> Iterator[str]:
         case JobFailed():
             yield f"{event.job_id} failed: {last_line(event.error)}"
         case JobNoted():
-            yield f"{event.job_id}: {event.text}"
+            yield with_log(f"{event.job_id}: {event.text}", event.log)
         case _:
             pass
 
@@ -192,9 +193,3 @@ def node_lines(event: Event) -> Iterator[str]:
             yield f"node {event.node_id} will go soon; what runs there moves"
         case _:
             pass
-
-
-def last_line(text: str) -> str:
-    """What a traceback says in the end."""
-    lines = [line for line in text.strip().splitlines() if line and not line.startswith("log: ")]
-    return lines[-1].strip() if lines else ""

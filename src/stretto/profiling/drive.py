@@ -9,10 +9,18 @@ from itertools import count
 
 from stretto.core.allocation import NOTHING, BatchChoice
 from stretto.core.errors import InputError
-from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, JobReported, JobRetried, NodeLost
+from stretto.core.events import (
+    Event,
+    JobFailed,
+    JobFinished,
+    JobNoted,
+    JobReported,
+    JobRetried,
+    NodeLost,
+    NoteKind,
+)
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Role, Tier, Work
-from stretto.core.leaving import had_not_begun
 from stretto.core.resources import Resources
 from stretto.core.substrate import Substrate
 from stretto.core.units import counted
@@ -304,11 +312,8 @@ class Probe:
             config for config in range(len(self._spec.configs)) if config not in self._measurements.failed
         ]
         if not usable:
-            raise InputError(
-                "the training failed.",
-                where=self._spec.what,
-                remedy=next(iter(self._measurements.failed.values())),
-            )
+            first = next(iter(self._measurements.failed.values()))
+            raise InputError("the training failed.", where=self._spec.what, remedy=first.error, log=first.log)
         return usable
 
     def _start(
@@ -380,12 +385,12 @@ class Probe:
             case JobReported():
                 self._has_shown = True
                 self._measurements.take(event, copy)
-            case JobNoted() if not had_not_begun(event.text):  # the probe itself says so
+            case JobNoted() if event.about is not NoteKind.NOT_BEGUN:  # the probe itself says so
                 self._note(event.text)
             case JobRetried():
                 copy.begin(copy.workers, "retry")
             case JobFailed():
-                self._measurements.failed[copy.config] = event.error
+                self._measurements.failed[copy.config] = event
                 self._forget(copy)
             case JobFinished():
                 if not copy.heard:

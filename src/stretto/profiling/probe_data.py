@@ -8,7 +8,8 @@ from statistics import median
 
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.cluster import Node
-from stretto.core.events import JobReported
+from stretto.core.errors import last_line
+from stretto.core.events import JobFailed, JobReported
 from stretto.core.job import BatchLimits, Job, Tier
 from stretto.inputs.profile import FailedConfig, MeasuredProfile, TimedEpoch, fit_speed
 from stretto.models.belief import Observations
@@ -125,7 +126,7 @@ class Measurements:
         """By configuration: the steps of two are not alike."""
         self.started: dict[str, list[Started]] = {}
         """By what a copy was started as."""
-        self.failed: dict[int, str] = {}
+        self.failed: dict[int, JobFailed] = {}
         """Configurations whose training failed, and how."""
 
     def times_of(self, config: int, workers: int, *, lone: bool = False) -> list[float]:
@@ -233,9 +234,8 @@ class Measurements:
             yield "a worker with the machine to itself"
 
     def _failures(self) -> Iterator[FailedConfig]:
-        for config, text in self.failed.items():
-            said, _, log = text.strip().partition("\nlog: ")
-            yield FailedConfig(config=config, error=said.splitlines()[-1].strip() if said else "", log=log)
+        for config, failed in self.failed.items():
+            yield FailedConfig(config=config, error=last_line(failed.error), log=failed.log)
 
     def _guessed(self) -> list[TimedEpoch]:
         """Of what was not timed whole: by a part; if nothing at all was, with the start before it."""

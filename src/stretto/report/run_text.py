@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stretto.core.errors import with_log
 from stretto.core.job import Value
 from stretto.core.units import counted, format_duration, format_usd
 from stretto.journal.folds.history import Gap
@@ -38,8 +39,6 @@ MOST_NAMES = 8
 MOST_ROWS = 10
 """Trials in the table of a summary: the best."""
 BATCH = "batch"
-LOG = "log: "
-"""Begins the last line of an error: every job has a log of its own."""
 
 
 def with_failed(ending: str, failed: int) -> str:
@@ -55,24 +54,20 @@ def as_far_as_known(ending: str, until_s: float) -> str:
     )
 
 
-def failure_lines(errors: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The errors of failed jobs (pairs of id and error); an error that several jobs share is shown once."""
-    alike: dict[str, list[tuple[str, str]]] = {}
-    for job_id, error in errors:
-        alike.setdefault(_without_log(error), []).append((job_id, error))
-    groups = list(alike.values())
-    for (first, error), *others in groups[:MOST_SHOWN]:
+def failure_lines(failed: Iterable[TrialResult | JobResult]) -> Iterator[str]:
+    """The errors of failed jobs; an error that several jobs share is shown once."""
+    alike: dict[str, list[TrialResult | JobResult]] = {}
+    for one in failed:
+        alike.setdefault(one.error.strip(), []).append(one)
+    groups = list(alike.items())
+    for error, (first, *others) in groups[:MOST_SHOWN]:
         yield ""
-        yield f"{one_line(first)} failed: {error.strip()}"
+        yield with_log(f"{one_line(first.id)} failed: {error}", str(first.log))
         if others:
-            yield f"The same in {_named([job_id for job_id, _ in others])}."
-    if rest := [job_id for group in groups[MOST_SHOWN:] for job_id, _ in group]:
+            yield f"The same in {_named([one.id for one in others])}."
+    if rest := [one.id for _, group in groups[MOST_SHOWN:] for one in group]:
         yield ""
         yield f"Other errors: {_named(rest)}."
-
-
-def _without_log(error: str) -> str:
-    return "\n".join(line for line in error.strip().splitlines() if not line.startswith(LOG))
 
 
 def _named(jobs: list[str]) -> str:
@@ -190,7 +185,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
     yield trial_table(result, study)
     if (left_out := len(ranked(result, study)) - MOST_ROWS) > 0:
         yield f"and {left_out} more: `stretto explain {_as_argument(result.run)}`"
-    yield from failure_lines((trial.id, trial.error) for trial in result.trials if trial.error)
+    yield from failure_lines(trial for trial in result.trials if trial.error)
 
 
 def checkpoint_text(result: TuneResult) -> str:
@@ -410,7 +405,7 @@ def _jobs_summary(result: RunResult) -> Iterator[str]:
     yield from map(one_line, result.damaged)
     yield ""
     yield markdown_table(*job_table(result.jobs))
-    yield from failure_lines((job.id, job.error) for job in result.jobs if job.error)
+    yield from failure_lines(job for job in result.jobs if job.error)
 
 
 def job_table(jobs: Sequence[JobResult]) -> tuple[list[str], list[list[str]]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stretto.core.allocation import Allocation
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, with_log
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -232,11 +232,13 @@ def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[StoryLin
                 text = f"{event.node_id}, which had {workers} of its {counted(held.worker_count, 'worker')}"
                 yield StoryLine(event.t_s, job_id, event.kind.replace("-", " "), text)
         case JobRetried() if event.job_id == job_id:
-            yield StoryLine(
-                event.t_s, job_id, f"retry {event.attempt} with {_where(held)}", event.error.strip()
-            )
+            yield StoryLine(event.t_s, job_id, f"retry {event.attempt} with {_where(held)}", _error(event))
         case _ if event.subject == job_id:
             yield from _about(event)
+
+
+def _error(event: JobFailed | JobRetried) -> str:
+    return with_log(event.error.strip(), event.log)
 
 
 def _change_line(change: Change) -> StoryLine:
@@ -290,13 +292,13 @@ def _about(event: Event) -> Iterator[StoryLine]:
             best = "the best so far, " if event.best else ""
             yield StoryLine(event.t_s, event.job_id, "checkpoint", f"{best}{event.path}")
         case JobRetried():
-            yield StoryLine(event.t_s, event.job_id, f"retry {event.attempt}", event.error.strip())
+            yield StoryLine(event.t_s, event.job_id, f"retry {event.attempt}", _error(event))
         case JobFailed():
-            yield StoryLine(event.t_s, event.job_id, "failed", event.error.strip())
+            yield StoryLine(event.t_s, event.job_id, "failed", _error(event))
         case JobFinished():
             yield StoryLine(event.t_s, event.job_id, "finished", "")
         case JobNoted():
-            yield StoryLine(event.t_s, event.job_id, "note", event.text)
+            yield StoryLine(event.t_s, event.job_id, "note", with_log(event.text, event.log))
         case WorkerLost():
             yield StoryLine(event.t_s, event.job_id, "worker lost", event.node)
         case _:

@@ -73,6 +73,8 @@ class LiveJob:
     reason: Reason | None = None
     retries: int = 0
     error: str = ""
+    log: str = ""
+    """What the error is about."""
     started_s: float | None = None
     ended_s: float | None = None
     checkpoint: str = ""
@@ -198,13 +200,13 @@ class LiveState:
             case JobFinished():
                 self._end(line, JobPhase.FINISHED, event.t_s)
             case JobFailed():
-                line.error = event.error
+                line.error, line.log = event.error, event.log
                 self._end(line, JobPhase.FAILED, event.t_s)
             case WorkerLost():
                 self._put_down(line)
             case JobRetried():
                 line.retries += 1
-                line.error = event.error
+                line.error, line.log = event.error, event.log
                 line.phase = JobPhase.STARTING
                 line.pace.clear()
             case CheckpointSaved():

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.core.errors import InputError, JournalError, StrettoError
-from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted, JobSubmitted, RunResumed
-from stretto.core.leaving import has_not_saved
+from stretto.core.events import (
+    Decided,
+    Event,
+    JobFailed,
+    JobFinished,
+    JobNoted,
+    JobSubmitted,
+    NoteKind,
+    RunResumed,
+)
 from stretto.core.units import several
 from stretto.inputs.fields import is_folder_name
 from stretto.runs.deadline import EndedBy
@@ -272,7 +280,7 @@ def unsaved_jobs(events: Iterable[Event]) -> list[str]:
     unsaved: dict[str, None] = {}
     for event in events:
         match event:
-            case JobNoted() if has_not_saved(event.text):
+            case JobNoted() if event.about is NoteKind.NOT_SAVED:
                 unsaved[event.job_id] = None
             case JobFinished() | JobFailed():
                 unsaved.pop(event.job_id, None)

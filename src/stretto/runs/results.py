@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from stretto.core.errors import InputError
-from stretto.core.events import Event, JobNoted, NodeRefused, RunResumed
+from stretto.core.errors import InputError, with_log
+from stretto.core.events import Event, JobNoted, NodeRefused, NoteKind, RunResumed
 from stretto.core.job import Value
-from stretto.core.leaving import had_not_begun
 from stretto.core.units import HOUR_S
 from stretto.inputs.profile import read_profile, spent_usd
 from stretto.inputs.study import UNKNOWN_PROFILE, StudyOutline, belief_of, outline_of, tuning_on
@@ -50,7 +49,7 @@ class TrialResult:
     """None if it showed no number or diverged."""
     retries: int
     error: str
-    """Of a trial that failed: its own traceback, and where its log is."""
+    """The traceback of a trial that failed."""
     log: Path
     checkpoint: Path | str | None
     """Of its best epoch; a URL if that is where it is kept."""
@@ -366,7 +365,8 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[LiveJob]) -> str:
     """Why no trial has shown a number."""
     failed = [line for line in lines if line.phase is JobPhase.FAILED]
     if failed and len(failed) == sum(line.started_s is not None for line in lines):
-        return f"every trial that was started failed; the first: {failed[0].error.strip()}"
+        text = f"every trial that was started failed; the first: {failed[0].error.strip()}"
+        return with_log(text, failed[0].log)
     reported = [line for line in lines if line.epoch]
     if not reported:
         return f"no trial came to the end of an epoch{_without_nodes(folder, lines) or _not_begun(folder)}."
@@ -388,9 +388,9 @@ def _without_nodes(folder: RunFolder, lines: Sequence[LiveJob]) -> str:
 
 def _not_begun(folder: RunFolder) -> str:
     """What trials were at when the run was stopped, if they did not even train."""
-    noted = [event.text for event in folder.events() if isinstance(event, JobNoted)]
-    if noted and had_not_begun(noted[-1]):
-        return f": {noted[-1]}"
+    notes = [event for event in folder.events() if isinstance(event, JobNoted)]
+    if notes and notes[-1].about is NoteKind.NOT_BEGUN:
+        return f": {notes[-1].text}"
     return ": the command has printed no epoch" if folder.begun_spec().asked.get("command") else ""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stretto.core.allocation import Allocation, on_nodes
-from stretto.core.events import JobFinished, JobReported
+from stretto.core.events import JobFinished, JobReported, NoteKind
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.substrate.elastic.command import Command, filled_in, own_environment, own_folder
@@ -23,14 +23,13 @@ from stretto.substrate.elastic.command_output import (
     Setup,
     Trial,
     failed_late,
-    killed_leaving,
     read_report,
 )
 from stretto.substrate.elastic.crew import Goal, Member, Phase
 from stretto.substrate.elastic.effects import Effect, Moment, Rules, Send, TrainingJob, Write
 from stretto.substrate.elastic.gang import Gang
 from stretto.substrate.elastic.guard import START, TOKEN
-from stretto.substrate.elastic.losses import Cause, Losses
+from stretto.substrate.elastic.losses import KILLED, Cause, Losses
 from stretto.substrate.elastic.shared_files import SharedFolder, overwritten
 from stretto.wire.messages import (
     CommandOrder,
@@ -202,6 +201,8 @@ class CommandGang(Gang):
         """All is shown; the job has finished when nothing of it is left."""
         self._late = ""
         """What is to be said of how it then ended."""
+        self._late_log = ""
+        """The log, if it then failed."""
         self._was_killed = False
         """The present incarnation did not end in time when it was asked to."""
 
@@ -303,13 +304,14 @@ class CommandGang(Gang):
         if folder is not None and (found := folder.ended(self.job.id)) is not None:
             self._note(overwritten(found, folder.folder), now)
         if self._was_killed and self.goal is not Goal.OVER and not self._losses.causes:
-            self._note(killed_leaving(self._rules.command_s), now)
+            text = f"{KILLED}, {self._rules.command_s:g} s after SIGTERM"
+            self._note(text, now, NoteKind.NOT_SAVED)
         self._was_killed = False
         super()._conclude(now)
         if self._done:
             self._done = False
             if self._late:
-                self._note(self._late, now)
+                self._note(self._late, now, log=self._late_log)
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
     def _lost(self, member: Member, cause: Cause, now: Moment) -> None:
@@ -340,7 +342,8 @@ class CommandGang(Gang):
         if self._done and isinstance(message, Left):
             self._late = self._late or self._account.asked.why_ended(self._account.progress)
         elif self._done and isinstance(message, Failed) and not member.outgoing:
-            self._late = self._late or failed_late(f"{message.traceback}\nlog: {self._log}")
+            self._late = self._late or failed_late(message.traceback)
+            self._late_log = self._late_log or self._log
         super()._take_last_word(member, message, now)
 
     def _finish(self, member: Member, now: Moment) -> None:

@@ -33,7 +33,6 @@ from typing import Any
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import JobReported
 from stretto.core.job import Job
-from stretto.core.leaving import KILLED
 from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
 from stretto.core.units import counted
 
@@ -407,8 +406,3 @@ class Asked:
 def failed_late(how: str) -> str:
     """Of a command that has shown all, and then failed."""
     return f"after the last epoch that was asked for its command failed: {how}"
-
-
-def killed_leaving(grace_s: float) -> str:
-    """Of a command that was asked to stop."""
-    return f"{KILLED}, {grace_s:g} s after SIGTERM"

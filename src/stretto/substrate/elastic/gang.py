@@ -23,13 +23,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from stretto.core.allocation import Allocation, BatchChoice
-from stretto.core.events import Event, JobFailed, JobFinished, JobNoted
+from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, NoteKind
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.core.leaving import FAILED, KILLED
 from stretto.substrate.elastic.crew import Crew, Goal, Member, Order, Phase, as_order
 from stretto.substrate.elastic.effects import Effect, Emit, Exit, Moment, Rules, Send, TrainingJob
-from stretto.substrate.elastic.losses import Blame, Cause, Losses
+from stretto.substrate.elastic.losses import KILLED, Blame, Cause, Losses
 from stretto.substrate.elastic.reports import Ledger
 from stretto.wire.messages import (
     Ack,
@@ -325,12 +324,11 @@ class Gang:
         cause = self._losses.take()
         if cause is None or self.goal is Goal.OVER:
             return
-        error = self._words(cause)
         if self.goal is Goal.REST:
-            self._note(f"{FAILED}{error}", now)
+            self._note(f"while it left: {cause.text}", now, NoteKind.NOT_SAVED, self._log)
             return
         verdict = self._losses.verdict(
-            cause, self._account.reached, job_id=self.job.id, t_s=now.t_s, error=error
+            cause, self._account.reached, job_id=self.job.id, t_s=now.t_s, log=self._log
         )
         if isinstance(verdict, JobFailed):
             self.goal = Goal.OVER
@@ -417,8 +415,8 @@ class Gang:
             self._order.places = self._crew.on(self._crew.group)
             size = self._order.size
             self._order.asked_s = self._order.asked_s if self._crew.forming else None
-            why = self._words(cause)
-            self._note(f"its workers stay {size} in number, as no more could be started: {why}", now)
+            text = f"its workers stay {size} in number, as no more could be started: {cause.text}"
+            self._note(text, now, log=self._log)
 
     def _give_up(self, members: list[Member], why: str, now: Moment) -> None:
         for member in members:
@@ -438,7 +436,8 @@ class Gang:
 
     def _kill_late(self, now: Moment) -> None:
         if not self._losses.causes and self.goal is Goal.REST:
-            self._note(f"{KILLED}; it goes on from its last checkpoint, or anew if it has none", now)
+            text = f"{KILLED}; it goes on from its last checkpoint, or anew if it has none"
+            self._note(text, now, NoteKind.NOT_SAVED)
         self._kill_all()
 
     # Small things
@@ -452,16 +451,13 @@ class Gang:
         self.phase = Phase.ENDING
         self._crew.kill(*self._crew.members.values())
 
-    def _words(self, cause: Cause) -> str:
-        return f"{cause.text}\nlog: {self._log}"
-
     def _tell_group(self, message: ToWorker) -> None:
         """Its first, who agrees with the others on when to do it."""
         if self._crew.group:
             self._crew.out.append(Send(self._crew.group[0], message))
 
-    def _note(self, text: str, now: Moment) -> None:
-        self._emit(JobNoted(t_s=now.t_s, job_id=self.job.id, text=text))
+    def _note(self, text: str, now: Moment, about: NoteKind | None = None, log: str = "") -> None:
+        self._emit(JobNoted(t_s=now.t_s, job_id=self.job.id, text=text, about=about, log=log))
 
     def _emit(self, event: Event) -> None:
         self._crew.out.append(Emit(event))

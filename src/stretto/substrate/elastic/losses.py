@@ -9,6 +9,8 @@ from stretto.core.events import JobFailed, JobRetried
 from stretto.substrate.elastic.command_output import Progress
 from stretto.substrate.elastic.recovery import Failures
 
+KILLED = "it did not save and leave in time and was killed"
+
 
 class Blame(IntEnum):
     """How well a cause explains a loss; the lowest is told."""
@@ -47,14 +49,14 @@ class Losses:
         return min(causes, key=lambda cause: cause.blame, default=None)
 
     def verdict(
-        self, cause: Cause, reached: Progress, *, job_id: str, t_s: float, error: str
+        self, cause: Cause, reached: Progress, *, job_id: str, t_s: float, log: str
     ) -> JobFailed | JobRetried:
         """What becomes of a job that was lost for this cause, having got so far."""
         self.failures = self.failures.and_one(reached)
         attempt = self.failures.count
         if cause.final or attempt > self.retries:
-            return JobFailed(t_s=t_s, job_id=job_id, error=error)
-        return JobRetried(t_s=t_s, job_id=job_id, attempt=attempt, error=error)
+            return JobFailed(t_s=t_s, job_id=job_id, error=cause.text, log=log)
+        return JobRetried(t_s=t_s, job_id=job_id, attempt=attempt, error=cause.text, log=log)
 
     def does_without(self, cause: Cause) -> bool:
         """Another newcomer was lost: whether to go on without."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from stretto.core.allocation import Allocation
+from stretto.core.events import NoteKind
 from stretto.core.job import Job
-from stretto.core.leaving import BEFORE_ITS_LOOP, IMPORTING
 from stretto.core.units import format_duration
 from stretto.substrate.elastic.crew import Goal, Member
 from stretto.substrate.elastic.effects import Effect, Moment, Rules, TrainingJob
@@ -20,6 +20,10 @@ _SILENCE_S = 30.0
 """After so long without a sign of training it is said what is waited for; then whenever that has doubled."""
 _NOTABLE_S = 5.0
 """One that was started so shortly before the end is not worth a word."""
+
+
+_IMPORTING = "the training code was still being imported"
+_BEFORE_ITS_LOOP = "the training function had not come to run.epochs() or run.steps()"
 
 
 class TrainingGang(Gang):
@@ -50,13 +54,14 @@ class TrainingGang(Gang):
             self._silence_s, self._placed_s = _SILENCE_S, now.t_s
         elif now.t_s - self._placed_s >= self._silence_s:
             self._silence_s *= 2.0
-            self._note(f"{doing} {format_duration(now.t_s - self._placed_s)} after it was started", now)
+            text = f"{doing} {format_duration(now.t_s - self._placed_s)} after it was started"
+            self._note(text, now, NoteKind.NOT_BEGUN)
         return super().tick(now)
 
     def close(self, now: Moment) -> list[Effect]:
         doing, since_s = self._loading(), self._placed_s
         if doing and since_s is not None and now.t_s - since_s >= _NOTABLE_S:
-            self._note(doing, now)
+            self._note(doing, now, NoteKind.NOT_BEGUN)
         return super().close(now)
 
     def _loading(self) -> str:
@@ -65,7 +70,7 @@ class TrainingGang(Gang):
         here = [member for member in crew.members.values() if member.seated and not member.outgoing]
         if self.goal is not Goal.RUN or crew.group or not here or all(member.store for member in here):
             return ""
-        return BEFORE_ITS_LOOP if any(member.heard_s is not None for member in here) else IMPORTING
+        return _BEFORE_ITS_LOOP if any(member.heard_s is not None for member in here) else _IMPORTING
 
     def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
         match message:
