@@ -1,9 +1,11 @@
 """Stretto decides how many GPUs each training run gets, minute by minute.
 
-`simulate` replays a workload under a policy, `decide` asks a policy once; `read_study` reads a study's file,
-`plan` says what it will take, `simulate_study` runs it under a policy, `tune` trains it, on this machine or a
-Ray cluster, and `run` several jobs; `load_curves` has what trials show in simulations. What a caller got
-wrong raises an `InputError`. All are imported when first used.
+Jobs: `simulate` runs a workload under a policy, `decide` asks a policy once, `run` trains several jobs.
+Workloads: `catalogue_job` and `own_job` make simulated jobs.
+Studies: `read_study` reads a study file, `plan` says what it takes and costs, `simulate_study` runs it under
+a policy, `tune` trains it. `load_curves` reads the learning curves of simulated trials.
+
+A wrong argument raises an `InputError`. Every name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from stretto.runs.job_results import JobResult, RunResult
     from stretto.runs.results import TrialResult, TuneResult
     from stretto.simulation.decide import Answer, decide
-    from stretto.simulation.jobs import Run, Setup, simulate
+    from stretto.simulation.jobs import Setup, SimulationResult, simulate
+    from stretto.simulation.jobs import SimulationResult as Run
     from stretto.simulation.plan import Planned, plan
     from stretto.simulation.studies import StudyResult, StudyRun, simulate_study
+    from stretto.simulation.workloads import catalogue_job, own_job
     from stretto.worlds.curve_files import load_curves
 
 __version__ = "0.2.0"
@@ -34,14 +38,17 @@ __all__ = [
     "Run",
     "RunResult",
     "Setup",
+    "SimulationResult",
     "StudyFile",
     "StudyResult",
     "StudyRun",
     "TrialResult",
     "TuneResult",
     "__version__",
+    "catalogue_job",
     "decide",
     "load_curves",
+    "own_job",
     "plan",
     "read_snapshot",
     "read_study",
@@ -52,28 +59,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "stretto.simulation.decide",
-    "decide": "stretto.simulation.decide",
-    "Planned": "stretto.simulation.plan",
-    "plan": "stretto.simulation.plan",
-    "TrialResult": "stretto.runs.results",
-    "TuneResult": "stretto.runs.results",
-    "JobResult": "stretto.launch.jobs",
-    "RunResult": "stretto.launch.jobs",
-    "run": "stretto.launch.jobs",
-    "tune": "stretto.launch.tune",
-    "InputError": "stretto.core.errors",
-    "load_curves": "stretto.worlds.curve_files",
-    "Run": "stretto.simulation.jobs",
-    "Setup": "stretto.simulation.jobs",
-    "simulate": "stretto.simulation.jobs",
-    "read_snapshot": "stretto.inputs.snapshot",
-    "StudyFile": "stretto.inputs.study",
-    "read_study": "stretto.inputs.study",
-    "StudyResult": "stretto.simulation.studies",
-    "StudyRun": "stretto.simulation.studies",
-    "simulate_study": "stretto.simulation.studies",
+    "stretto.core.errors": ("InputError",),
+    "stretto.inputs.snapshot": ("read_snapshot",),
+    "stretto.inputs.study": ("StudyFile", "read_study"),
+    "stretto.launch.jobs": ("JobResult", "RunResult", "run"),
+    "stretto.launch.tune": ("tune",),
+    "stretto.runs.results": ("TrialResult", "TuneResult"),
+    "stretto.simulation.decide": ("Answer", "decide"),
+    "stretto.simulation.jobs": ("Setup", "SimulationResult", "simulate"),
+    "stretto.simulation.plan": ("Planned", "plan"),
+    "stretto.simulation.studies": ("StudyResult", "StudyRun", "simulate_study"),
+    "stretto.simulation.workloads": ("catalogue_job", "own_job"),
+    "stretto.worlds.curve_files": ("load_curves",),
 }
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __dir__() -> list[str]:
@@ -81,6 +80,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    name = "SimulationResult" if name == "Run" else name  # its name in 0.1
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

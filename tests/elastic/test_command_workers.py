@@ -41,13 +41,13 @@ from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import NO_ENTRY
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import Slots
-from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
+from stretto.testing.substrates import Sketch, SubstrateCase, SubstrateConformance
 
 THREE = on_nodes({"0": 2, "1": 1})
 
 
 class TestConformance(SubstrateConformance):
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
         script = folder / "trainer.py"
         script.write_text("import os\nif os.environ['RANK'] != '0': raise SystemExit\n" + TRAINER)
         commands = {
@@ -56,7 +56,7 @@ class TestConformance(SubstrateConformance):
             )
             for sketch in sketches
         }
-        return Stage(
+        return SubstrateCase(
             substrate=CommandWorkers(commands, folder, rules=Rules(retries=0, command_s=1.0)),
             jobs={sketch.id: job_of(sketch.id, epochs=EPOCHS) for sketch in sketches},
             small=ONE,

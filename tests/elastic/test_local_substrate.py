@@ -16,7 +16,7 @@ from stretto.core.job import Value
 from stretto.substrate.elastic.effects import TrainingJob
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import Slots
-from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
+from stretto.testing.substrates import Sketch, SubstrateCase, SubstrateConformance
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ class TestConformance(SubstrateConformance):
     until: Mapping[str, Value] = {}
     """The change that jobs wait for half-way."""
 
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
         fails = {sketch.id: sketch.fails for sketch in sketches}
 
         def spec_of(job_id: str) -> TrainingJob:
@@ -40,7 +40,7 @@ class TestConformance(SubstrateConformance):
             )
 
         began_s = time.monotonic()
-        return Stage(
+        return SubstrateCase(
             substrate=LocalSubstrate(
                 spec_of=lambda job: spec_of(job.id),
                 run_dir=folder,

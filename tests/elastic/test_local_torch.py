@@ -20,7 +20,7 @@ from stretto.core.job import Value
 from stretto.substrate.elastic.effects import TrainingJob
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import Slots
-from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
+from stretto.testing.substrates import Sketch, SubstrateCase, SubstrateConformance
 
 pytest.importorskip("torch")
 
@@ -122,9 +122,9 @@ def drive(tmp_path: Path) -> Iterator[Drive]:
 
 
 class RealWorkers(SubstrateConformance):
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
         configs = {sketch.id: {"raises_at": 2} if sketch.fails else {} for sketch in sketches}
-        return Stage(
+        return SubstrateCase(
             substrate=substrate_of(folder, configs),
             jobs={sketch.id: job_of(sketch.id, EPOCHS) for sketch in sketches},
             small=on_nodes({"local": 1}),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.core.errors import InputError
-from stretto.inputs.cluster import Machine
+from stretto.inputs.cluster import MachineSpec
 from stretto.inputs.study import EXAMPLE_STUDY, StudyFile, outline_of, parse_study, read_study, study_of
 from stretto.planning.profile import Latency, Spread
 from stretto.pricing.billing import Billing, Per
@@ -339,7 +339,7 @@ class TestOneMachine:
 
     def test_a_study_that_is_trained_here_needs_no_cluster_and_no_profile(self) -> None:
         found = outline_of(self.LEAST, HERE)
-        assert (found.profile, found.has_cluster, found.machine) == (None, False, Machine())
+        assert (found.profile, found.has_cluster, found.machine) == (None, False, MachineSpec())
         assert (found.entry, found.command) == (None, ())
 
     def test_to_plan_it_both_are_needed(self) -> None:

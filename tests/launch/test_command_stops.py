@@ -34,7 +34,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import Result
-from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.inputs.work import check_command
 from stretto.launch.progress import ProgressLines
 from stretto.planning.profile import Estimate
@@ -314,7 +314,7 @@ def test_after_its_deadline_nobody_is_told_to_resume_a_run(
     folder = RunFolder(tmp_path)
     assert "resume with: " in how_to_go_on(folder), "it was not begun"
     asked = {"policy": "asha", "seed": 0, "study": {}}
-    offer = slots_offer(1, Machine())
+    offer = slots_offer(1, MachineSpec())
     spec = RunSpec(
         kind="tune", started_at_s=0.0, asked=asked, slots=1, offer=offer, deadline_s=deadline_s, file=""
     )
@@ -338,7 +338,7 @@ def test_whoever_resumes_is_told_until_when_that_goes_on(left_s: float, said: st
         started_at_s=noon_s - 10.0,
         asked={"policy": "asha", "seed": 0, "study": {}},
         slots=1,
-        offer=slots_offer(1, Machine()),
+        offer=slots_offer(1, MachineSpec()),
         deadline_s=10.0 + left_s,
         file="",
     )
@@ -349,7 +349,7 @@ def test_whoever_resumes_is_told_until_when_that_goes_on(left_s: float, said: st
 def test_the_hint_to_resume_names_the_deadline(tmp_path: Path) -> None:
     folder, now_s = RunFolder(tmp_path), time.time()
     asked = {"policy": "asha", "seed": 0, "study": {}}
-    offer = slots_offer(1, Machine())
+    offer = slots_offer(1, MachineSpec())
     begin(
         folder,
         RunSpec(

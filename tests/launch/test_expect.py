@@ -15,7 +15,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.resources import Resources
 from stretto.core.units import HOUR_S, format_duration
-from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.inputs.profile import MachineProfile
 from stretto.inputs.study import parse_study, read_outline, tuning_on
 from stretto.launch.expect import (
@@ -64,7 +64,7 @@ def plan_of(tuning: Tuning) -> Plan:
 
 
 def expected(
-    policy: str, tuning: Tuning, *own: Node, machine: Machine | None = None, loading_s: float = 0.0
+    policy: str, tuning: Tuning, *own: Node, machine: MachineSpec | None = None, loading_s: float = 0.0
 ) -> Expectation:
     outline = read_outline(write_study(Path(), TEXT))
     there = tuning_on(slots_offer(2, outline.machine), outline, tuning.profile, tuning.limits, elastic=True)
@@ -75,7 +75,7 @@ def expected(
 @pytest.mark.parametrize("usd_per_slot_hour", [0.0, 1.8])
 def test_nodes_that_are_simply_there_are_counted_on_and_paid_for_to_the_end(usd_per_slot_hour: float) -> None:
     tuning = tuning_of(BUSY, 600.0)
-    machine = Machine(usd_per_slot_hour=usd_per_slot_hour)
+    machine = MachineSpec(usd_per_slot_hour=usd_per_slot_hour)
     both = expected("rubberband", tuning, *(Node(name, Resources(gpu=1)) for name in "ab"), machine=machine)
     assert both.cost_usd is not None
     assert both.finish_s is not None
@@ -262,7 +262,10 @@ def test_nodes_that_are_rented_are_paid_for_though_none_is_held_from_the_start()
 
 def test_what_is_announced_is_what_is_compared_later() -> None:
     """A plan alone leaves out that code is loaded: what is expected of the run is said beside it."""
-    for tuning in (tuning_of(BUSY), replace(tuning_of(BUSY), instances=slots_offer(2, Machine()).instances)):
+    for tuning in (
+        tuning_of(BUSY),
+        replace(tuning_of(BUSY), instances=slots_offer(2, MachineSpec()).instances),
+    ):
         found = after_loading(expected("rubberband", tuning), 30.0, 2000.0)
         said = expectation_text(tuning, "rubberband", found)
         assert found.finish_s is not None

@@ -19,7 +19,7 @@ from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.target import TargetRequest, ThisMachine, find_target, node_of
-from stretto.inputs.cluster import Machine, nodes_offer, slots_offer
+from stretto.inputs.cluster import MachineSpec, nodes_offer, slots_offer
 from stretto.inputs.study import outline_of, read_outline
 from stretto.inputs.work import CommandLine
 from stretto.journal.folds.cost import CostMeter
@@ -45,7 +45,7 @@ init_s = 30
 
 
 def asked(on: str, *, slots: int | None = None, store: str = "") -> TargetRequest:
-    return TargetRequest(on=on, slots=slots, store=store, runs=Path("runs"), machine=Machine(slots=3))
+    return TargetRequest(on=on, slots=slots, store=store, runs=Path("runs"), machine=MachineSpec(slots=3))
 
 
 class TestSite:
@@ -55,7 +55,7 @@ class TestSite:
             assert target.asked == {"on": "local", "slots": found, "store": None}
             with target.opened() as here:
                 assert here.nodes == here.held == (node_of("local", found),)
-                assert here.offer == slots_offer(found, Machine(slots=3))
+                assert here.offer == slots_offer(found, MachineSpec(slots=3))
 
     def test_who_rents_begins_with_nothing(self) -> None:
         assert ThisMachine(slots=2, rents=True).held == ()
@@ -290,7 +290,7 @@ class TestRaySection:
         ray = "".join(f'{name} = "{text}"\n' for name, text in words.items())
         rented = outline_of(self.study(f"[ray]\n{ray}"), Path("study.toml")).rented
         target = find_target(
-            TargetRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented)
+            TargetRequest(on="ray", runs=tmp_path, machine=MachineSpec(), rents=True, rented=rented)
         )
         with (
             pytest.raises(InputError, match=rf"\[ray\] {command}: 'no-such-program' is not"),
@@ -370,7 +370,7 @@ class TestCost:
         assert meter.cost_usd(300.0) == pytest.approx(0.001 * (2 * 200 + 1 * 200))
 
     def test_those_taken_from_a_pool_cost_until_they_are_given_back(self) -> None:
-        offer = nodes_offer(2, 4, Machine(usd_per_slot_hour=0.9))
+        offer = nodes_offer(2, 4, MachineSpec(usd_per_slot_hour=0.9))
         node = replace(node_of("x", 4), instance=offer.instances[0].name)
         rented = NodeAdded(t_s=10.0, node=node)
         meter = CostMeter(offer.instances, offer.billing, 0.9)
@@ -384,9 +384,9 @@ class TestCost:
     ) -> None:
         offer = Offer(instances=(Instance(name="box", gpus=2, usd_per_hour=3.6),), max_nodes=2)
         own, box = node_of("mine", 2), replace(node_of("box-1", 2), instance="box")
-        slot = replace(node_of("slot-1", 1), instance=slots_offer(1, Machine()).instances[0].name)
+        slot = replace(node_of("slot-1", 1), instance=slots_offer(1, MachineSpec()).instances[0].name)
         for node, usd, held_s in ((own, 0.002, 100), (box, 0.001, rented_s), (slot, 0.001, 100)):
-            there = slots_offer(1, Machine(usd_per_slot_hour=3.6)) if node is slot else offer
+            there = slots_offer(1, MachineSpec(usd_per_slot_hour=3.6)) if node is slot else offer
             meter = CostMeter(there.instances, there.billing, 3.6)
             meter.observe(RunStarted(t_s=0.0, identity={"policy": "x"}, nodes=()))
             meter.observe(NodeAdded(t_s=0.0, node=node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from stretto import InputError, Setup, simulate
+import stretto
+from stretto import InputError, Setup, catalogue_job, own_job, simulate
 from stretto.cli.main import app
 from stretto.core.cluster import gpu_nodes
 from stretto.core.decision import Decision
@@ -45,6 +47,29 @@ class Greedy(OrderedPolicy):
         return 0
     def size(self, job, view):
         return job.job.worker.max + 1
+"""
+
+
+WRONG = """
+from stretto.policies.ordered import OrderedPolicy
+
+class NoKey(OrderedPolicy):
+    pass
+
+class NoKeyToSort(OrderedPolicy):
+    def key(self, job):
+        return None
+
+class Halves(OrderedPolicy):
+    def key(self, job):
+        return 0
+    def size(self, job, view):
+        return 1.5
+
+class Misspelt(OrderedPolicy):
+    most: int = 2
+    def key(self, job):
+        return job.priority
 """
 
 
@@ -120,10 +145,89 @@ def test_check_policy_names_every_check_that_fails(mine: Path) -> None:
     answer = CliRunner().invoke(app, ["check-policy", f"{mine}:Greedy"])
     assert answer.exit_code == 1
     assert "FAILED  decisions can be carried out" in answer.output
-    assert "return such a number from size()" in answer.output
+    assert "return such a whole number from size()" in answer.output
     good = CliRunner().invoke(app, ["check-policy", "fifo"])
     assert good.exit_code == 0
     assert "FAILED" not in good.output
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoKey", "it cannot be made: .*abstract method key"),
+        ("NoKeyToSort", "the keys of policy no-key-to-sort cannot be sorted"),
+        ("Halves", "1.5 workers. It takes 1 to 64: return such a whole number"),
+    ],
+)
+def test_a_slip_in_a_policy_is_said_with_the_remedy(tmp_path: Path, name: str, said: str) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(WRONG)
+    with pytest.raises(InputError, match=said):
+        simulate(demo_workload(), f"{file}:{name}")
+
+
+def test_a_field_outside_a_dataclass_is_no_option(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(WRONG)
+    with pytest.raises(
+        InputError, match=r"Its options: none\. Options are fields of a class with @dataclass"
+    ):
+        make_policy(f"{file}:Misspelt", options={"most": "3"})
+
+
+def test_check_policy_says_which_line_of_the_file_raised(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(WRONG)
+    answer = CliRunner().invoke(app, ["check-policy", f"{file}:Misspelt", "--no-servers"])
+    assert "no attribute 'priority' (wrong.py, line 20)" in answer.output
+
+
+JOBS = [
+    catalogue_job("resnet", "cifar10", gpus=4),
+    catalogue_job("ncf", "ncf", tier="elastic", submit_s=30),
+    own_job("mine", epochs=10, epoch_s=60),
+    own_job("wide", epochs=8, epoch_s=80, gpus=2, max_gpus=8, speedup={1: 1.0, 2: 1.6}, submit_s=5),
+]
+
+
+@pytest.mark.parametrize("policy", [LeastServiceFirst(), "pollux", "optimus", "tetris"])
+def test_a_workload_may_be_a_list_of_jobs(policy: Policy | str) -> None:
+    run = simulate(JOBS, policy, Setup(nodes=gpu_nodes(4, 4)))
+    assert run.metrics.workload == "jobs"
+    assert run.metrics.completed == len(JOBS)
+    assert [job.id for job in run.workload.jobs] == ["resnet", "mine", "wide", "ncf"]
+
+
+def test_a_job_of_ones_own_takes_the_time_it_was_given() -> None:
+    run = simulate(JOBS[2:], "fifo", Setup(nodes=gpu_nodes(1, 4), restart_s=30.0))
+    jcts = {name: job.jct_s for name, job in run.history.jobs.items()}
+    assert jcts == {"mine": pytest.approx(630.0), "wide": pytest.approx(8 * 80 / 1.6 + 30.0)}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: catalogue_job("a", "cifar"), "job 'a': unknown application 'cifar'.* Did you mean cifar10"),
+        (lambda: catalogue_job("a", "bert", batch=1), "batch size 1 of bert is outside the known 12..384"),
+        (lambda: catalogue_job("a", "bert", tier="x"), "no tier 'x'. There are rigid, elastic, adaptive"),
+        (lambda: own_job("a", epochs=0, epoch_s=1), "job 'a': epochs: 0 is out of range"),
+        (lambda: own_job("a", epochs=1, epoch_s=0), "epoch_s: 0 is not a number above 0"),
+        (lambda: own_job("a", epochs=1, epoch_s=1, gpus=4, max_gpus=2), "4 GPUs are requested"),
+        (lambda: own_job("a", epochs=1, epoch_s=1, speedup={2: 2}), "does not start from one GPU"),
+        (lambda: own_job("a", epochs=1, epoch_s=1, max_gpus=2000), "2000 is out of range"),
+        (lambda: simulate([], "fifo"), r"workload: \[\] is no workload. Give a list of jobs"),
+        (lambda: simulate([*JOBS, JOBS[0]], "fifo"), r"workload\[4\]: 'resnet' is there twice"),
+        (lambda: simulate(["ncf"], "fifo"), r"workload\[0\]: 'ncf' is no SimulatedJob"),  # type: ignore[list-item]
+        (lambda: Setup(nodes=4), "nodes: 4 is not a tuple of nodes"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_job_is_said_with_the_remedy(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make()
+
+
+def test_the_old_name_of_a_result_still_works() -> None:
+    assert stretto.Run is stretto.SimulationResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.stop import Stop
 from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import OpenTarget, TargetRequest, node_of
-from stretto.inputs.cluster import Machine, RayNodes
+from stretto.inputs.cluster import MachineSpec, RayNodes
 from stretto.inputs.jobs import JobSpec
 from stretto.inputs.study import Rented
 from stretto.inputs.work import Entry
@@ -237,7 +237,7 @@ class TestRefused:
 
 def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_path: Path) -> None:
     del cluster
-    request = TargetRequest(on="ray", runs=tmp_path, machine=Machine(slots=7), rents=True)
+    request = TargetRequest(on="ray", runs=tmp_path, machine=MachineSpec(slots=7), rents=True)
     with RayCluster(request, None).opened() as target:
         told = "\n".join(target.notes)
     assert "[machine] slots is about one machine; the run has 3 slots" in told
@@ -247,7 +247,7 @@ def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_pat
 def test_nodes_that_are_there_already_are_told_where_others_can_be_launched(tmp_path: Path) -> None:
     offer = Offer(instances=(Instance(name="two", gpus=2, usd_per_hour=1.0),), max_nodes=4)
     rented = Rented(offer=offer, nodes=RayNodes(launch="up"), queue_s=Spread(0.0), init_s=Spread(0.0))
-    request = TargetRequest(on="ray", runs=tmp_path, machine=Machine(), rents=True, rented=rented)
+    request = TargetRequest(on="ray", runs=tmp_path, machine=MachineSpec(), rents=True, rented=rented)
     nodes = (node_of("a", 2), node_of("b", 2), node_of("c", 2), node_of("odd", 1))
     target = OpenRay(
         request=request, address="h:1", own=False, resource="GPU", nodes=nodes, launched=frozenset({"c"})
@@ -263,7 +263,7 @@ def test_nodes_that_are_there_already_are_told_where_others_can_be_launched(tmp_
 @pytest.mark.usefixtures("here", "stub")
 def test_nodes_that_come_or_go_while_a_run_is_prepared_are_told(cluster: SmallCluster) -> None:
     gone = cluster.add(1)
-    request = TargetRequest(on="ray", runs=Path("runs"), machine=Machine())
+    request = TargetRequest(on="ray", runs=Path("runs"), machine=MachineSpec())
     with RayCluster(request, None).opened() as target:
         assert gone in [node.id for node in target.held]
         cluster.kill(gone)

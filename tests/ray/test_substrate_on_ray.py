@@ -33,7 +33,7 @@ from stretto.core.job import Value  # noqa: E402
 from stretto.core.resources import Resources  # noqa: E402
 from stretto.substrate.ray.ground import RayGround  # noqa: E402
 from stretto.substrate.ray.nodes import read_nodes  # noqa: E402
-from stretto.testing.substrates import Sketch, Stage, SubstrateConformance  # noqa: E402
+from stretto.testing.substrates import Sketch, SubstrateCase, SubstrateConformance  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ class TestConformance(SubstrateConformance):
     until: Mapping[str, Value] = {}
     """The change that jobs wait for half-way."""
 
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
         fails = {sketch.id: sketch.fails for sketch in sketches}
 
         def config(job_id: str) -> dict[str, Value]:
@@ -71,7 +71,7 @@ class TestConformance(SubstrateConformance):
             return {**slow, "trouble": "raise", "at_step": 14} if fails[job_id] else slow
 
         first, second = sorted(node.name for node in read_nodes())
-        return Stage(
+        return SubstrateCase(
             substrate=RayBench(folder, config=config).substrate,
             jobs={sketch.id: job_of(sketch.id) for sketch in sketches},
             small=on_nodes({first: 1}),

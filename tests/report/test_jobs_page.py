@@ -18,7 +18,7 @@ from stretto.core.cluster import gpu_nodes
 from stretto.core.errors import InputError
 from stretto.report.jobs_page import _label, report_html, write_report
 from stretto.report.plotting import Palette
-from stretto.simulation.jobs import Run, Setup, simulate
+from stretto.simulation.jobs import Setup, SimulationResult, simulate
 from stretto.worlds.applications import Configuration, builtin_catalogue
 from stretto.worlds.truth import Workload, make_workload
 
@@ -40,12 +40,12 @@ def workload(name: str, *, job_id: str = "ncf-0", application: str = "ncf") -> W
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Run]:
+def runs() -> list[SimulationResult]:
     return [simulate(workload("small"), policy, SETUP) for policy in ("fifo", "tiresias")]
 
 
 @pytest.fixture(scope="module")
-def page(runs: list[Run]) -> str:
+def page(runs: list[SimulationResult]) -> str:
     return report_html(runs)
 
 
@@ -112,7 +112,7 @@ def test_names_with_markup_stay_text() -> None:
     assert "<img" not in shown
 
 
-def test_several_workloads_have_a_section_each(runs: list[Run]) -> None:
+def test_several_workloads_have_a_section_each(runs: list[SimulationResult]) -> None:
     other = [simulate(workload("other"), run.metrics.policy, SETUP) for run in runs]
     page = without_plotly(report_html([*runs, *other]))
     assert "Workload small" in page
@@ -121,7 +121,7 @@ def test_several_workloads_have_a_section_each(runs: list[Run]) -> None:
     assert page.count("<details>") == page.count("</details>") == 1
 
 
-def test_the_same_policy_twice_has_two_names(runs: list[Run]) -> None:
+def test_the_same_policy_twice_has_two_names(runs: list[SimulationResult]) -> None:
     assert [label for label, _ in _label([runs[0], runs[1], runs[0]])] == ["fifo", "tiresias", "fifo (2)"]
 
 
@@ -132,7 +132,7 @@ def test_unfinished_jobs_are_visible() -> None:
     assert "fifo left 2 of 3 jobs unfinished" in page
 
 
-def test_the_file_is_written_whole(runs: list[Run], tmp_path: Path) -> None:
+def test_the_file_is_written_whole(runs: list[SimulationResult], tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", runs[:1])
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
@@ -140,7 +140,7 @@ def test_the_file_is_written_whole(runs: list[Run], tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_to_is_refused(
-    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[SimulationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stretto.report.jobs_page.report_html", lambda runs: f"{len(runs)} runs")
     (tmp_path / "file").write_text("in the way")
@@ -154,7 +154,7 @@ def test_no_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_plotly_the_remedy_is_named(
-    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: list[SimulationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)

@@ -41,7 +41,7 @@ from stretto.core.units import format_duration
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.substrate import TrainingSpec
-from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.journal.folds.history import Gap, History, history_of
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.expect import Expectation
@@ -169,7 +169,7 @@ def test_a_run_of_which_nothing_is_known_can_be_told_of(
         started_at_s=time.time() - 10.0,
         asked=checked.asked,
         slots=2,
-        offer=slots_offer(2, Machine()),
+        offer=slots_offer(2, MachineSpec()),
         deadline_s=deadline_s,
         file=str(checked.outline.path),
     )
@@ -464,7 +464,7 @@ class TestDeadline:
     ) -> None:
         study = {} if of_file is None else {"limits": {"deadline": of_file}}
         asked = {"policy": "asha", "seed": 0, "study": study, "deadline": flag}
-        offer = slots_offer(1, Machine())
+        offer = slots_offer(1, MachineSpec())
         spec = RunSpec(kind="tune", started_at_s=0.0, asked=asked, slots=1, offer=offer, deadline_s=65.0)
         found = deadline_of(spec)
         assert found == expected

@@ -17,7 +17,7 @@ from stretto.driving.drive import NoObserver, RealSubstrate
 from stretto.driving.request import Checked, TuneRequest, check_request
 from stretto.driving.stop import Stop
 from stretto.driving.substrate import TrainingSpec
-from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.tune import prepare, start
 from stretto.runs.begin import begin
@@ -256,7 +256,7 @@ def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand) -> Non
 )
 def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: str) -> None:
     folder = checked.folder
-    offer = slots_offer(2, Machine())
+    offer = slots_offer(2, MachineSpec())
     begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=checked.asked, slots=2, offer=offer))
     with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
         journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=()), event])
@@ -266,7 +266,7 @@ def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: st
 
 def test_a_command_that_printed_no_epoch_is_told_so(checked: Checked) -> None:
     folder, asked = checked.folder, {**checked.asked, "command": ["python", "train.py"]}
-    offer = slots_offer(2, Machine())
+    offer = slots_offer(2, MachineSpec())
     begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=asked, slots=2, offer=offer))
     with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
         journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=())])

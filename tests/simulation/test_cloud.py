@@ -8,15 +8,15 @@ from stretto.core.cluster import Wish
 from stretto.core.events import NodeAdded, NodeLaunched
 from stretto.core.resources import Resources
 from stretto.substrate.sim.substrate import SimCloud
-from stretto.worlds.cloud import Launch
+from stretto.worlds.cloud import CloudNode
 
 
 class AtOnce:
     """A cloud without delays."""
 
-    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+    def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:
         del instance, request
-        return [Launch(Resources(gpu=1), 0.0, 0.0)] * count
+        return [CloudNode(Resources(gpu=1), 0.0, 0.0)] * count
 
 
 def test_a_node_is_launched_before_it_is_there_even_in_no_time() -> None:

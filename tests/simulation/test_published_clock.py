@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stretto.simulation.jobs import Run, Setup, simulate
+from stretto.simulation.jobs import Setup, SimulationResult, simulate
 from stretto.worlds.applications import Applications
 from stretto.worlds.measured import load_profiles
 from stretto.worlds.workload_files import read_workload
@@ -35,7 +35,7 @@ def published(policy: str) -> Any:
         return json.load(file)
 
 
-def rerun(policy: str, workload: str, profiles: Applications) -> Run:
+def rerun(policy: str, workload: str, profiles: Applications) -> SimulationResult:
     jobs = read_workload(DATA / "workloads" / f"{workload}.csv", profiles)
     return simulate(jobs, policy, Setup(rounds=True))
 

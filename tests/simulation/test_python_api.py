@@ -99,7 +99,7 @@ def test_jobs_are_in_a_file(jobs: object) -> None:
         (lambda: UNTYPED.simulate_study(STUDY, "builtin:toy", "asha"), r"Give load_curves\('builtin:toy'\)"),
         (lambda: UNTYPED.simulate_study(STUDY, TOY, 3), "policy: 3 is no text"),
         (lambda: UNTYPED.simulate_study(STUDY, TOY, "asha", seed=0.5), "seed: 0.5 is no whole number"),
-        (lambda: UNTYPED.simulate("trace.csv", "pollux"), "workload: 'trace.csv' is no Workload"),
+        (lambda: UNTYPED.simulate("trace.csv", "pollux"), "workload: 'trace.csv' is no workload"),
         (lambda: UNTYPED.simulate(demo_workload(), "pollux", {}), "setup: {} is no Setup"),
         (lambda: UNTYPED.decide({}, "pollux"), "view: {} is no ClusterView"),
         (lambda: UNTYPED.load_curves(3), "curves 3 are of no known kind"),

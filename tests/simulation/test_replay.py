@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Event, JobFailed, JobReported, NodeAdded
 from stretto.core.seeds import child_rng
-from stretto.inputs.cluster import Machine, slots_offer
+from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.journal.base import MemoryJournal
 from stretto.journal.sqlite import SqliteJournal
 from stretto.report.run_text import compared_text, replayed_json
@@ -26,7 +26,7 @@ from stretto.simulation.jobs import Setup, simulate
 from stretto.simulation.replay import Extrapolated, Replayed, record_of, replay_study
 from stretto.simulation.replay_jobs import recorded_workload, replay_jobs
 from stretto.simulation.studies import StudyRun
-from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch, extended
+from stretto.worlds.replay import RecordedCurves, RecordedTrial, ValueSource, by_epoch, extended
 from stretto.worlds.synthetic import demo_workload
 from stretto.worlds.truth import make_workload
 from study_command import StudyCommand
@@ -54,7 +54,7 @@ def test_a_run_under_its_own_policy_comes_out_as_it_was(policy: str, text: str) 
     assert again.result.best_metric == pytest.approx(done.result.best_metric, rel=0.01)
     assert again.result.finished_s == pytest.approx(done.result.finished_s, rel=0.06)
     assert again.result.cost_usd == pytest.approx(done.result.cost_usd, rel=0.06)
-    assert again.shares[Origin.RECORDED] > 0.9
+    assert again.shares[ValueSource.RECORDED] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_was_not_recorded_is_counted() -> None:
     random, hypersched = replay_study(study_file(NO_LIMITS), events, ["random", "hypersched"], seed=SEED)
     for one in (random, hypersched):
         assert sum(one.shares.values()) == pytest.approx(1.0)
-    assert random.shares[Origin.EXTRAPOLATED] > 0.3, "random trains every trial to the end"
+    assert random.shares[ValueSource.EXTRAPOLATED] > 0.3, "random trains every trial to the end"
 
 
 def test_trials_that_never_started_are_drawn_from_those_that_did() -> None:
@@ -102,7 +102,7 @@ def test_trials_that_never_started_are_drawn_from_those_that_did() -> None:
     file = study_file(edited(NO_LIMITS, ("trials = 8", "trials = 80")))
     (again,) = replay_study(file, events, ["random"], seed=SEED)
     assert again.result.trials_started == 80 > started
-    assert again.shares[Origin.DRAWN] > 0.3
+    assert again.shares[ValueSource.DRAWN] > 0.3
 
 
 def test_a_run_that_showed_nothing_is_not_replayed() -> None:
@@ -230,7 +230,7 @@ def test_the_best_of_a_replay_was_really_shown(policy: str, direction: Direction
         ends = (extrapolated.low, extrapolated.high)
         assert ends == tuple(sorted(ends))
         assert best == min(ends, key=study.score)
-        assert again.shares[Origin.RECORDED] < 1.0
+        assert again.shares[ValueSource.RECORDED] < 1.0
     if policy == "random" and direction is Direction.MAX:
         assert extrapolated is not None, "it trains every trial to the end"
 
@@ -361,8 +361,11 @@ def test_curves_say_where_their_values_come_from() -> None:
         trials={0: RecordedTrial((0.5, 0.6), 1.2)},
     )
     known, new = curves.configs
-    assert [curves.origin(known, epoch) for epoch in (2, 3)] == [Origin.RECORDED, Origin.EXTRAPOLATED]
-    assert curves.origin(new, 1) is Origin.DRAWN
+    assert [curves.origin(known, epoch) for epoch in (2, 3)] == [
+        ValueSource.RECORDED,
+        ValueSource.EXTRAPOLATED,
+    ]
+    assert curves.origin(new, 1) is ValueSource.DRAWN
     assert curves.curve(new, 2, child_rng(0, "x")) == (0.5, 0.6)
     assert curves.relative_time(known) == 1.2
     assert curves.relative_time(new) is None
@@ -435,7 +438,7 @@ def folder_of_a_run(runs: Path, kind: str = "tune", policy: str = "asha", seed: 
         "file": "study.toml",
         "asked": asked,
         "slots": 2,
-        "offer": dataclasses.asdict(slots_offer(2, Machine())),
+        "offer": dataclasses.asdict(slots_offer(2, MachineSpec())),
         "started_at_s": 0.0,
     }
     (folder / "spec.json").write_text(json.dumps(spec))
@@ -513,7 +516,7 @@ def test_a_summary_tells_what_was_recorded_from_what_was_not(
 ) -> None:
     result = replace(run("asha", NO_LIMITS).result, policy="asha", best_metric=best, finished_s=90.0)
     seen = 1.0 if extrapolated is None else 0.5
-    shares = {Origin.RECORDED: seen, Origin.EXTRAPOLATED: 1.0 - seen, Origin.DRAWN: 0.0}
+    shares = {ValueSource.RECORDED: seen, ValueSource.EXTRAPOLATED: 1.0 - seen, ValueSource.DRAWN: 0.0}
     other = Replayed(result=result, extrapolated=extrapolated, shares=shares)
     assert said in compared_text(other)
     told = replayed_json(other)

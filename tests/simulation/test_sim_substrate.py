@@ -17,7 +17,7 @@ from stretto.core.events import Event, JobFinished, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import NoiseSample
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
-from stretto.testing.substrates import Sketch, Stage, SubstrateConformance
+from stretto.testing.substrates import Sketch, SubstrateCase, SubstrateConformance
 from stretto.worlds.truth import Truth
 from toy_world import ToyTruth
 
@@ -27,12 +27,12 @@ FOREVER_S = 1e6
 
 
 class TestConformance(SubstrateConformance):
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
         del folder
         if any(sketch.fails for sketch in sketches):
             raise unittest.SkipTest("jobs of a simulation do not fail")
         truth = ToyTruth(epochs=8, units_per_epoch=10.0, example_s=3.0 / 128)
-        return Stage(
+        return SubstrateCase(
             substrate=SimSubstrate(lambda _: truth, physics=Physics(noise=0.1)),
             jobs={sketch.id: make_job(sketch.id, most=2, least=1) for sketch in sketches},
             small=ONE,

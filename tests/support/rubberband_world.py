@@ -31,7 +31,7 @@ from stretto.planning.profile import Estimate, Spread
 from stretto.planning.tuning import Tuning
 from stretto.policies.rubberband.policy import RubberBand
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
-from stretto.worlds.cloud import Launch
+from stretto.worlds.cloud import CloudNode
 from tuning_world import Curve, CurveTruth, Draws, Outcome, make_trial, steady, trial_id, tuning
 
 QUEUE_S, INIT_S, START_S = 30.0, 20.0, 5.0
@@ -47,10 +47,10 @@ class SteadyCloud:
     late_s: float = 0.0
     """Each node of a request takes this much longer than the one before."""
 
-    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+    def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:
         del instance, request
         return [
-            Launch(Resources(gpu=self.gpus), QUEUE_S, INIT_S + self.late_s * number)
+            CloudNode(Resources(gpu=self.gpus), QUEUE_S, INIT_S + self.late_s * number)
             for number in range(min(count, self.most))
         ]
 
@@ -61,7 +61,7 @@ class MoodyCloud(SteadyCloud):
 
     gives: tuple[int, ...] = ()
 
-    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+    def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:
         most = self.gives[request] if request < len(self.gives) else count
         return super().launch(instance, min(count, most), request)
 

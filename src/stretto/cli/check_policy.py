@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -57,10 +59,18 @@ def check_policy(
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a failed check
             failed += 1
             said = str(error).strip() or "an assertion failed"
-            print(f"FAILED  {title}: {type(error).__name__}: {said[:LONGEST]}")
+            print(f"FAILED  {title}: {type(error).__name__}: {said[:LONGEST]}{_place(error, policy)}")
         else:
             print(f"ok      {title}")
         sys.stdout.flush()
     print(f"{policy}: {'every check passed' if not failed else f'{failed} checks failed'}")
     if failed:
         raise typer.Exit(1)
+
+
+def _place(error: Exception, policy: str) -> str:
+    """The last line of the policy's own file that led to the error; empty if there is none."""
+    file = Path(policy.rpartition(":")[0]).absolute()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == file]
+    return f" ({file.name}, line {lines[-1]})" if lines else ""

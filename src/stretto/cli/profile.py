@@ -19,7 +19,7 @@ from stretto.core.seeds import child_rng
 from stretto.core.units import counted, format_duration, parse_duration_s
 from stretto.driving.request import chosen_work
 from stretto.driving.target import LOCAL, TargetRequest, find_target
-from stretto.inputs.cluster import Machine
+from stretto.inputs.cluster import MachineSpec
 from stretto.inputs.profile import FitError, MeasuredProfile, believe, fit_errors, profile_json, write_profile
 from stretto.inputs.study import StudyOutline, read_outline
 from stretto.inputs.work import Entry, RealWork
@@ -77,7 +77,7 @@ def profile(
     check_place(output, option="--output", example="profile.json")
     outline = None if study is None else read_outline(study)
     chosen = _configs(config, outline, seed)
-    machine = Machine() if outline is None else outline.machine
+    machine = MachineSpec() if outline is None else outline.machine
     if store and on == LOCAL:
         raise InputError(
             f"--store {store}: a probe on this machine keeps no checkpoints.",

@@ -19,12 +19,12 @@ from stretto.runs.results import TuneResult
 from stretto.search.study import Study
 from stretto.simulation.replay import Replayed, StudyReplay, replay
 from stretto.simulation.studies import StudyResult
-from stretto.worlds.replay import Origin
+from stretto.worlds.replay import ValueSource
 
 WORDS = {
-    Origin.RECORDED: "as recorded",
-    Origin.EXTRAPOLATED: "extrapolated",
-    Origin.DRAWN: "of others",
+    ValueSource.RECORDED: "as recorded",
+    ValueSource.EXTRAPOLATED: "extrapolated",
+    ValueSource.DRAWN: "of others",
 }
 """Column titles: the origin of the epochs that a policy saw."""
 MIGHT = "might be"

@@ -16,7 +16,7 @@ from stretto.cli.bars import progress_bar
 from stretto.core.errors import InputError
 from stretto.policies.registry import Options
 from stretto.report.tables import metrics_table, metrics_text
-from stretto.simulation.jobs import Run, Setup, simulate
+from stretto.simulation.jobs import Setup, SimulationResult, simulate
 from stretto.simulation.workloads import Request, load_workloads
 from stretto.system.plain_json import json_data
 
@@ -34,7 +34,7 @@ def compare_workloads(
     report: Path | None,
 ) -> None:
     """Simulate the workloads under every policy, and print the metrics."""
-    runs: list[Run] = []
+    runs: list[SimulationResult] = []
     for one in load_workloads(request):
         for note in one.workload.notes:
             print(f"{one.workload.name}: {note}", file=sys.stderr)
@@ -56,7 +56,7 @@ def compare_workloads(
         raise typer.Exit(1)
 
 
-def _show(runs: list[Run], *, as_json: bool) -> None:
+def _show(runs: list[SimulationResult], *, as_json: bool) -> None:
     metrics = [run.metrics for run in runs]
     if not metrics:
         return

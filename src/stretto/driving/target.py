@@ -21,7 +21,7 @@ from stretto.core.resources import Resources
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.stop import Stop, listening
 from stretto.driving.substrate import TrainingSpec, count_slots, make_substrate
-from stretto.inputs.cluster import MOST_SLOTS, Machine, slots_offer
+from stretto.inputs.cluster import MOST_SLOTS, MachineSpec, slots_offer
 from stretto.inputs.study import Rented
 from stretto.inputs.work import Entry, RealWork
 from stretto.pricing.instances import Offer
@@ -92,7 +92,7 @@ class TargetRequest:
     store: str = ""
     """Where checkpoints go besides the run's folder: a path or URL that fsspec knows; empty: nowhere."""
     runs: Path
-    machine: Machine
+    machine: MachineSpec
     rents: bool = False
     """The policy wishes for the nodes it needs."""
     rented: Rented | None = None
@@ -214,7 +214,7 @@ class ThisMachine:
     """Slots of this machine: one node of all of them, or one for each to a policy that rents."""
 
     slots: int
-    machine: Machine = field(default_factory=Machine)
+    machine: MachineSpec = field(default_factory=MachineSpec)
     store: str = ""
     rents: bool = False
 

@@ -26,7 +26,7 @@ MACHINE = "machine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineSpec:
     """The machine a study is tuned on; the price holds for a slot of one's own, wherever it is."""
 
     slots: int | None = None
@@ -34,13 +34,13 @@ class Machine:
     usd_per_slot_hour: float = 0.0
 
 
-def slots_offer(slots: int, machine: Machine) -> Offer:
+def slots_offer(slots: int, machine: MachineSpec) -> Offer:
     """Slots of one's own, each of them a node to whoever rents."""
     one = Instance(name=SLOT, gpus=1, usd_per_hour=machine.usd_per_slot_hour, own=True)
     return Offer(instances=(one,), max_nodes=slots)
 
 
-def nodes_offer(count: int, slots_each: int, machine: Machine) -> Offer:
+def nodes_offer(count: int, slots_each: int, machine: MachineSpec) -> Offer:
     """Equal nodes of one's own."""
     return Offer(instances=(node_type(slots_each, machine.usd_per_slot_hour),), max_nodes=count)
 
@@ -51,9 +51,9 @@ def machine_instance(tuning: Tuning) -> Instance:
     return Instance(name=MACHINE, gpus=tuning.max_nodes, usd_per_hour=slot.usd_per_hour * tuning.max_nodes)
 
 
-def machine_of(fields: Fields) -> Machine:
+def machine_of(fields: Fields) -> MachineSpec:
     """What a section [machine] says."""
-    return Machine(
+    return MachineSpec(
         slots=fields.whole("slots", at_most=MOST_SLOTS) if "slots" in fields else None,
         usd_per_slot_hour=fields.number("usd_per_slot_hour", 0.0),
     )

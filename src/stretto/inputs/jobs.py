@@ -11,7 +11,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits, Job, Role, Tier, Value, Work
 from stretto.core.resources import Resources
 from stretto.core.units import counted, parse_duration_s
-from stretto.inputs.cluster import MACHINE_KEYS, MOST_SLOTS, Machine, machine_of
+from stretto.inputs.cluster import MACHINE_KEYS, MOST_SLOTS, MachineSpec, machine_of
 from stretto.inputs.fields import NAME_RULE, Fields, is_folder_name
 from stretto.inputs.study import parse_toml, read_text
 from stretto.inputs.study_section import MOST_EPOCHS
@@ -57,7 +57,7 @@ class JobsFile:
     """Everything a file of jobs says."""
 
     jobs: tuple[JobSpec, ...]
-    machine: Machine
+    machine: MachineSpec
     tables: dict[str, Any]
     path: Path
 

@@ -17,7 +17,7 @@ from stretto.inputs.cluster import (
     MACHINE_KEYS,
     RAY_KEYS,
     RENT_KEYS,
-    Machine,
+    MachineSpec,
     RayNodes,
     cluster_of,
     machine_of,
@@ -140,7 +140,7 @@ class StudyOutline:
     space: Space
     sampler: str
     limits: Limits
-    machine: Machine
+    machine: MachineSpec
     entry: str | None
     """`train.py:train`, relative to the file's folder."""
     command: tuple[str, ...]

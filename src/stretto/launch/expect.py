@@ -15,7 +15,7 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
-from stretto.inputs.cluster import Machine, machine_instance
+from stretto.inputs.cluster import MachineSpec, machine_instance
 from stretto.inputs.profile import MachineProfile
 from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
 from stretto.planning.draws import draw_study
@@ -158,7 +158,7 @@ def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, .
     )
 
 
-def with_own(tuning: Tuning, nodes: Iterable[Node], machine: Machine) -> Tuning:
+def with_own(tuning: Tuning, nodes: Iterable[Node], machine: MachineSpec) -> Tuning:
     """The study of a policy that rents, where its run has nodes of one's own from its start to its end."""
     types = (node_type(node.gpus, machine.usd_per_slot_hour) for node in nodes if not node.instance)
     return dataclasses.replace(tuning, own=tuple(types))

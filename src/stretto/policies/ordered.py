@@ -65,7 +65,13 @@ class OrderedPolicy(ABC):
     def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
         del rng
         keys = {job.id: self.key(job) for job in view.jobs}
-        line = sorted(view.jobs, key=lambda job: keys[job.id])
+        try:
+            line = sorted(view.jobs, key=lambda job: keys[job.id])
+        except TypeError as error:
+            raise InputError(
+                f"the keys of policy {self.name} cannot be sorted: {error}.",
+                remedy="Return a number from key(), or tuples of equal shape.",
+            ) from error
         gangs = {job.id: self._gang(job, view) for job in line}
         free, empty = FreeCapacity(view.nodes), EmptyCluster(view.nodes)
         allocations = keep_running([job for job in line if pinned(job) or not self.preempts], free)
@@ -82,13 +88,14 @@ class OrderedPolicy(ABC):
         requested = requested_gang(job.job)
         if job.job.tier is Tier.RIGID:
             return requested
-        workers, role = self.size(job, view), job.job.worker
-        if not role.min <= workers <= role.max:
+        workers: object = self.size(job, view)
+        role = job.job.worker
+        if not isinstance(workers, int | np.integer) or not role.min <= workers <= role.max:
             raise InputError(
-                f"policy {self.name} gives {job.id} {workers} workers.",
-                remedy=f"It takes {role.min} to {role.max}: return such a number from size().",
+                f"policy {self.name} gives {job.id} {workers!r} workers.",
+                remedy=f"It takes {role.min} to {role.max}: return such a whole number from size().",
             )
-        return GangSize(workers, requested.servers)
+        return GangSize(int(workers), requested.servers)
 
 
 def _serve(

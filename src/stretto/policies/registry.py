@@ -107,7 +107,15 @@ def make_policy(
         values["tuning"] = tuning
     if interval_s is not None and any(field.name == "interval_s" for field in fields):
         values["interval_s"] = interval_s
-    return checked_policy(kind(**values), where=name)
+    try:
+        policy = kind(**values)
+    except TypeError as error:
+        raise InputError(
+            f"it cannot be made: {error}.",
+            where=name,
+            remedy="Define every abstract method; give every option, a field of a dataclass, a default.",
+        ) from error
+    return checked_policy(policy, where=name)
 
 
 def checked_policy(policy: object, *, where: str) -> Policy:
@@ -224,6 +232,8 @@ def _for_jobs() -> list[str]:
 def _value(policy: str, option: str, text: str, allowed: Mapping[str, Any]) -> Any:
     if option not in allowed:
         there = f"{did_you_mean(option, allowed)}Its options: {', '.join(allowed) or 'none'}."
+        if not allowed and ".py:" in policy:
+            there += " Options are fields of a class with @dataclass(frozen=True, kw_only=True)."
         raise InputError(f"policy {policy} has no option {option!r}.", remedy=there)
     kind = allowed[option]
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()

@@ -25,12 +25,12 @@ from stretto.report.figures.pollux import (
 from stretto.report.page import Page, facts_html, summary_html, write_page
 from stretto.report.plotting import Palette, graph_objects
 from stretto.report.tables import COLUMNS, summarise
-from stretto.simulation.jobs import Run, Setup
+from stretto.simulation.jobs import Setup, SimulationResult
 
 Facts = list[tuple[str, str]]
 
 
-def facts_of(run: Run) -> Facts:
+def facts_of(run: SimulationResult) -> Facts:
     """Workload, cluster and clock of a run."""
     setup = run.setup
     applications = Counter(job.application for job in run.workload.jobs)
@@ -55,7 +55,7 @@ def facts_of(run: Run) -> Facts:
     ]
 
 
-def policy_facts(labelled: Sequence[tuple[str, Run]]) -> Facts:
+def policy_facts(labelled: Sequence[tuple[str, SimulationResult]]) -> Facts:
     """What each policy was asked, and what that cost."""
     return [
         (
@@ -66,7 +66,7 @@ def policy_facts(labelled: Sequence[tuple[str, Run]]) -> Facts:
     ]
 
 
-def _options_text(run: Run) -> str:
+def _options_text(run: SimulationResult) -> str:
     set_ones = ", ".join(f"{option} = {value}" for option, value in run.options.items())
     return f"with {set_ones}; " if set_ones else ""
 
@@ -122,11 +122,11 @@ def _priors_text(setup: Setup) -> str:
     return "none: every job is new to the policy"
 
 
-Labelled = tuple[str, Run]
+Labelled = tuple[str, SimulationResult]
 """A run and what it is called on the page."""
 
 
-def write_report(path: Path | str, runs: Sequence[Run]) -> None:
+def write_report(path: Path | str, runs: Sequence[SimulationResult]) -> None:
     """Write one HTML file that needs no network: tables, pictures of the runs, the models behind them."""
     graph_objects()
     if not runs:
@@ -134,7 +134,7 @@ def write_report(path: Path | str, runs: Sequence[Run]) -> None:
     write_page(path, report_html(runs))
 
 
-def report_html(runs: Sequence[Run]) -> str:
+def report_html(runs: Sequence[SimulationResult]) -> str:
     """The page as text."""
     labelled = _label(runs)
     workloads = list(dict.fromkeys(run.metrics.workload for run in runs))
@@ -157,7 +157,7 @@ def report_html(runs: Sequence[Run]) -> str:
     return page.render()
 
 
-def _label(runs: Sequence[Run]) -> list[Labelled]:
+def _label(runs: Sequence[SimulationResult]) -> list[Labelled]:
     """The policy's name; the second run of a policy on a workload is called "pollux (2)"."""
     seen: Counter[tuple[str, str]] = Counter()
     labelled = []

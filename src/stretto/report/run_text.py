@@ -26,7 +26,7 @@ from stretto.runs.metrics_files import metrics_text
 from stretto.runs.results import TrialResult, TuneResult
 from stretto.search.study import Study
 from stretto.simulation.replay import Replayed
-from stretto.worlds.replay import Origin
+from stretto.worlds.replay import ValueSource
 
 SLOTS = "slots"
 """What trials of a real run get: GPUs or cores."""
@@ -348,7 +348,7 @@ def compared_text(other: Replayed) -> str:
     best = "no recorded value" if found.best_metric is None else f"{found.best_metric:.6g}"
     if extrapolated is not None:
         best += f", or {extrapolated.text},"
-    unseen = 1.0 - other.shares[Origin.RECORDED]
+    unseen = 1.0 - other.shares[ValueSource.RECORDED]
     doubt = f"; {unseen:.0%} of its epochs were not recorded" if unseen else ""
     return f"{found.policy} (replay{doubt}): {best} in {format_duration(found.finished_s)}"
 

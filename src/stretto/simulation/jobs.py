@@ -24,7 +24,7 @@ from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.system.threads import one_blas_thread
 from stretto.worlds.ftf import Clock, Memo, alone_s
 from stretto.worlds.oracle import WorldOracle
-from stretto.worlds.truth import Truth, Workload
+from stretto.worlds.truth import SimulatedJob, Truth, Workload, make_workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +185,15 @@ class Setup:
         """Whether epochs end at whole seconds."""
         return self.rounds if self.whole_seconds is None else self.whole_seconds
 
+    def __post_init__(self) -> None:
+        nodes: object = self.nodes
+        if not isinstance(nodes, tuple) or not all(isinstance(node, Node) for node in nodes):
+            raise InputError(
+                f"{nodes!r} is not a tuple of nodes.",
+                where="nodes",
+                remedy="Give gpu_nodes(4, 4) of stretto.core.cluster: 4 nodes of 4 GPUs.",
+            )
+
     def physics(self) -> Physics:
         return Physics(
             restart_s=self.restart_s,
@@ -199,7 +208,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationResult:
     """One simulation: its numbers, and everything that happened in it."""
 
     metrics: Metrics
@@ -220,20 +229,21 @@ class Tick:
 
 
 def simulate(
-    workload: Workload,
+    workload: Workload | Sequence[SimulatedJob],
     policy: str | Policy,
     setup: Setup | None = None,
     *,
     options: Mapping[str, str] | None = None,
     journal: Journal | None = None,
     on_tick: Callable[[Tick], None] | None = None,
-) -> Run:
-    """Run `workload` to its end under a policy: a name, `mine.py:LargestFirst`, or an object.
+) -> SimulationResult:
+    """Run a workload to its end under a policy: a name, `mine.py:LargestFirst`, or an object.
 
+    A workload may be a list of jobs that `catalogue_job` and `own_job` made.
     An object is asked every `policy.interval_s`, a policy by name every `setup.interval_s`.
-    With a journal that already holds part of the run, the rest of it is simulated.
+    If the journal already holds the beginning of this run, only the rest is simulated.
     """
-    given(workload, Workload, "workload", "Give demo_workload() of stretto.worlds.synthetic, or a like one.")
+    workload = workload if isinstance(workload, Workload) else _workload_of(workload)
     setup = Setup() if setup is None else setup
     given(setup, Setup, "setup", "Give Setup(nodes=gpu_nodes(4, 4)), or None.")
     journal = journal if journal is not None else MemoryJournal()
@@ -274,7 +284,21 @@ def simulate(
         decision_s=controller.decision_s,
         wall_s=time.perf_counter() - started,
     )
-    return Run(metrics, history, workload, setup, options or {})
+    return SimulationResult(metrics, history, workload, setup, options or {})
+
+
+def _workload_of(jobs: object) -> Workload:
+    remedy = "Give a list of jobs of catalogue_job() and own_job(), or a workload such as demo_workload()."
+    if not isinstance(jobs, Sequence) or isinstance(jobs, str) or not jobs:
+        raise InputError(f"{jobs!r} is no workload.", where="workload", remedy=remedy)
+    names = set[str]()
+    for index, one in enumerate(jobs):
+        where = f"workload[{index}]"
+        given(one, SimulatedJob, where, remedy)
+        if one.job.id in names:
+            raise InputError(f"{one.job.id!r} is there twice.", where=where, remedy="Rename one.")
+        names.add(one.job.id)
+    return make_workload("jobs", jobs)
 
 
 def _chosen(

@@ -36,7 +36,7 @@ from stretto.search.space import Config
 from stretto.search.study import Study
 from stretto.simulation.studies import StudyResult, never, simulate_study
 from stretto.worlds.curves import ROW
-from stretto.worlds.replay import Origin, RecordedCurves, RecordedTrial, by_epoch
+from stretto.worlds.replay import RecordedCurves, RecordedTrial, ValueSource, by_epoch
 
 BELIEF_WEIGHT = 0.1
 """How much the profile's speed-up counts against one timed epoch."""
@@ -127,7 +127,7 @@ class Replayed:
     """Its best metric is one that a trial really showed, in an epoch that the policy would have seen."""
     extrapolated: Extrapolated | None
     """Where its best would lie, if what no trial showed could be better; None if it could not."""
-    shares: dict[Origin, float]
+    shares: dict[ValueSource, float]
     """Of the epochs it saw: recorded, extrapolated beyond a trial's last, drawn for trials never started."""
 
 
@@ -329,7 +329,7 @@ def _replay(
     return Replayed(
         result=result,
         extrapolated=extrapolated,
-        shares={origin: seen[origin] / max(seen.total(), 1) for origin in Origin},
+        shares={origin: seen[origin] / max(seen.total(), 1) for origin in ValueSource},
     )
 
 

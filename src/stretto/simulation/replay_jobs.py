@@ -20,7 +20,7 @@ from stretto.models.noise import step_gain
 from stretto.models.resize import WARM_RESIZE_S
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.registry import Options
-from stretto.simulation.jobs import Run, Setup, simulate
+from stretto.simulation.jobs import Setup, SimulationResult, simulate
 from stretto.worlds.applications import ModelTruth
 from stretto.worlds.replay import RecordedJob, slowed
 from stretto.worlds.truth import Workload, make_workload
@@ -30,7 +30,7 @@ USUAL_INTERVAL_S = 60.0
 
 def replay_jobs(
     events: Iterable[Event], policies: Sequence[str], *, options: Options | None = None, seed: int = 0
-) -> tuple[Run, ...]:
+) -> tuple[SimulationResult, ...]:
     """The jobs of a real run under other policies, or its own."""
     known = list(events)
     workload = recorded_workload(known)

@@ -43,7 +43,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class SubstrateCase:
     """A new substrate, and what the tests must know about it."""
 
     substrate: Substrate
@@ -69,7 +69,7 @@ class Stage:
 class _Drive:
     """Plays the controller: numbers instructions, keeps the history, checks every event."""
 
-    def __init__(self, stage: Stage, history: Sequence[Event] = ()) -> None:
+    def __init__(self, stage: SubstrateCase, history: Sequence[Event] = ()) -> None:
         self.stage = stage
         self.substrate = stage.substrate
         self.history: list[Event] = list(history)
@@ -195,7 +195,7 @@ class SubstrateConformance(ABC):
     """Inherit this in a class that pytest collects, and make the stage."""
 
     @abstractmethod
-    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> Stage:
+    def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
         """A new substrate. What outlives a killed controller, like checkpoints, is kept in `folder`."""
 
     def leftovers(self, folder: Path) -> list[str]:  # noqa: ARG002 - for those who have some

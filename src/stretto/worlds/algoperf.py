@@ -21,7 +21,7 @@ from stretto.core.errors import InputError, did_you_mean
 from stretto.core.job import Value
 from stretto.search.space import Config
 from stretto.search.study import Direction
-from stretto.worlds.csv_table import Row, Table, read_table
+from stretto.worlds.csv_table import CsvRow, CsvTable, read_table
 from stretto.worlds.curve_csv import metric_value
 from stretto.worlds.curves import CurveTable, Floats, make_table
 
@@ -51,7 +51,7 @@ RUN_COLUMNS = ("run_id", "submission", "workload", "metric", "val_target", "step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    row: Row
+    row: CsvRow
     steps: Floats
     train_s: Floats
     values: Floats
@@ -103,7 +103,7 @@ def read_algoperf(folder: Path, workload: str, epochs: int = EPOCHS) -> CurveTab
     )
 
 
-def _described(folder: Path, workload: str) -> list[Row]:
+def _described(folder: Path, workload: str) -> list[CsvRow]:
     table = _with_columns(read_table(folder / "runs.csv.gz"), RUN_COLUMNS)
     rows = [row for row in table.rows if row.cells["workload"] == workload]
     if not rows:
@@ -116,7 +116,7 @@ def _described(folder: Path, workload: str) -> list[Row]:
     return rows
 
 
-def _metric(rows: Sequence[Row]) -> tuple[str, Direction]:
+def _metric(rows: Sequence[CsvRow]) -> tuple[str, Direction]:
     metric = rows[0].text("metric")
     for row in rows:
         if row.cells["metric"] != metric or metric not in DIRECTIONS:
@@ -128,7 +128,7 @@ def _metric(rows: Sequence[Row]) -> tuple[str, Direction]:
     return metric, DIRECTIONS[metric]
 
 
-def _measured(path: Path, described: Sequence[Row], metric: str) -> list[_Run]:
+def _measured(path: Path, described: Sequence[CsvRow], metric: str) -> list[_Run]:
     """Every run with its measurements in order of steps."""
     column = f"val_{metric}"
     table = _with_columns(read_table(path), ("run_id", "global_step", "train_time_s", column))
@@ -157,7 +157,7 @@ def _measured(path: Path, described: Sequence[Row], metric: str) -> list[_Run]:
     return runs
 
 
-def _with_columns(table: Table, needed: Sequence[str]) -> Table:
+def _with_columns(table: CsvTable, needed: Sequence[str]) -> CsvTable:
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise InputError(
@@ -181,7 +181,7 @@ def _horizon(runs: Sequence[_Run], hint: float) -> float:
     )
 
 
-def _config(row: Row) -> Config:
+def _config(row: CsvRow) -> Config:
     """What the run's submission set; a setting that is not a plain value is kept as its JSON text."""
     try:
         settings = json.loads(row.cells["hparams_json"] or "{}")

@@ -29,7 +29,7 @@ def lognormal(mean: float, sd: float, count: int, rng: np.random.Generator) -> F
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CloudNode:
     """One node that was asked for: what it will be, and how long that takes."""
 
     capacity: Resources
@@ -40,7 +40,7 @@ class Launch:
 class Cloud(Protocol):
     """Where a simulation's nodes come from."""
 
-    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+    def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:
         """The nodes that the request of this number gets, `count` or fewer; asked again, it says the same."""
 
 
@@ -60,7 +60,7 @@ class RentalCloud:
     """.. and then each takes its own time to be of use."""
     seed: int
 
-    def launch(self, instance: str, count: int, request: int) -> Sequence[Launch]:
+    def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:
         kind = next((kind for kind in self.instances if kind.name == instance), None)
         if kind is None:
             there = ", ".join(kind.name for kind in self.instances)
@@ -69,4 +69,4 @@ class RentalCloud:
         init_rng = child_rng(self.seed, "init", str(request))
         queue_s = float(lognormal(self.queue_s.mean, self.queue_s.sd, 1, queue_rng)[0])
         inits_s = lognormal(self.init_s.mean, self.init_s.sd, count, init_rng).tolist()
-        return [Launch(Resources(gpu=kind.gpus), queue_s, init_s) for init_s in inits_s]
+        return [CloudNode(Resources(gpu=kind.gpus), queue_s, init_s) for init_s in inits_s]

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """One line of a table, by column."""
 
     path: Path
@@ -67,14 +67,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CsvTable:
     """A file with a header; every row has as many cells as the header."""
 
     path: Path
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[CsvRow, ...]
 
-    def require(self, expected: Sequence[str]) -> Table:
+    def require(self, expected: Sequence[str]) -> CsvTable:
         """The same table, if it has exactly the expected columns, in any order."""
         missing = [column for column in expected if column not in self.columns]
         extra = [column for column in self.columns if column not in expected]
@@ -89,7 +89,7 @@ class Table:
         return self
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> CsvTable:
     """A CSV file, plain or gzipped, UTF-8, with a header and at least one row; blank lines do not count."""
     lines = _split(path, _decode(path, _read(path)))
     if not lines:
@@ -105,7 +105,7 @@ def read_table(path: Path) -> Table:
         )
     if len(lines) == 1:
         raise InputError("the file has a header but no rows.", where=f"{path}:1", remedy="Add a row.")
-    return Table(path, columns, tuple(_row(path, line, columns, cells) for line, cells in lines[1:]))
+    return CsvTable(path, columns, tuple(_row(path, line, columns, cells) for line, cells in lines[1:]))
 
 
 def _read(path: Path) -> bytes:
@@ -156,14 +156,14 @@ def _split(path: Path, text: str) -> list[tuple[int, list[str]]]:
     return lines
 
 
-def _row(path: Path, line: int, columns: tuple[str, ...], cells: list[str]) -> Row:
+def _row(path: Path, line: int, columns: tuple[str, ...], cells: list[str]) -> CsvRow:
     if len(cells) != len(columns):
         raise InputError(
             f"{len(cells)} cells where the header has {len(columns)}.",
             where=f"{path}:{line}",
             remedy=f"Give a value for each of {_names(columns)}.",
         )
-    return Row(path, line, dict(zip(columns, cells, strict=True)))
+    return CsvRow(path, line, dict(zip(columns, cells, strict=True)))
 
 
 def _names(columns: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.search.space import Config
 from stretto.search.study import Direction
-from stretto.worlds.csv_table import Row, Table, read_table
+from stretto.worlds.csv_table import CsvRow, CsvTable, read_table
 from stretto.worlds.curves import ROW, CurveTable, make_table, schedule_notes
 
 ID_COLUMNS = ("trial", ROW)
@@ -57,7 +57,7 @@ def read_curve_csv(path: Path, direction: Direction) -> CurveTable:
     )
 
 
-def metric_value(row: Row, column: str) -> float:
+def metric_value(row: CsvRow, column: str) -> float:
     """A metric, NaN where it is written as not being a number."""
     if row.cells[column].lower() in NOT_FINITE:
         return math.nan
@@ -67,12 +67,12 @@ def metric_value(row: Row, column: str) -> float:
 @dataclass(slots=True)
 class _Trial:
     id: str
-    first: Row
+    first: CsvRow
     config: Config
     values: list[float] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
 
-    def add(self, row: Row, config: Config, *, timed: bool) -> None:
+    def add(self, row: CsvRow, config: Config, *, timed: bool) -> None:
         epoch = row.whole("epoch")
         due = len(self.values) + 1
         if epoch != due:
@@ -104,7 +104,7 @@ class _Trial:
         return self.values + [math.nan] * missing
 
 
-def _id_column(table: Table) -> str:
+def _id_column(table: CsvTable) -> str:
     found = [column for column in ID_COLUMNS if column in table.columns]
     missing = [column for column in ("epoch", "value") if column not in table.columns]
     if len(found) == 1 and not missing and all(table.columns):
@@ -119,7 +119,7 @@ def _id_column(table: Table) -> str:
     )
 
 
-def _hyperparameter(row: Row, name: str) -> Value:
+def _hyperparameter(row: CsvRow, name: str) -> Value:
     """A number where the cell is one, else its text."""
     text = row.text(name)
     try:

@@ -28,7 +28,7 @@ from stretto.core.errors import InputError
 from stretto.core.observations import NoiseSample
 from stretto.models.speed import Floats
 from stretto.worlds.applications import Application, Applications, builtin_catalogue
-from stretto.worlds.csv_table import Row, read_table
+from stretto.worlds.csv_table import CsvRow, read_table
 from stretto.worlds.truth import StepTime, by_epoch
 
 Integers = npt.NDArray[np.int64]
@@ -363,7 +363,7 @@ def _read_scalability(path: Path) -> list[SpeedPoint]:
     ]
 
 
-def _time(row: Row) -> StepTime:
+def _time(row: CsvRow) -> StepTime:
     time = StepTime(row.positive("step_time"), row.number("sync_time"))
     if time.sync_s > time.step_s:
         raise InputError(

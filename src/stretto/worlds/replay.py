@@ -47,7 +47,7 @@ NOISE_POINTS = 20
 """Points of a job's noise scale over training."""
 
 
-class Origin(StrEnum):
+class ValueSource(StrEnum):
     """Where a value of a replayed trial comes from."""
 
     RECORDED = "recorded"
@@ -101,12 +101,12 @@ class RecordedCurves:
         trial = self.trials.get(row_of(config))
         return None if trial is None else trial.relative_time
 
-    def origin(self, config: Config, epoch: int) -> Origin:
+    def origin(self, config: Config, epoch: int) -> ValueSource:
         """Where the value after so many epochs comes from."""
         trial = self.trials.get(row_of(config))
         if trial is None:
-            return Origin.DRAWN
-        return Origin.RECORDED if epoch <= len(trial.values) else Origin.EXTRAPOLATED
+            return ValueSource.DRAWN
+        return ValueSource.RECORDED if epoch <= len(trial.values) else ValueSource.EXTRAPOLATED
 
     def best_shown(self, config: Config, epochs: int) -> float | None:
         """The best value that the trial really showed in so many epochs."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from stretto.core.allocation import Allocation
 from stretto.core.errors import InputError
+from stretto.core.observations import NoiseSample
 from stretto.core.seeds import child_rng
 from stretto.models.speed import Floats
+from stretto.planning.profile import Scaling
 from stretto.worlds.applications import Applications, builtin_catalogue
-from stretto.worlds.truth import Workload, make_workload
+from stretto.worlds.truth import StepTime, Workload, make_workload
 
 MIX = (
     ("ncf", 0.39),
@@ -50,6 +54,36 @@ def demo_workload() -> Workload:
     names = [name for name, count in DEMO_MIX for _ in range(count)]
     rng.shuffle(names)
     return _workload("demo", names, 2.0, rng, builtin_catalogue())
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTruth:
+    """A job whose speed is written down: one step is one epoch, and the batch size makes no difference."""
+
+    epochs: int
+    epoch_s: float
+    """Time of an epoch on one GPU."""
+    scaling: Scaling
+
+    def units_at(self, epoch: int) -> float:
+        if not 0 <= epoch <= self.epochs:
+            raise IndexError(f"epoch {epoch} is not one of 0..{self.epochs}")
+        return float(epoch)
+
+    def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
+        """epoch_s / speedup(GPUs)."""
+        del atomic
+        return StepTime(self.epoch_s / self.scaling.speedup(allocation.worker_count), 0.0)
+
+    def noise_at(self, total_batch: int, epoch: int) -> NoiseSample | None:
+        """None: the batch size is fixed."""
+        del total_batch, epoch
+        return None
+
+    def loss_at(self, epoch: int) -> float | None:
+        """None: the job reports no loss."""
+        del epoch
+        return None
 
 
 def _workload(

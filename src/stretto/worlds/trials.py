@@ -15,7 +15,7 @@ from stretto.worlds.curves import Curves
 from stretto.worlds.truth import StepTime, by_epoch
 
 
-class Ground:
+class NodeSpeeds:
     """How fast the nodes of one world are: their GPUs, and a factor of each node that stays with it."""
 
     def __init__(
@@ -76,7 +76,7 @@ class CurveTruth:
         self,
         *,
         curve: tuple[float, ...],
-        ground: Ground,
+        ground: NodeSpeeds,
         trial_factor: float,
         epoch_factors: tuple[float, ...],
     ) -> None:
@@ -130,7 +130,7 @@ class StudyWorld:
         self.profile = profile
         self._instances = instances
         self._seed = seed
-        self._ground = Ground(profile, instances, nodes, seed)
+        self._ground = NodeSpeeds(profile, instances, nodes, seed)
 
     @property
     def cloud(self) -> RentalCloud:

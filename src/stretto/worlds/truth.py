@@ -53,6 +53,13 @@ class TrialTruth(Truth, Protocol):
         """How much longer than usual the epoch with index `epoch` takes on these nodes; 1: as usual."""
 
 
+class SimulatedJob(NamedTuple):
+    """A job, and the truth about it."""
+
+    job: Job
+    truth: Truth
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Jobs in order of submission, and the truth about each of them by job id."""
@@ -67,9 +74,9 @@ class Workload:
         return self.truths[job.id]
 
 
-def make_workload(name: str, known: Iterable[tuple[Job, Truth]], notes: tuple[str, ...] = ()) -> Workload:
-    """A workload with its jobs by time of submission; those of the same time stay in the order given."""
-    pairs = sorted(known, key=lambda pair: pair[0].submit_s)
+def make_workload(name: str, jobs: Iterable[tuple[Job, Truth]], notes: tuple[str, ...] = ()) -> Workload:
+    """A workload of these jobs, sorted by the time of submission; jobs of the same time keep their order."""
+    pairs = sorted(jobs, key=lambda pair: pair[0].submit_s)
     return Workload(
         name=name,
         jobs=tuple(job for job, _ in pairs),

@@ -20,7 +20,7 @@ import numpy as np
 from stretto.core.errors import InputError
 from stretto.core.job import Job
 from stretto.worlds.applications import Applications, Configuration
-from stretto.worlds.csv_table import Row, Table, read_table
+from stretto.worlds.csv_table import CsvRow, CsvTable, read_table
 from stretto.worlds.truth import Truth, Workload, make_workload
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
@@ -31,7 +31,7 @@ def read_workload(path: Path, applications: Applications) -> Workload:
     return workload_of(read_table(path), applications)
 
 
-def workload_of(table: Table, applications: Applications) -> Workload:
+def workload_of(table: CsvTable, applications: Applications) -> Workload:
     """The same from a table that was read already."""
     line_of: dict[str, int] = {}
     known = []
@@ -113,7 +113,7 @@ def read_philly(
 
 
 def workload_of_log(
-    table: Table, applications: Applications, rng: np.random.Generator, *, keep: LogFilter
+    table: CsvTable, applications: Applications, rng: np.random.Generator, *, keep: LogFilter
 ) -> Workload:
     """The same from a table that was read already."""
     entries = sorted((_entry(row) for row in table.require(LOG_COLUMNS).rows), key=lambda entry: entry.at_s)
@@ -133,18 +133,18 @@ def workload_of_log(
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    row: Row
+    row: CsvRow
     at_s: float
     duration_s: float
     gpu_h: float
 
 
-def _entry(row: Row) -> _Entry:
+def _entry(row: CsvRow) -> _Entry:
     row.whole("num_gpus")
     return _Entry(row, _timestamp_s(row), row.number("duration"), row.number("gpu_time") / 3600.0)
 
 
-def _timestamp_s(row: Row) -> float:
+def _timestamp_s(row: CsvRow) -> float:
     text = row.text("timestamp")
     try:
         moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)

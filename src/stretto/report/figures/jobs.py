@@ -30,10 +30,10 @@ from stretto.journal.folds.history import History, Hold, JobHistory
 from stretto.models.noise import GradientNoise
 from stretto.models.speed import Floats
 from stretto.report.plotting import Palette, doubling_axis, duration_axis, graph_objects, panels, safe, styled
-from stretto.simulation.jobs import Run
+from stretto.simulation.jobs import SimulationResult
 
 
-def completion_shares(runs: Sequence[tuple[str, Run]], palette: Palette) -> Any:
+def completion_shares(runs: Sequence[tuple[str, SimulationResult]], palette: Palette) -> Any:
     """Share of all jobs that ended within a time; a curve that ends below 100 % left jobs unfinished."""
     go = graph_objects()
     figure = go.Figure()
@@ -57,7 +57,7 @@ def completion_shares(runs: Sequence[tuple[str, Run]], palette: Palette) -> Any:
     return styled(figure, 380)
 
 
-def completion_by_application(runs: Sequence[tuple[str, Run]], palette: Palette) -> Any:
+def completion_by_application(runs: Sequence[tuple[str, SimulationResult]], palette: Palette) -> Any:
     """Quartiles of completion times by application; dots are outliers."""
     go = graph_objects()
     figure = go.Figure()
@@ -280,7 +280,7 @@ PANELS = (
 )
 
 
-def timelines(runs: Sequence[tuple[str, Run]], end_s: float) -> list[tuple[str, Timeline]]:
+def timelines(runs: Sequence[tuple[str, SimulationResult]], end_s: float) -> list[tuple[str, Timeline]]:
     """The timelines of all runs on one grid, so that they can be compared."""
     grid = time_grid(end_s, CELLS)
     return [(label, sample(run.history, run.setup.nodes, grid)) for label, run in runs]
