@@ -208,7 +208,7 @@ def _simulated(
     rng = child_rng(seed, "expect")
     least, most = WORLDS
     worlds = int(min(max(EPOCHS / _most_epochs(tuning), least), most))
-    runs = []
+    results, epochs = [], list[int]()
     for world, truth in enumerate(_truths(tuning.profile, rng, worlds)):
         file = simulated_file(outline, tuning, truth, rents=rents)
         try:
@@ -222,11 +222,12 @@ def _simulated(
             )
         except OutOfTimeError:
             return UNKNOWN
-        runs.append(run)
+        results.append(run.result)
+        epochs.append(sum(len(job.results) for job in run.history.jobs.values()))
     return Expectation(
-        finish_s=_estimate([run.result.finished_s for run in runs]),
-        cost_usd=_estimate([run.result.cost_usd for run in runs]),
-        epochs=_estimate([sum(len(job.results) for job in run.history.jobs.values()) for run in runs]),
+        finish_s=_estimate([result.finished_s for result in results]),
+        cost_usd=_estimate([result.cost_usd for result in results]),
+        epochs=_estimate(epochs),
         first_usd_per_s=0.0 if rents else _machine_usd_per_s(tuning),
     )
 

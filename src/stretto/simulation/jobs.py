@@ -246,7 +246,7 @@ def simulate(
     workload = workload if isinstance(workload, Workload) else _workload_of(workload)
     setup = Setup() if setup is None else setup
     given(setup, Setup, "setup", "Give Setup(nodes=gpu_nodes(4, 4)), or None.")
-    journal = journal if journal is not None else MemoryJournal()
+    journal = journal if journal is not None else MemoryJournal(with_memory=False)
     chosen = _chosen(policy, workload, setup, options)
     substrate = SimSubstrate(workload.truth_of, physics=setup.physics(), seed=setup.seed)
     started = time.perf_counter()

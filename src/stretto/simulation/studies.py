@@ -95,7 +95,7 @@ def simulate_study(
     if isinstance(curves, str):
         raise InputError(f"{curves!r} names curves.", where="curves", remedy=f"Give load_curves({curves!r}).")
     given_whole(seed, "seed")
-    journal = journal if journal is not None else MemoryJournal()
+    journal = journal if journal is not None else MemoryJournal(with_memory=False)
     file = with_trials_of(with_limits_as(file, deadline, budget_usd), curves)
     tuning = file.tuning
     chosen = make_policy(
