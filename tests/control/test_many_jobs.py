@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import tracemalloc
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import Result
 from stretto.core.source import Arrivals
+from stretto.inputs.study import StudyFile, parse_study
 from stretto.journal.base import Journal, MemoryJournal
 from stretto.journal.codec import encode
 from stretto.journal.sqlite import SqliteJournal
@@ -30,6 +34,8 @@ from stretto.policies.base import ClusterView, Memory, Policy
 from stretto.policies.registry import make_policy
 from stretto.runs.live_state import LiveState
 from stretto.search.study import Direction, Study
+from stretto.simulation.studies import simulate_study
+from stretto.worlds.curves import FAMILIES
 
 NODES = (make_node("local", gpu=2),)
 
@@ -227,3 +233,80 @@ def test_memory_is_written_as_what_changed() -> None:
     assert len(text) < 400
     assert len(encode(decided, after)) < len(text)
     assert json.loads(encode(decided))["memory"] == after
+
+
+def tiny_study(trials: int) -> StudyFile:
+    return parse_study(
+        f"""
+        [study]
+        name = "tiny"
+        metric = "accuracy"
+        direction = "max"
+        trials = {trials}
+        [halving]
+        rungs = [1]
+        eta = 3
+        max_epochs = 3
+        [space]
+        lr = {{ float = [0.0, 1.0] }}
+        [machine]
+        slots = 2
+        [profile]
+        epoch_s = 0.2
+        speedup = {{ "1" = 1.0, "2" = 1.5 }}
+        start_s = 0.5
+        [world]
+        curves = "builtin:resnet"
+        """,
+        Path("tiny.toml"),
+    )
+
+
+STUDY_POLICIES = ("random", "asha", "sha", "hyperband", "hypersched")
+
+
+class Calls:
+    """Counts the calls of functions, between one decision and the next."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.at_decisions = list[int]()
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        del argument
+        if event == "call":
+            self.total += 1
+            if frame.f_code.co_name == "_decide" and frame.f_code.co_filename.endswith("controller.py"):
+                self.at_decisions.append(self.total)
+
+    def per_decision(self, since: float, until: float) -> float:
+        """The mean of the decisions of one part of the run."""
+        counts = self.at_decisions
+        first, last = int(since * len(counts)), int(until * len(counts)) - 1
+        return (counts[last] - counts[first]) / (last - first)
+
+
+@pytest.mark.parametrize("policy", ["random", "asha", "sha", "hyperband"])
+def test_a_decision_costs_as_many_calls_however_many_trials_are_paused_or_over(policy: str) -> None:
+    calls = Calls()
+    sys.setprofile(calls)
+    try:
+        simulate_study(tiny_study(600), FAMILIES[0], policy)
+    finally:
+        sys.setprofile(None)
+    assert calls.per_decision(0.55, 0.65) <= 1.25 * calls.per_decision(0.1, 0.2)
+
+
+@pytest.mark.parametrize("policy", STUDY_POLICIES)
+def test_a_simulation_keeps_no_copy_of_the_memory_for_each_decision(policy: str) -> None:
+    def most_bytes(trials: int) -> int:
+        tracemalloc.start(1)
+        try:
+            simulate_study(tiny_study(trials), FAMILIES[0], policy)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    most_bytes(20)
+    few, many_more = most_bytes(150), most_bytes(600)
+    assert many_more < 5.0 * few, "four times the trials take four times the memory"

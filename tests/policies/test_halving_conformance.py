@@ -107,6 +107,39 @@ def test_a_run_cut_anywhere_resumes_to_the_same_events(words: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShownAll:
+    """Another policy, which is shown paused trials among all others."""
+
+    inner: Policy
+    interval_s: float = 60.0
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def wakes_on(self) -> frozenset[str]:
+        return self.inner.wakes_on
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        assert not view.paused
+        return self.inner.decide(view, memory, rng)
+
+
+@each_policy
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 10_000), gpus=st.integers(1, 5))
+def test_paused_trials_that_are_only_looked_up_change_nothing(words: str, seed: int, gpus: int) -> None:
+    conditions = tuning(trials=40, rungs=(1, 3), max_epochs=6, start_s=0.5, deadline_s=90.0)
+    epoch_s = [float(s) for s in np.random.default_rng(seed).uniform(0.5, 2.0, 40)]
+    looked_up, shown = (
+        run(policy, conditions, bumpy(40, seed), gpus, ahead=gpus, epoch_s=epoch_s, until_s=1e6).events[1:]
+        for policy in (policy_of(words, conditions), ShownAll(inner=policy_of(words, conditions)))
+    )
+    assert looked_up == shown
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forgetful:
     """Asks another policy twice, and remembers only what JSON can hold."""
 

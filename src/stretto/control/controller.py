@@ -99,7 +99,10 @@ class Controller:
         self._held: list[Event] = []
         """Folded already, and not yet in the journal."""
         self.state = RunState(
-            share_priors=settings.share_priors, resize_s=settings.resize_s, alike=settings.alike
+            share_priors=settings.share_priors,
+            resize_s=settings.resize_s,
+            alike=settings.alike,
+            shelves=getattr(policy, "looks_up_paused", False),
         )
         self.decision_s: list[float] = []
         """How long each decision of this process took, fits and tables included."""
@@ -228,6 +231,7 @@ class Controller:
         started = self._stopwatch()
         decision, memory = self._policy.decide(view, self._own_memory(), rng)
         self.decision_s.append(self._stopwatch() - started)
+        view = self.state.view_of(view, decision)
         check(view, decision)
         instructions = instructions_for(
             view,
@@ -283,8 +287,7 @@ class Controller:
         if isinstance(event, Decided):
             self._due = False
             self._ticked_s = event.t_s
-            idle = not any(state.allocation for state in self.state.jobs.values())
-            self._fruitless = self._fruitless + 1 if idle else 0
+            self._fruitless = self._fruitless + 1 if self.state.is_idle else 0
         elif event.kind in self._wakes_on:
             self._due = True
 

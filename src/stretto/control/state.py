@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from stretto.core.allocation import NOTHING, Allocation, BatchChoice
 from stretto.core.cluster import Node, Wish
-from stretto.core.decision import Reason, ReasonCode
+from stretto.core.decision import Decision, Reason, ReasonCode
 from stretto.core.events import (
     CheckpointSaved,
     Decided,
@@ -123,6 +123,26 @@ class Line:
     """Why those wait that no policy is shown, as was last told."""
 
 
+class _PausedViews(Mapping[str, JobView]):
+    """Views of paused trials; each is made when it is looked up."""
+
+    def __init__(self, jobs: Mapping[str, JobState], now_s: float) -> None:
+        self._jobs = jobs
+        self._now_s = now_s
+
+    def __getitem__(self, job_id: str) -> JobView:
+        return self._jobs[job_id].view(self._now_s)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._jobs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+
 @dataclass(slots=True)
 class RunState:
     """Everything the controller knows; `apply` is the only way it changes."""
@@ -133,6 +153,8 @@ class RunState:
     """What a start or resize of an application takes while none was seen."""
     alike: int = 0
     """So many at least of the jobs in a line are shown to a policy, and as many as could start; 0: all."""
+    shelves: bool = False
+    """Whether the policy looks up paused trials, so that they are not among the jobs of a view."""
     nodes: dict[str, Node] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     jobs: dict[str, JobState] = field(default_factory=dict)
@@ -151,7 +173,14 @@ class RunState:
     _in_line: dict[str, dict[str, JobState]] = field(default_factory=dict)
     """Jobs that are in a line, by application."""
     _apart: dict[str, JobState] = field(default_factory=dict)
-    """Jobs that are in no line."""
+    """Jobs that are in no line and not on the shelf."""
+    _shelf: dict[str, JobState] = field(default_factory=dict)
+    """Paused trials whose reason to wait was repeated: nothing changes until they report or are named."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job holds anything."""
+        return not any(state.allocation for state in self._apart.values())
 
     def is_news(self, job_id: str, reason: Reason) -> bool:
         """Whether a job's reason is another than was last recorded."""
@@ -183,7 +212,7 @@ class RunState:
     def _shown(self) -> list[JobState]:
         """Jobs that a policy is shown, in order of submission."""
         most = self._most_shown()
-        if all(len(line.jobs) <= most for line in self._lines.values()):
+        if not self._shelf and all(len(line.jobs) <= most for line in self._lines.values()):
             return list(self.jobs.values())
         shown = list(self._apart.values())
         for line in self._lines.values():
@@ -196,10 +225,21 @@ class RunState:
             now_s=now_s,
             nodes=tuple(node for node in self.nodes.values() if node.id not in self.draining),
             jobs=tuple(state.view(now_s) for state in shown),
-            hidden=len(self.jobs) - len(shown),
+            paused=_PausedViews(self._shelf, now_s),
+            hidden=len(self.jobs) - len(shown) - len(self._shelf),
             refused=self.refused,
             arrivals=self.arrivals,
         )
+
+    def view_of(self, view: ClusterView, decision: Decision) -> ClusterView:
+        """The view, with the paused trials that a decision names among its jobs, in order of submission."""
+        names = {*decision.allocations, *decision.stops, *decision.reasons} & self._shelf.keys()
+        if not names:
+            return view
+        shown = sorted(
+            [*self._shown(), *(self._shelf[name] for name in names)], key=lambda state: state.number
+        )
+        return replace(view, jobs=tuple(state.view(view.now_s) for state in shown))
 
     def apply(self, event: Event) -> None:
         match event:
@@ -207,6 +247,7 @@ class RunState:
                 self._submit(event.job)
             case JobReported() | JobRetried() | JobFinished() | JobFailed() | WorkerLost():
                 if event.job_id in self.jobs:  # else it was stopped, and this was still on its way
+                    self._unshelve(event.job_id)
                     self._heard_of(event)
             case RunStarted():
                 self.nodes = {node.id: node for node in event.nodes}
@@ -326,7 +367,28 @@ class RunState:
         self._reasons.update(event.reasons)
         self.decisions += 1
         for instruction in event.instructions:
+            self._unshelve(instruction.job_id)
             self._instructed(event.t_s, instruction)
+        if self.shelves:
+            self._shelve(event.reasons)
+
+    def _shelve(self, news: Mapping[str, Reason]) -> None:
+        """Put the trials on the shelf that wait for the same reason as before."""
+        for job_id in news:
+            self._unshelve(job_id)
+        paused = [job_id for job_id in self._apart if job_id not in news and self._is_paused(job_id)]
+        for job_id in paused:
+            self._shelf[job_id] = self._apart.pop(job_id)
+
+    def _is_paused(self, job_id: str) -> bool:
+        state, reason = self._apart[job_id], self._reasons.get(job_id)
+        waits = reason is not None and reason.code is ReasonCode.WAITS
+        return waits and state.starts > 0 and not state.allocation and state.job.study is not None
+
+    def _unshelve(self, job_id: str) -> None:
+        state = self._shelf.pop(job_id, None)
+        if state is not None:
+            self._apart[job_id] = state
 
     def _instructed(self, t_s: float, instruction: Instruction) -> None:
         self.instructions = instruction.number

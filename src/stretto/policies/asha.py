@@ -46,6 +46,7 @@ class Asha:
 
     name: ClassVar[str] = "asha"
     wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
+    looks_up_paused: ClassVar[bool] = True
     tuning: Tuning
     interval_s: float = 60.0
     variant: Variant = "promote"
@@ -104,6 +105,7 @@ class _Turn:
         self._variant = variant
         self._share = share
         self._trials = {job.id: job for job in view.jobs}
+        self._here = {*self._trials, *view.paused}
         self._begun: int = memory["begun"]
         self._rungs = [Rung.from_memory(rung) for rung in memory["rungs"]]
         self._passed = self._of_those_here(memory["passed"])
@@ -115,7 +117,11 @@ class _Turn:
         self._why: dict[str, str] = {}
 
     def _of_those_here(self, remembered: dict[str, int]) -> dict[str, int]:
-        return {trial: number for trial, number in remembered.items() if trial in self._trials}
+        gone = remembered.keys() - self._here
+        return {trial: number for trial, number in remembered.items() if trial not in gone}
+
+    def _trial(self, trial: str) -> JobView:
+        return self._trials.get(trial) or self._view.paused[trial]
 
     def decide(self) -> tuple[Decision, dict[str, Any]]:
         self._cut_diverged()
@@ -148,7 +154,7 @@ class _Turn:
 
     def _cut_diverged(self) -> None:
         for trial in self._racing():
-            job, passed = self._trials[trial], self._passed[trial]
+            job, passed = self._trial(trial), self._passed[trial]
             if is_diverged(job):
                 self._stop(trial, f"Its metric is not a number after epoch {job.epoch}.")
                 if passed < len(self._rungs):
@@ -160,14 +166,14 @@ class _Turn:
             trial
             for trial in self._racing()
             if self._passed[trial] < len(self._epochs)
-            and self._trials[trial].epoch >= self._epochs[self._passed[trial]]
+            and self._trial(trial).epoch >= self._epochs[self._passed[trial]]
         ]
 
     def _record(self, trials: Sequence[str]) -> None:
         """All that came at once are recorded before any of them is judged."""
         for trial in trials:
             at = self._passed[trial]
-            score = score_at(self._study, self._trials[trial].results, self._epochs[at])
+            score = score_at(self._study, self._trial(trial).results, self._epochs[at])
             self._rungs[at] = self._rungs[at].add(trial, score)
             self._passed[trial] = at + 1
 
@@ -265,11 +271,11 @@ class _Turn:
             "crowd": names,
             "basis": basis,
             "gpus": share_with_unseen(self._tuning, best_first, expected, gpus, self._share),
-            "since": {trial: self._trials[trial].epoch for trial in names},
+            "since": {trial: self._trial(trial).epoch for trial in names},
         }
 
     def _latest_order(self, trial: str) -> tuple[bool, float, str]:
-        results = self._trials[trial].results
+        results = self._trial(trial).results
         return order(finite_score(self._study, results[-1].value) if results else None, trial)
 
     def _target(self, trial: str) -> int:
@@ -277,7 +283,7 @@ class _Turn:
 
     def _may_resize(self, trial: str) -> bool:
         """Whether the trial has shown a result since the shares were set."""
-        return bool(self._shares) and self._trials[trial].epoch > self._shares["since"][trial]
+        return bool(self._shares) and self._trial(trial).epoch > self._shares["since"][trial]
 
     def _watch(self, counts: dict[str, int]) -> dict[str, int]:
         """The epoch at which each running trial matters again: its next rung, or a resize it waits for."""
@@ -286,7 +292,7 @@ class _Turn:
             passed = self._passed.get(trial)
             if passed is not None:
                 rung = self._epochs[passed] if passed < len(self._epochs) else self._study.max_epochs
-                watch[trial] = rung if self._target(trial) == count else self._trials[trial].epoch + 1
+                watch[trial] = rung if self._target(trial) == count else self._trial(trial).epoch + 1
         return watch
 
     def _otherwise(self, job: JobView, counts: dict[str, int]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,11 +71,13 @@ class ClusterView:
     nodes: tuple[Node, ...]
     """Where tasks may be placed, in a fixed order."""
     jobs: tuple[JobView, ...]
-    """Every submitted and unfinished job, in order of submission, except for `hidden` ones."""
+    """Every unfinished job, in order of submission, except those that are `paused` or `hidden`."""
     refused: tuple[NodeRefused, ...] = ()
     """Every refusal of requested nodes so far, in order."""
     arrivals: tuple[NodeAdded, ...] = ()
-    """Every rented node that came so far, in order, with its delays."""
+    """Every submitted and unfinished job, in order of submission, except for `hidden` ones."""
+    paused: Mapping[str, JobView] = field(default_factory=dict)
+    """Paused trials, for a policy that `looks_up_paused`. The views are valid during the decision only."""
     hidden: int = 0
     """Number of waiting jobs that are not in `jobs`, because equal jobs that came earlier also wait."""
 
@@ -84,8 +87,13 @@ class ClusterView:
 
     @property
     def job_count(self) -> int:
-        """The number of all jobs, including hidden ones."""
-        return len(self.jobs) + self.hidden
+        """The number of all jobs, including paused and hidden ones."""
+        return len(self.jobs) + len(self.paused) + self.hidden
+
+    def including(self, trials: Iterable[str]) -> ClusterView:
+        """The same view, with those of `trials` that are paused among its jobs."""
+        paused = tuple(self.paused[trial] for trial in trials if trial in self.paused)
+        return replace(self, jobs=self.jobs + paused) if paused else self
 
     @property
     def total_gpus(self) -> int:
@@ -95,7 +103,10 @@ class ClusterView:
 class Policy(Protocol):
     """A pure function from a view to a decision: no clock, no I/O, no state of its own.
 
-    A policy is usually a frozen dataclass whose fields are its options.
+    A policy is usually a frozen dataclass whose fields are its options. A policy may have a class attribute
+    `looks_up_paused = True`: then a trial that waits after its first start leaves `view.jobs` for
+    `view.paused` once a decision has repeated the reason for which it waits. It comes back when it reports
+    something, and when a decision changes it or gives another reason.
     """
 
     @property

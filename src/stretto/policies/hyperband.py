@@ -28,6 +28,7 @@ class Hyperband:
 
     name: ClassVar[str] = "hyperband"
     wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
+    looks_up_paused: ClassVar[bool] = True
     tuning: Tuning
     interval_s: float = 60.0
     share: Share = "none"

@@ -45,6 +45,7 @@ class Sha:
 
     name: ClassVar[str] = "sha"
     wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
+    looks_up_paused: ClassVar[bool] = True
     tuning: Tuning
     interval_s: float = 60.0
     share: Share = "none"
@@ -135,6 +136,7 @@ class SynchronousTurn:
         self._opened: int = memory["opened"]
         self._halvings = [Halving.from_memory(one) for one in memory["halvings"]]
         self._trials = {job.id: job for job in view.jobs}
+        self._here = {*self._trials, *view.paused}
         self._stops: dict[str, str] = {}
         self._why: dict[str, str] = {}
         self._moving_on: set[str] = set()
@@ -146,7 +148,7 @@ class SynchronousTurn:
         self._turn_away()
         self._halvings = [after for one in self._halvings if (after := self._advance(one)) is not None]
         counts = self._counts()
-        for job in self._view.jobs:
+        for job in self._view.including(counts).jobs:
             self._why.setdefault(job.id, self._otherwise(job, counts))
         watch = {
             trial: halving.rungs[0] if halving.rungs else self._study.max_epochs
@@ -187,6 +189,10 @@ class SynchronousTurn:
     def _record(self, halving: Halving) -> Halving:
         for trial in halving.racing:
             job = self._trials.get(trial)
+            if job is None and trial in self._here:
+                if trial not in self._moving_on:
+                    continue  # nothing was heard of it since it was last looked at
+                job = self._view.paused[trial]
             if job is None:
                 halving = halving.record(trial, None)
             elif is_diverged(job):
@@ -204,13 +210,13 @@ class SynchronousTurn:
     def _give_up_lost(self, halving: Halving) -> None:
         most = max(halving.size // self._study.eta, 1)
         for trial in halving.lost(self._study.eta):
-            if trial in self._trials and trial not in self._stops:
+            if trial in self._here and trial not in self._stops:
                 self._stops[trial] = self._standing(halving, trial, most)
 
     def _next_stage(self, halving: Halving) -> Halving:
         after = halving.next_stage(self._study.eta)
         for trial in halving.rung.trials:
-            if trial not in self._trials or trial in self._stops:
+            if trial not in self._here or trial in self._stops:
                 continue
             text = self._standing(halving, trial, halving.survivors(self._study.eta))
             if trial in after.members:

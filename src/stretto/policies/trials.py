@@ -70,6 +70,7 @@ def decide_counts(
     `why` has the sentence of every trial that changes or waits, `stops` that of every one that is stopped.
     """
     stops = stops or {}
+    view = view.including({**counts, **why, **stops})
     held = {job.id: job.allocation for job in view.jobs if job.allocation}
     allocations = place_counts(view.nodes, held, counts)
     reasons = explain(_changing(view, allocations, stops), allocations, why)
@@ -93,7 +94,7 @@ def is_diverged(job: JobView) -> bool:
 
 def quiet_note(view: ClusterView, stops: Mapping[str, str], watch: Mapping[str, int]) -> dict[str, Any]:
     """What `is_quiet` must know later: who was there, and until which epoch each running trial goes alone."""
-    jobs = None if len(watch) >= view.total_gpus else len(view.jobs) - len(stops)
+    jobs = None if len(watch) >= view.total_gpus else view.job_count - len(stops)
     return {"gpus": view.total_gpus, "jobs": jobs, "watch": dict(watch)}
 
 
@@ -102,7 +103,7 @@ def is_quiet(view: ClusterView, note: Mapping[str, Any]) -> bool:
 
     While every GPU has a trial of its own, it does not matter who comes.
     """
-    if view.total_gpus != note["gpus"] or note["jobs"] not in {None, len(view.jobs)}:
+    if view.total_gpus != note["gpus"] or note["jobs"] not in {None, view.job_count}:
         return False
     watch, running = note["watch"], 0
     for job in view.jobs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from stretto.core.errors import InputError
@@ -120,8 +120,8 @@ def order(score: float | None, trial: str) -> tuple[bool, float, str]:
 class Rung:
     """Who came to a rung and with which score, the best first."""
 
-    trials: Sequence[str] = ()
-    scores: Sequence[float | None] = ()
+    trials: list[str] = field(default_factory=list)
+    scores: list[float | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.trials)
@@ -164,13 +164,13 @@ class Rung:
 
     def rank(self, trial: str) -> int:
         """A trial's place, 1 being the best."""
-        return list(self.trials).index(trial) + 1
+        return self.trials.index(trial) + 1
 
     def score(self, trial: str) -> float | None:
         return self.scores[self.rank(trial) - 1]
 
     def to_memory(self) -> dict[str, Any]:
-        return {"trials": list(self.trials), "scores": list(self.scores)}
+        return {"trials": self.trials, "scores": self.scores}
 
     @classmethod
     def from_memory(cls, memory: Mapping[str, Any]) -> Rung:
@@ -247,12 +247,16 @@ def promotable(rungs: Sequence[Rung], paused: Mapping[str, int], eta: int) -> li
 
     `paused` has the index of the rung each is paused at.
     """
-    return [
-        trial
-        for at in range(len(rungs) - 1, -1, -1)
-        for trial in rungs[at].going_on(eta)
-        if paused.get(trial) == at
-    ]
+    found: list[str] = []
+    for at in range(len(rungs) - 1, -1, -1):
+        found += _paused_at(at, rungs[at].going_on(eta), paused)
+    return found
+
+
+def _paused_at(at: int, best_first: Sequence[str], paused: Mapping[str, int]) -> list[str]:
+    """Those of `best_first` that are paused at a rung, in the same order."""
+    somewhere = paused.keys() & best_first  # most trials of a rung are over, so no loop over all of them
+    return [trial for trial in best_first if trial in somewhere and paused[trial] == at] if somewhere else []
 
 
 def hopeless(
@@ -267,5 +271,5 @@ def hopeless(
     for at, rung in enumerate(rungs):
         below = sum(count <= at for trial, count in passed.items() if trial not in lost)
         most = (len(rung) + below + to_come) // eta
-        lost.update((trial, most) for trial in rung.trials[most:] if paused.get(trial) == at)
+        lost.update(dict.fromkeys(_paused_at(at, rung.trials[most:], paused), most))
     return lost
