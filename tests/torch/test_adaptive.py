@@ -31,6 +31,7 @@ from stretto.torch.adaptive import (
     WARM_UP_STEPS,
     BatchChange,
     BatchTuner,
+    GpuMemory,
     MemoryModel,
 )
 from stretto.torch.rules import RULES, Rule, lr_factor, progress_of_step
@@ -398,7 +399,7 @@ def test_memory_that_does_not_grow_is_no_bound() -> None:
     assert memory.most(1000) is None
 
 
-class SmallCard:
+class SmallCard(GpuMemory):
     def measure(self, atomic: int) -> bool:
         del atomic
         return True

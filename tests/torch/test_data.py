@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,34 +27,52 @@ class Numbers(Dataset[int]):
         return index
 
 
+class StubEngine:
+    """Splits all steps alike, and ends after so many steps."""
+
+    seed = 3
+
+    def __init__(
+        self, layout: StepLayout, role: LoopRole = LoopRole.LEADS, stop_after: int | None = None
+    ) -> None:
+        self.current = CurrentStep(layout, layout)
+        self.steps = 0
+        self._role = role
+        self._stop_after = stop_after
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stop_after is not None and self.steps >= self._stop_after
+
+    def usual_layout(self, source: DataSource) -> StepLayout:
+        base = self.current.base
+        return base if self._role is LoopRole.LEADS else replace(base, total=source.batch_size, passes=1)
+
+    def begin(self, _: ElasticLoader) -> LoopRole:
+        return self._role
+
+    def after_step(self, _: ElasticLoader) -> bool:
+        self.steps += 1
+        return self._is_stopped
+
+    def after_beside(self, _: ElasticLoader, inside: bool) -> None: ...
+
+    def is_over(self, loader: ElasticLoader) -> bool:
+        return loader.left == 0 or self._is_stopped
+
+    def layout_at(self, _: int) -> StepLayout:
+        return self.current.base
+
+    def lay_out(self, layout: StepLayout) -> None: ...
+
+    def end(self, _: ElasticLoader, ran_out: bool) -> None: ...
+
+
 def loader_at(
     source: DataSource, layout: StepLayout, position: DataPosition, stop_after: int | None = None
 ) -> ElasticLoader:
     """A loader that goes on from a position, for so many steps."""
-    steps = 0
-
-    def after_step(_: ElasticLoader) -> bool:
-        nonlocal steps
-        steps += 1
-        return stop_after is not None and steps >= stop_after
-
-    def is_over(loader: ElasticLoader) -> bool:
-        return loader.left == 0 or (stop_after is not None and steps >= stop_after)
-
-    current = CurrentStep(layout, layout)
-    loader = ElasticLoader(
-        source,
-        current,
-        seed=3,
-        usual=lambda _: current.base,
-        before=lambda _: LoopRole.LEADS,
-        after_step=after_step,
-        after_beside=lambda *_: None,
-        is_over=is_over,
-        layout_at=lambda _: current.base,
-        lay_out=lambda _: None,
-        after=lambda *_: None,
-    )
+    loader = ElasticLoader(source, StubEngine(layout, stop_after=stop_after))
     loader.position = position
     return loader
 
@@ -204,22 +223,10 @@ def test_data_without_numbers_is_refused() -> None:
 
 def beside_at(source: DataSource, lead: StepLayout, examples: int | None) -> tuple[list[int], float]:
     """What a worker gets of the first batch beside such a step, and the weight that its gradient has."""
-    current = CurrentStep(lead, lead)
-    current.share = UNSHARED if examples is None else lead.shares(examples)[0]
-    loader = ElasticLoader(
-        source,
-        current,
-        seed=3,
-        usual=lambda _: StepLayout(source.batch_size, workers=lead.workers, rank=lead.rank),
-        before=lambda _: LoopRole.BESIDE,
-        after_step=lambda _: False,
-        after_beside=lambda *_: None,
-        is_over=lambda _: False,
-        layout_at=lambda _: lead,
-        lay_out=lambda _: None,
-        after=lambda *_: None,
-    )
-    return next(iter(loader)).tolist(), current.share.weight
+    engine = StubEngine(lead, LoopRole.BESIDE)
+    engine.current.share = UNSHARED if examples is None else lead.shares(examples)[0]
+    loader = ElasticLoader(source, engine)
+    return next(iter(loader)).tolist(), engine.current.share.weight
 
 
 BATCHES = [(64, 32), (128, 64), (100, 50), (24, 10), (24, 24), (7, 7), (6, 12), (3, 64), (64, 2), (None, 7)]

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from stretto.system.plain_json import UnreadableError, read_json
 from stretto.system.private_files import LOCK_MODE, open_private
 
@@ -110,20 +112,9 @@ def is_held(path: Path) -> bool:
 def holder_of(path: Path) -> Holder | None:
     """The current or last holder of a lock; None if the file does not say."""
     try:
-        said = read_json(path, most_bytes=_MOST_BYTES)
-    except (OSError, UnreadableError):
+        return msgspec.convert(read_json(path, most_bytes=_MOST_BYTES), Holder)
+    except (OSError, UnreadableError, msgspec.ValidationError):
         return None
-    match said:
-        case {
-            "pid": int(pid),
-            "since_s": int(since_s) | float(since_s),
-            "command": str(command),
-            "host": str(host),
-            "devices": [*devices],
-        } if all(isinstance(one, str) for one in devices):
-            return Holder(pid=pid, since_s=float(since_s), command=command, host=host, devices=tuple(devices))
-        case _:
-            return None
 
 
 def _taken(path: Path) -> int:

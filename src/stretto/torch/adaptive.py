@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Protocol
 
 import torch
 
@@ -26,19 +25,6 @@ from stretto.torch.rules import progress_of_step
 
 USABLE = 0.9
 """Share of the memory we plan with; the rest covers fragmentation and errors of the linear model."""
-
-
-class MemoryLimit(Protocol):
-    """The memory limit of one worker's batch."""
-
-    def measure(self, atomic: int) -> bool:
-        """Measure passes of `atomic` examples; call it between steps.
-
-        False at the first call for a size: its memory is known at the next call, some steps later.
-        """
-
-    def most(self) -> int | None:
-        """The largest batch that fits; None if unknown."""
 
 
 class MemoryModel:
@@ -79,6 +65,10 @@ class GpuMemory:
         self._atomic: int | None = None
 
     def measure(self, atomic: int) -> bool:
+        """Measure passes of `atomic` examples; call it between steps.
+
+        False at the first call for a size: its memory is known at the next call, some steps later.
+        """
         if self._atomic == atomic:
             self._batches.observe(atomic, torch.cuda.max_memory_allocated())
             return True
@@ -125,7 +115,7 @@ class BatchChange:
 class BatchTuner:
     """Proposes better batch sizes for the current number of workers."""
 
-    def __init__(self, limits: BatchLimits, memory: MemoryLimit | None = None) -> None:
+    def __init__(self, limits: BatchLimits, memory: GpuMemory | None = None) -> None:
         import scipy.optimize  # noqa: F401, PLC0415  (slow: better now than during training)
 
         self._limits = limits

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -186,49 +186,47 @@ class LoopRole(Enum):
     OVER = "it was finished before this worker joined"
 
 
+class LoaderEngine(Protocol):
+    """The engine, as an elastic loader sees it."""
+
+    current: CurrentStep
+    seed: int
+
+    def usual_layout(self, source: DataSource) -> StepLayout:
+        """How the steps of a loop over this source would be split now."""
+
+    def begin(self, loader: ElasticLoader) -> LoopRole:
+        """A loop begins; returns its role."""
+
+    def after_step(self, loader: ElasticLoader) -> bool:
+        """A step is complete; True if steps are now split differently."""
+
+    def after_beside(self, loader: ElasticLoader, inside: bool) -> None:
+        """A batch of a BESIDE loop is done; `inside`: the loop is nested in the leading one."""
+
+    def is_over(self, loader: ElasticLoader) -> bool:
+        """Whether the loop is finished; an adaptive loop may take more or less than one pass."""
+
+    def layout_at(self, step: int) -> StepLayout:
+        """How to split a step."""
+
+    def lay_out(self, layout: StepLayout) -> None:
+        """Split steps in this way from now on."""
+
+    def end(self, loader: ElasticLoader, ran_out: bool) -> None:
+        """A loop ended, maybe by `break`."""
+
+
 class ElasticLoader:
-    """Iterate over it as over a DataLoader; `batch_size` is the total over all workers.
+    """Iterate over it as over a DataLoader; `batch_size` is the total over all workers."""
 
-    The engine passes in these callbacks:
-
-    `usual(source)` returns how the steps of a loop over this source would be split now.
-    `before(loader)` runs when a loop begins and returns its role.
-    `after_step(loader)` runs after each complete step; True if steps are now split differently.
-    `after_beside(loader, inside)` runs after a batch of a BESIDE loop; `inside`: it is nested in the other.
-    `is_over(loader)` says whether the loop is finished; an adaptive loop may take more or less than one pass.
-    `layout_at(step)` returns how to split a step; `lay_out(layout)` applies a new split.
-    `after(loader, ran_out)` runs when a loop ends, also by `break`.
-    """
-
-    def __init__(
-        self,
-        source: DataSource,
-        current: CurrentStep,
-        *,
-        seed: int,
-        usual: Callable[[DataSource], StepLayout],
-        before: Callable[[ElasticLoader], LoopRole],
-        after_step: Callable[[ElasticLoader], bool],
-        after_beside: Callable[[ElasticLoader, bool], None],
-        is_over: Callable[[ElasticLoader], bool],
-        layout_at: Callable[[int], StepLayout],
-        lay_out: Callable[[StepLayout], None],
-        after: Callable[[ElasticLoader, bool], None],
-    ) -> None:
+    def __init__(self, source: DataSource, engine: LoaderEngine) -> None:
         self.source = source
         self.position = DataPosition()
         self.unsettled = 0
         """Examples of a BESIDE loop's current batch, which is not counted as done yet."""
-        self._current = current
-        self._seed = seed
-        self._usual = usual
-        self._before = before
-        self._after_step = after_step
-        self._after_beside = after_beside
-        self._is_over = is_over
-        self._layout_at = layout_at
-        self._lay_out = lay_out
-        self._after = after
+        self._engine = engine
+        self._current = engine.current
         self._drawn: tuple[int, Sequence[int]] | None = None
         """The number of the current pass, and its order of examples."""
         self._loops = 0
@@ -256,7 +254,7 @@ class ElasticLoader:
     @property
     def batch_size(self) -> int:
         """Examples of a step now, over all workers."""
-        return self._usual(self.source).total
+        return self._engine.usual_layout(self.source).total
 
     @property
     def steps(self) -> int:
@@ -275,7 +273,7 @@ class ElasticLoader:
         return self._iterations_of(self.source.examples)
 
     def _iterations_of(self, examples: int) -> int:
-        usual, fewer = self._usual(self.source), []
+        usual, fewer = self._engine.usual_layout(self.source), []
         steps, left = divmod(examples, usual.total)
         if left and not self.source.drop_last:
             steps += 1
@@ -300,7 +298,7 @@ class ElasticLoader:
     def _loop(self, own: list[weakref.ref[Iterator[Any]]]) -> Iterator[Any]:
         if self._loops == 0:
             _refuse_cycle(own[0]())
-        role = self._before(self)
+        role = self._engine.begin(self)
         if role is LoopRole.OVER:
             return
         self._loops += 1
@@ -313,7 +311,7 @@ class ElasticLoader:
         finally:
             if number == self._loops:
                 self._is_open = False
-                self._after(self, ran_out)
+                self._engine.end(self, ran_out)
 
     def _refuse_two_at_once(self) -> NoReturn:
         raise InputError(
@@ -323,7 +321,7 @@ class ElasticLoader:
 
     def _steps(self) -> Iterator[Any]:
         """The batches of the leading loop."""
-        while not self._is_over(self):
+        while not self._engine.is_over(self):
             if self.left == 0:
                 self.next_pass()
                 if self.left == 0:  # even a new pass has no batch
@@ -353,7 +351,7 @@ class ElasticLoader:
                     self._refuse_two_at_once()
                 self._iterations += 1
                 self.settle()
-                self._after_beside(self, self._current.batches_given == given_at)
+                self._engine.after_beside(self, self._current.batches_given == given_at)
                 if self._layout_beside() != layout:
                     break
 
@@ -368,7 +366,7 @@ class ElasticLoader:
         self.unsettled = 0
 
     def _layout_beside(self) -> StepLayout:
-        return self._usual(self.source).in_passes(1)
+        return self._engine.usual_layout(self.source).in_passes(1)
 
     def _cut_beside(
         self, layout: StepLayout, order: Sequence[int], coming: deque[Share]
@@ -403,7 +401,7 @@ class ElasticLoader:
         for batch in self._batches:
             layout, share = coming.popleft()
             if layout != self._current.layout:
-                self._lay_out(layout)
+                self._engine.lay_out(layout)
             self._current.share = share
             self._current.batches_given += 1
             yield batch
@@ -412,20 +410,20 @@ class ElasticLoader:
             self._iterations += 1
             if share.last:
                 self.position.examples += share.step_examples
-                changed = self._after_step(self)
-                if changed or self._is_over(self):
+                changed = self._engine.after_step(self)
+                if changed or self._engine.is_over(self):
                     return
 
     def _order(self) -> Sequence[int]:
         """The order of examples in the current pass; drawn once."""
         number = self.position.pass_number
         if self._drawn is None or self._drawn[0] != number:
-            self._drawn = number, self.source.order(self._seed, number)
+            self._drawn = number, self.source.order(self._engine.seed, number)
         return self._drawn[1]
 
     def _transform_seed(self) -> int:
         """The seed of random transforms: different for every worker and every call of `_stretch`."""
-        at = (self._seed, self.position.pass_number, self.position.examples, self._current.base.rank)
+        at = (self._engine.seed, self.position.pass_number, self.position.examples, self._current.base.rank)
         return int.from_bytes(hashlib.sha256(repr(at).encode()).digest()[:7])
 
     def _cut_up(self, order: Sequence[int], coming: deque[tuple[StepLayout, Share]]) -> Iterator[list[int]]:
@@ -434,7 +432,7 @@ class ElasticLoader:
         base = self._current.base
         while at < end:
             # Inside this loop, a loop over another loader may have changed the base layout.
-            layout = self._layout_at(step) if self._current.base == base else base
+            layout = self._engine.layout_at(step) if self._current.base == base else base
             examples = self._next_step(layout.total, end - at)
             if examples < layout.total:
                 if self.source.drop_last:

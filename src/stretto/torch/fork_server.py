@@ -273,9 +273,7 @@ def _signal_group(pid: int, number: int) -> bool:
     """Send a signal to a process group; False if the group has ended."""
     try:
         os.killpg(pid, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it runs as another user now, so we cannot signal it
+    except (ProcessLookupError, PermissionError):  # ended, or it runs as another user now
         return False
     return True
 

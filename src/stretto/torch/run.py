@@ -277,21 +277,8 @@ class Run:
         )
 
     def _elastic(self, source: DataSource) -> ElasticLoader:
-        engine = self._engine
-        engine.expect(source)
-        return ElasticLoader(
-            source,
-            engine.current,
-            seed=engine.seed,
-            usual=engine.usual_layout,
-            before=engine.begin,
-            after_step=engine.after_step,
-            after_beside=engine.after_beside,
-            is_over=engine.is_over,
-            layout_at=engine.layout_at,
-            lay_out=engine.lay_out,
-            after=engine.end,
-        )
+        self._engine.expect(source)
+        return ElasticLoader(source, self._engine)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Loop over the epochs left to train, up to `count`; a resumed run continues where it stopped.

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from stretto.torch.group import GroupOrder, OrderKind, Rendezvous
@@ -149,9 +150,8 @@ class ControlledSession:
     def count_step(self) -> None:
         self._steps += 1
 
-    def _wait(self, found: object) -> None:
+    def _wait(self, found: Callable[[], bool]) -> None:
         """Wait until `found()` is true. StopTraining if the controller is gone before."""
-        assert callable(found)
         self._changed.wait_for(lambda: self._gone or found())
         if not found():
             raise StopTraining("the controller is gone")
