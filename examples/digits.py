@@ -1,4 +1,4 @@
-"""A small convolutional network on scikit-learn's handwritten digits: an ordinary loop made elastic.
+"""A small convolutional network on scikit-learn's handwritten digits, in an ordinary but elastic loop.
 
 By hand:          python examples/digits.py 5
 Tuned:            stretto tune examples/digits.toml examples/digits.py:train --deadline 90s
@@ -17,7 +17,7 @@ from stretto.torch import Run
 
 TEST_EXAMPLES = 360
 COPIES = 3
-"""Each digit is seen in the middle and, copied, pushed by up to two pixels, so that an epoch is worth it."""
+"""Copies of each image, shifted by up to two pixels; they make an epoch long enough to measure."""
 
 
 def load() -> tuple[TensorDataset, Tensor, Tensor]:
@@ -54,7 +54,7 @@ class Net(nn.Sequential):
 
 
 def train(config: dict[str, Any], run: Run) -> None:
-    """What `stretto tune` calls for every trial; three lines of it know of Stretto."""
+    """`stretto tune` calls this for every trial. Only three lines of it use Stretto."""
     data, test_images, test_labels = load()
     model = Net(config["dropout"])
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])

@@ -1,4 +1,4 @@
-"""The example study: what it will take by two deadlines, and what two policies make of half an hour."""
+"""The example study: its cost for two deadlines, and the result of two policies after half an hour."""
 
 import math
 import tempfile
@@ -9,7 +9,7 @@ from stretto.inputs.study import EXAMPLE_STUDY
 
 
 def example_study() -> StudyFile:
-    """What `stretto init study` writes."""
+    """The study that `stretto init study` writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "study.toml"
         path.write_text(EXAMPLE_STUDY, encoding="utf-8")

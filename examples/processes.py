@@ -1,8 +1,8 @@
 """Three real commands share four slots of this machine, first come first served.
 
-Each command is a little Python program that "trains" for a few epochs, prints a JSON line after each, and
-keeps its own checkpoint. Kill this script at any time and start it again in the same folder: it goes on
-from its journal, and the commands from their checkpoints.
+Each command is a small Python program. It "trains" for a few epochs, prints a JSON line after each, and saves
+its own checkpoint. You may kill this script and start it again in the same folder: it resumes from its
+journal, and the commands resume from their checkpoints.
 """
 
 import sys

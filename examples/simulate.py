@@ -1,4 +1,4 @@
-"""The built-in demo workload, forty jobs on 64 GPUs, under three policies."""
+"""Simulates the built-in demo workload (forty jobs on 64 GPUs) under three policies."""
 
 from stretto.core.cluster import gpu_nodes
 from stretto.simulation.jobs import Setup, simulate

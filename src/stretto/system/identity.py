@@ -1,4 +1,4 @@
-"""What identifies a run, and the lock that is free once nothing of an earlier run is left."""
+"""The id of a run, and a lock that is free once no process of an earlier run is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ID_FILE = "id"
 
 
 def identity(run_dir: Path) -> str:
-    """Of the run in this folder, which is given one if it has none."""
+    """The id of the run in this folder; made if there is none."""
     found = known_identity(run_dir)
     if found is None:
         found = secrets.token_hex(16)
@@ -24,24 +24,24 @@ def identity(run_dir: Path) -> str:
 
 
 def folder_identity(run_dir: Path) -> str:
-    """Of the run in this very folder, wherever it is moved to in its file system; a copy has another."""
+    """An id that stays if the folder is moved within its file system, but differs for a copy."""
     found, status = identity(run_dir), run_dir.stat()
     return f"{found}:{status.st_dev}:{status.st_ino}"
 
 
 def known_identity(run_dir: Path) -> str | None:
-    """Of the run in this folder; None if it has none yet."""
+    """The id of the run in this folder; None if it has none yet."""
     try:
         return (run_dir / ID_FILE).read_text(encoding="ascii", errors="replace") or None
     except FileNotFoundError:
         return None
 
 
-_LOOK_S = 0.05
+_RETRY_S = 0.05
 
 
 class RunLock:
-    """Held by whoever has the descriptor, so also by the processes that inherit it."""
+    """A lock on an open file, held until every process that inherited its descriptor has closed it."""
 
     def __init__(self, path: Path, patience_s: float) -> None:
         make_private_folder(path.parent)
@@ -53,9 +53,9 @@ class RunLock:
                 raise InputError(
                     f"the folder is in use by {_holders(path)}.",
                     where=str(path.parent),
-                    remedy="Wait until that has ended or stop it, or give this run another name.",
+                    remedy="Wait until it ends, stop it, or give this run another name.",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_RETRY_S)
 
     def _taken(self) -> bool:
         try:
@@ -65,7 +65,7 @@ class RunLock:
         return True
 
     def release(self) -> None:
-        """Give up this process's part of it."""
+        """Close this process's descriptor."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -83,5 +83,5 @@ def _holders(path: Path) -> str:
 def _has_open(folder: Path, wanted: os.stat_result) -> bool:
     try:
         return any(os.path.samestat(wanted, link.stat()) for link in folder.iterdir() if link.exists())
-    except OSError:  # it ended meanwhile, or is somebody else's
+    except OSError:  # it has ended, or runs as another user
         return False
