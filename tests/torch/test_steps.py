@@ -126,4 +126,4 @@ def test_code_that_draws_its_own_data_is_told_of_steps_after_one_epoch(
 ) -> None:
     with gang_of(cradle, tmp_path, "draws_own_batches", describe_only=True) as gang:
         gang.spawn("w0")
-        assert "loops over run.steps(n, batch_size=..)" in gang.wait("w0", Failed).traceback
+        assert "loop over run.steps(n, batch_size=..)" in gang.wait("w0", Failed).traceback
