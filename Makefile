@@ -35,7 +35,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
 picture: $(READY)
-	$(BIN)/python docs/picture.py
+	rm -rf runs/picture
+	$(BIN)/stretto tune examples/digits.toml examples/digits.py:train --name picture --deadline 5m --slots 4
+	$(BIN)/python docs/picture.py runs/picture
 
 clean:
 	rm -rf $(VENV) runs
