@@ -32,6 +32,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import Result
+from stretto.journal.folds.holdings import Holdings
 from stretto.models.belief import FittedBelief, Observations
 from stretto.models.resize import DEFAULT_RESIZE_S
 from stretto.policies.base import ClusterView, JobView, Memory
@@ -168,6 +169,7 @@ class RunState:
     instructions: int = 0
     _reasons: dict[str, Reason] = field(default_factory=dict)
     _priors: dict[str, Observations] = field(default_factory=dict)
+    _holdings: Holdings = field(default_factory=Holdings)
     _submitted: int = 0
     _lines: dict[Job, Line] = field(default_factory=dict)
     _in_line: dict[str, dict[str, JobState]] = field(default_factory=dict)
@@ -242,6 +244,7 @@ class RunState:
         return replace(view, jobs=tuple(state.view(view.now_s) for state in shown))
 
     def apply(self, event: Event) -> None:
+        self._drop_holdings(event)
         match event:
             case JobSubmitted():
                 self._submit(event.job)
@@ -262,6 +265,12 @@ class RunState:
                 self._begin_all(event.t_s)
             case NodeLaunched() | CheckpointSaved() | JobNoted():
                 pass
+
+    def _drop_holdings(self, event: Event) -> None:
+        """Jobs that ended, or lost a worker or a node, hold nothing any more."""
+        for handover in self._holdings.observe(event):
+            if handover.instruction is None:
+                self.jobs[handover.job_id].hold(event.t_s, NOTHING)
 
     def _begin_all(self, t_s: float) -> None:
         for state in self.jobs.values():
@@ -429,6 +438,3 @@ class RunState:
             return
         self.draining.discard(event.node_id)
         self.nodes.pop(event.node_id, None)
-        for state in self.jobs.values():
-            if event.node_id in state.allocation.nodes:
-                state.hold(event.t_s, NOTHING)

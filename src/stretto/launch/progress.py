@@ -23,7 +23,7 @@ from stretto.core.events import (
 from stretto.core.units import counted, format_duration
 from stretto.driving.drive import NoObserver, Observer
 from stretto.driving.stop import Stop
-from stretto.journal.folds.changes import Change, ChangeFold
+from stretto.journal.folds.holdings import Change, ChangeFold
 from stretto.pricing.instances import SLOT
 from stretto.profiling.probe import ProbeProgress
 from stretto.runs.live_state import JobPhase, LiveState

@@ -33,8 +33,8 @@ from stretto.core.events import (
 )
 from stretto.core.job import Job
 from stretto.core.units import counted, format_duration
-from stretto.journal.folds.changes import Change, ChangeFold
 from stretto.journal.folds.history import fed_to, history_of
+from stretto.journal.folds.holdings import Change, ChangeFold
 from stretto.runs.deadline import is_at_deadline
 from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.live_state import NOT_STARTED, LiveState

@@ -28,6 +28,7 @@ from stretto.core.events import (
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.core.observations import Result
+from stretto.journal.folds.holdings import Holdings
 from stretto.planning.profile import Profile
 from stretto.search.study import Study
 
@@ -114,6 +115,7 @@ class LiveState:
     def __init__(self, study: Study | None = None) -> None:
         self._study = study
         self._best: LiveJob | None = None
+        self._holdings = Holdings()
         self.jobs: dict[str, LiveJob] = {}
         self.now_s = 0.0
         self.last: Event | None = None
@@ -126,6 +128,9 @@ class LiveState:
         """Take note of what happened."""
         self.now_s = max(self.now_s, event.t_s)
         self.last = event
+        handovers = self._holdings.observe(event)
+        for handover in handovers:
+            self.jobs[handover.job_id].allocation = handover.after
         if isinstance(event, JobSubmitted):
             self.jobs[event.job.id] = LiveJob(event.job, len(self.jobs))
         elif isinstance(event, RunPaused | RunResumed):
@@ -136,9 +141,8 @@ class LiveState:
             for job_id, reason in event.reasons.items():
                 self.jobs[job_id].reason = reason
         elif isinstance(event, NodeLost | NodeReleased):
-            for one in self.jobs.values():
-                if event.node_id in one.allocation.nodes:
-                    self._put_down(one)
+            for handover in handovers:
+                self._drop(self.jobs[handover.job_id])
         elif (line := self.jobs.get(event.subject)) is not None:
             self._heard(line, event)
 
@@ -175,11 +179,10 @@ class LiveState:
         if instruction.action is Action.STOP:
             self._end(line, JobPhase.STOPPED, t_s)
         elif instruction.action is Action.PARK:
-            line.phase, line.allocation, line.batch = JobPhase.PAUSED, NOTHING, None
+            line.phase, line.batch = JobPhase.PAUSED, None
         else:
             line.batch = instruction.batch
             if instruction.action is not Action.SET_BATCH:
-                line.allocation = instruction.allocation
                 line.started_s = t_s if line.started_s is None else line.started_s
                 line.phase = JobPhase.STARTING if instruction.action is Action.START else line.phase
         line.pace.clear()
@@ -203,7 +206,7 @@ class LiveState:
                 line.error, line.log = event.error, event.log
                 self._end(line, JobPhase.FAILED, event.t_s)
             case WorkerLost():
-                self._put_down(line)
+                self._drop(line)
             case JobRetried():
                 line.retries += 1
                 line.error, line.log = event.error, event.log
@@ -238,14 +241,14 @@ class LiveState:
     def _rank(self, line: LiveJob) -> tuple[float, int]:
         return self._score(self.best_value(line)), -line.number
 
-    def _put_down(self, line: LiveJob) -> None:
-        """It stands still, and what it held is gone."""
-        line.phase, line.allocation, line.batch = JobPhase.WAITING, NOTHING, None
+    def _drop(self, line: LiveJob) -> None:
+        """It lost what it held, and waits."""
+        line.phase, line.batch = JobPhase.WAITING, None
         line.pace.clear()
 
     def _end(self, line: LiveJob, phase: JobPhase, t_s: float) -> None:
         if line.phase in ENDED:
             return
         line.phase, line.ended_s = phase, t_s
-        line.allocation, line.batch = NOTHING, None
+        line.batch = None
         line.pace.clear()

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stretto.core.allocation import NOTHING, Allocation
+from stretto.core.allocation import Allocation
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.events import (
-    Decided,
     Event,
-    JobFailed,
-    JobFinished,
     JobSubmitted,
     NodeAdded,
     NodeLaunched,
@@ -24,11 +21,10 @@ from stretto.core.events import (
     RunPaused,
     RunResumed,
     RunStarted,
-    WorkerLost,
 )
-from stretto.core.instructions import Action
 from stretto.core.job import Job
 from stretto.core.units import HOUR_S
+from stretto.journal.folds.holdings import Holdings
 from stretto.pricing.billing import Billing, Per
 from stretto.pricing.instances import Instance, node_type, type_name
 
@@ -45,10 +41,9 @@ class _PaidNode:
 
 @dataclass(slots=True)
 class _Use:
-    """What a job holds now, and since when."""
+    """The price of what a job holds now, and since when."""
 
     job: Job
-    allocation: Allocation = NOTHING
     usd_per_s: float = 0.0
     since_s: float = 0.0
 
@@ -75,6 +70,7 @@ class CostMeter:
         """USD per second and GPU, for every node so far."""
         self._here: dict[str, _PaidNode] = {}
         self._gone: list[_PaidNode] = []
+        self._holdings = Holdings()
         self._uses: dict[str, _Use] = {}
         self._used_usd = 0.0
         self._seen_s = 0.0
@@ -108,6 +104,9 @@ class CostMeter:
     def observe(self, event: Event) -> None:
         """Add an event."""
         self._seen_s = max(self._seen_s, event.t_s)
+        for handover in self._holdings.observe(event):
+            if handover.after is not handover.before:
+                self._hold(handover.job_id, handover.after, event.t_s)
         match event:
             case RunStarted():
                 for node in event.nodes:
@@ -122,10 +121,8 @@ class CostMeter:
                 self._remove_node(event)
             case JobSubmitted():
                 self._uses[event.job.id] = _Use(event.job)
-            case Decided():
-                self._decided(event)
-            case JobFinished() | JobFailed() | WorkerLost():
-                self._hold(event.job_id, NOTHING, event.t_s)
+            case _:
+                pass
         self._paused = isinstance(event, RunPaused)
 
     def _skip(self, down_s: float) -> None:
@@ -163,20 +160,12 @@ class CostMeter:
         if node is not None and not (isinstance(event, NodeReleased) and event.never_came):
             node.end_s = event.t_s
             self._gone.append(node)
-        for job_id, use in self._uses.items():
-            if event.node_id in use.allocation.nodes:
-                self._hold(job_id, NOTHING, event.t_s)
-
-    def _decided(self, event: Decided) -> None:
-        for instruction in event.instructions:
-            if instruction.action is not Action.SET_BATCH:
-                self._hold(instruction.job_id, instruction.allocation, event.t_s)
 
     def _hold(self, job_id: str, allocation: Allocation, t_s: float) -> None:
         """The job holds `allocation` from now on; what it held until now is added up."""
         use = self._uses[job_id]
         self._used_usd += use.usd_per_s * (t_s - use.since_s)
-        use.since_s, use.allocation = t_s, allocation
+        use.since_s = t_s
         use.usd_per_s = sum(
             taken.gpu * self._node_prices.get(node, 0.0) for node, taken in allocation.uses(use.job).items()
         )

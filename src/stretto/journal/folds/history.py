@@ -8,31 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from stretto.core.allocation import Allocation, BatchChoice
-from stretto.core.cluster import Node
 from stretto.core.events import (
-    CheckpointSaved,
     Decided,
     Event,
     JobFailed,
     JobFinished,
-    JobNoted,
     JobReported,
-    JobRetried,
     JobSubmitted,
-    NodeAdded,
-    NodeDraining,
-    NodeLaunched,
-    NodeLost,
-    NodeRefused,
-    NodeReleased,
     RunPaused,
     RunResumed,
-    RunStarted,
-    WorkerLost,
 )
-from stretto.core.instructions import Action, Instruction
+from stretto.core.instructions import Action
 from stretto.core.job import Job, Tier
 from stretto.core.observations import LossPoint, NoiseSample, Result
+from stretto.journal.folds.holdings import Handover, Holdings
+from stretto.journal.folds.nodes import NodeStay, NodeStays
 
 
 @dataclass(slots=True)
@@ -124,20 +114,6 @@ class JobHistory:
         return sum(hold.resizing_s * hold.allocation.gpus(self.job) for hold in self.holds)
 
 
-@dataclass(slots=True)
-class NodeStay:
-    """A node from when it began to start up until it went; one that went and came again has two."""
-
-    node: Node
-    start_s: float
-    ready_s: float
-    """When it was of use; infinite if it never was."""
-    end_s: float = math.inf
-    """Infinite while it is there."""
-    came: bool = True
-    """On the way; else it was there when the run started."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A time in which nobody drove the run."""
@@ -186,86 +162,55 @@ def fed_to(events: Iterable[Event], *observers: EventFold) -> Iterator[Event]:
 
 def history_of(events: Iterable[Event], until_s: float = 0.0) -> History:
     """Fold a journal; jobs still running at its end hold what they have until then, or until `until_s`."""
-    fold = _Fold()
-    cluster = _Cluster()
+    fold, nodes = _HistoryFold(), NodeStays()
     for event in events:
-        fold.apply(event)
-        cluster.apply(event)
+        fold.observe(event)
+        nodes.observe(event)
     for job_id in list(fold.holding):
         fold.release(job_id, max(fold.end_s, until_s))
     return History(
         fold.jobs,
         fold.decisions,
         fold.end_s,
-        nodes=tuple(cluster.stays),
-        gaps=tuple(cluster.gaps),
-        stopped=cluster.stopped,
+        nodes=tuple(nodes.stays),
+        gaps=tuple(fold.gaps),
+        stopped=fold.is_paused,
     )
 
 
-class _Cluster:
-    """What becomes of nodes, and when nobody was there to drive them."""
-
-    def __init__(self) -> None:
-        self.stays: list[NodeStay] = []
-        self.gaps: list[Gap] = []
-        self._here: dict[str, NodeStay] = {}
-        self.stopped = False
-
-    def apply(self, event: Event) -> None:
-        match event:
-            case RunStarted():
-                for node in event.nodes:
-                    stay = self._come(node, event.t_s)
-                    stay.ready_s, stay.came = event.t_s, False
-            case NodeLaunched() if event.node.id not in self._here:
-                self._come(event.node, event.t_s)
-            case NodeAdded():
-                stay = self._here.get(event.node.id) or self._come(event.node, event.t_s - event.init_s)
-                stay.node, stay.ready_s = event.node, event.t_s
-            case NodeLost() | NodeReleased() if event.node_id in self._here:
-                self._here.pop(event.node_id).end_s = event.t_s
-            case RunResumed():
-                self.gaps.append(Gap(event.t_s - event.down_s, event.t_s, self.stopped))
-            case _:
-                pass
-        self.stopped = isinstance(event, RunPaused)
-
-    def _come(self, node: Node, t_s: float) -> NodeStay:
-        stay = NodeStay(node, t_s, math.inf)
-        self.stays.append(stay)
-        self._here[node.id] = stay
-        return stay
-
-
-class _Fold:
+class _HistoryFold:
     def __init__(self) -> None:
         self.jobs: dict[str, JobHistory] = {}
         self.decisions: list[Decided] = []
         self.holding: dict[str, Hold] = {}
+        self.gaps: list[Gap] = []
+        self.end_s = 0.0
+        self.is_paused = False
+        self._holdings = Holdings()
         self._starting: dict[str, list[Hold]] = {}
         """Holds since the last start or resize of a job, until a report says how long that took."""
-        self.end_s = 0.0
 
-    def apply(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         self.end_s = max(self.end_s, event.t_s)
+        for handover in self._holdings.observe(event):
+            self._hand_over(event.t_s, handover)
         match event:
             case JobSubmitted():
                 self.jobs[event.job.id] = JobHistory(event.job)
             case JobReported():
                 self._report(event)
-            case JobFinished() | JobFailed() | WorkerLost():
-                self._stop(event)
-            case NodeLost() | NodeReleased():
-                self._lose_node(event)
+            case JobFinished():
+                self.jobs[event.job_id].finished_s = event.t_s
+            case JobFailed():
+                self.jobs[event.job_id].failed_s = event.t_s
             case Decided():
-                self._decided(event)
+                self.decisions.append(event)
             case RunResumed():
+                self.gaps.append(Gap(event.t_s - event.down_s, event.t_s, self.is_paused))
                 self._resume(event)
-            case NodeLaunched() | NodeAdded() | NodeDraining() | NodeRefused():
+            case _:
                 pass
-            case CheckpointSaved() | JobRetried() | JobNoted():
-                pass
+        self.is_paused = isinstance(event, RunPaused)
 
     def release(self, job_id: str, t_s: float) -> None:
         hold = self.holding.pop(job_id, None)
@@ -273,26 +218,32 @@ class _Fold:
             hold.end_s = t_s
             self.jobs[job_id].holds.append(hold)
 
-    def _stop(self, event: JobFinished | JobFailed | WorkerLost) -> None:
-        self.release(event.job_id, event.t_s)
-        if isinstance(event, JobFinished):
-            self.jobs[event.job_id].finished_s = event.t_s
-        elif isinstance(event, JobFailed):
-            self.jobs[event.job_id].failed_s = event.t_s
+    def _hand_over(self, t_s: float, handover: Handover) -> None:
+        job_id, instruction = handover.job_id, handover.instruction
+        self.release(job_id, t_s)
+        if instruction is None:
+            return
+        if instruction.action is Action.STOP:
+            self.jobs[job_id].stopped_s = t_s
+        if not handover.after:
+            return
+        if instruction.action in {Action.START, Action.RESIZE}:
+            self.jobs[job_id].starts += 1
+            self._starting[job_id] = []
+        starting = self._starting.get(job_id)
+        ready_s = t_s if starting is None else math.inf
+        self.holding[job_id] = hold = Hold(t_s, t_s, handover.after, instruction.batch, ready_s)
+        if starting is not None:
+            starting.append(hold)
 
     def _resume(self, event: RunResumed) -> None:
-        """Nobody held anything while the run stood still; what ran is started again."""
+        """Nothing was held while the run stood still; what ran is started again."""
         for job_id, hold in list(self.holding.items()):
             self.release(job_id, event.t_s - event.down_s)
             again = Hold(event.t_s, event.t_s, hold.allocation, hold.batch, math.inf)
             self.holding[job_id] = again
             self.jobs[job_id].starts += 1
             self._starting[job_id] = [again]
-
-    def _lose_node(self, event: NodeLost | NodeReleased) -> None:
-        for job_id, hold in list(self.holding.items()):
-            if event.node_id in hold.allocation.nodes:
-                self.release(job_id, event.t_s)
 
     def _report(self, event: JobReported) -> None:
         job = self.jobs[event.job_id]
@@ -306,25 +257,3 @@ class _Fold:
         holds = self._starting.pop(event.job_id, [held] if held else [])
         for hold in holds:
             hold.ready_s = holds[0].start_s + event.resize_s
-
-    def _decided(self, event: Decided) -> None:
-        self.decisions.append(event)
-        for instruction in event.instructions:
-            self._instruct(event.t_s, instruction)
-
-    def _instruct(self, t_s: float, instruction: Instruction) -> None:
-        job_id = instruction.job_id
-        self.release(job_id, t_s)
-        if instruction.action is Action.STOP:
-            self.jobs[job_id].stopped_s = t_s
-        if instruction.action in {Action.PARK, Action.STOP}:
-            return
-        if instruction.action in {Action.START, Action.RESIZE}:
-            self.jobs[job_id].starts += 1
-            self._starting[job_id] = []
-        starting = self._starting.get(job_id)
-        ready_s = t_s if starting is None else math.inf
-        hold = Hold(t_s, t_s, instruction.allocation, instruction.batch, ready_s)
-        self.holding[job_id] = hold
-        if starting is not None:
-            starting.append(hold)

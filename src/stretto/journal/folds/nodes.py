@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -184,3 +185,48 @@ class NodeRecord:
         number = name.rpartition("-")[2]
         if number.isdigit():
             self.names = max(self.names, int(number))
+
+
+@dataclass(slots=True)
+class NodeStay:
+    """A node from when it began to start up until it went; one that went and came again has two."""
+
+    node: Node
+    start_s: float
+    ready_s: float
+    """When it was of use; infinite if it never was."""
+    end_s: float = math.inf
+    """Infinite while it is there."""
+    came: bool = True
+    """On the way; else it was there when the run started."""
+
+
+class NodeStays:
+    """A fold: when each node began to start, was ready and went."""
+
+    def __init__(self) -> None:
+        self.stays: list[NodeStay] = []
+        self._here: dict[str, NodeStay] = {}
+
+    def observe(self, event: Event) -> None:
+        """Add an event."""
+        match event:
+            case RunStarted():
+                for node in event.nodes:
+                    stay = self._come(node, event.t_s)
+                    stay.ready_s, stay.came = event.t_s, False
+            case NodeLaunched() if event.node.id not in self._here:
+                self._come(event.node, event.t_s)
+            case NodeAdded():
+                stay = self._here.get(event.node.id) or self._come(event.node, event.t_s - event.init_s)
+                stay.node, stay.ready_s = event.node, event.t_s
+            case NodeLost() | NodeReleased() if event.node_id in self._here:
+                self._here.pop(event.node_id).end_s = event.t_s
+            case _:
+                pass
+
+    def _come(self, node: Node, t_s: float) -> NodeStay:
+        stay = NodeStay(node, t_s, math.inf)
+        self.stays.append(stay)
+        self._here[node.id] = stay
+        return stay
