@@ -25,10 +25,10 @@ from common import verdict
 
 from stretto.core.events import JobReported
 from stretto.core.seeds import child_rng
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.inputs.profile import MachineProfile, MeasuredProfile, believe, write_profile
 from stretto.inputs.work import find_entry
-from stretto.launch.tune import prepare, start
+from stretto.launch.tune import StudyLaunch
 from stretto.planning.profile import Estimate
 from stretto.profiling.probe import probe
 from stretto.runs.folder import RunFolder
@@ -245,13 +245,15 @@ def _cases(kinds: tuple[Kind, ...], seeds: range) -> Iterator[Case]:
                         yield case
 
 
-def _tune(checked: Checked) -> Case | None:
+def _tune(checked: CheckedStudy) -> Case | None:
     checked.folder.path.mkdir(parents=True)
     measured = _probe(checked)
     write_profile(checked.folder.profile, measured)
-    prepared = prepare(checked)
+    with checked.opened() as target:
+        launch = StudyLaunch(checked, target)
+        prepared = launch.prepare()
+        result = launch.start(prepared)
     finish_s, cost_usd = prepared.expectation.finish_s, prepared.expectation.cost_usd
-    result = start(prepared)
     if finish_s is None or cost_usd is None:
         print(f"  {checked.folder.name}: no forecast", file=sys.stderr)
         return None
@@ -259,7 +261,7 @@ def _tune(checked: Checked) -> Case | None:
     return Case(checked.folder.name, measured, finish_s, cost_usd, deadline_s, result)
 
 
-def _probe(checked: Checked) -> MeasuredProfile:
+def _probe(checked: CheckedStudy) -> MeasuredProfile:
     """As `tune` does before a run, of other configurations than those it will try."""
     outline = checked.outline
     rng = child_rng(10**6, "probe", checked.folder.name)

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _alone_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of tests beside this one are not spoken of."""
-    monkeypatch.setattr("stretto.driving.target.live_runs", lambda: ())
+    monkeypatch.setattr("stretto.driving.local_target.live_runs", lambda: ())
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from inputs import SNAPSHOT, WORKLOAD
+from launching import prepare, start
 from stretto import __version__
 from stretto.driving.request import TuneRequest, check_request
-from stretto.launch.tune import prepare, start
 from study_command import Stretto
 from tune_world import STUDY, simulated, write_study
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launching import prepare, start
 from stretto.driving.request import TuneRequest, check_request
-from stretto.launch.tune import prepare, start
 from stretto.runs.folder import RunFolder
 from stretto.system.private_files import GROUP_READABLE, close_to_others, make_private_folder, open_private
 from tune_world import simulated, write_study

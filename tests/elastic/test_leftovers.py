@@ -14,15 +14,15 @@ import pytest
 
 pytest.importorskip("ray")
 
+from launching import finished
 from live_processes import running_with
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import Decided, Event, NodeAdded, NodeLaunched, RunPaused, RunStarted
 from stretto.core.resources import Resources
 from stretto.driving.ray_target import RayCluster
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
-from stretto.launch.tune import finished
 from stretto.runs.begin import begin
 from stretto.runs.folder import RunFolder, RunSpec
 from stretto.substrate.fleet.commands import Commands
@@ -57,7 +57,7 @@ class DeadRun:
 
     def __init__(self, tmp_path: Path, ray: str) -> None:
         study = write_study(tmp_path, STUDY + CLUSTER + ray)
-        self.checked: Checked = check_request(
+        self.checked: CheckedStudy = check_request(
             TuneRequest(study=study, work="train.py:train", policy="rubberband", on="ray")
         )
         rented = self.checked.outline.rented

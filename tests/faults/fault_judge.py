@@ -14,9 +14,9 @@ from fault_inject import Disturbed, Kind
 from fault_seen import End, Step, ends_of, steps_of
 from fault_study import asked, job_seed
 from fault_train import EXAMPLES, POISON, STEPS, Place, follow
+from launching import finished
 from live_processes import pids_with
 from stretto.core.events import JobReported
-from stretto.launch.tune import finished
 from stretto.runs.folder import RunFolder
 from stretto.runs.results import TrialResult
 from stretto.torch import Run

@@ -9,15 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from launching import finished, prepare, start
 from stretto.core.errors import StrettoError
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.driving.stop import Stop, listening
 from stretto.driving.substrate import TrainingSpec
-from stretto.driving.target import local_devices
-from stretto.launch.tune import finished, prepare, start
 from stretto.runs.deadline import AtDeadline
 from stretto.runs.folder import RunFolder
 from stretto.runs.mend import mend
@@ -98,7 +97,7 @@ def impatient(training: TrainingSpec, folder: RunFolder, clock: Callable[[], flo
     )
 
 
-def asked(folder: Path, policy: str, seed: int) -> Checked:
+def asked(folder: Path, policy: str, seed: int) -> CheckedStudy:
     """What the command is asked for."""
     return check_request(
         TuneRequest(
@@ -121,7 +120,7 @@ def main() -> None:
         if finished(checked) is None:
             mend(checked.folder, yes=True)
             stop = Stop()
-            with holding(checked.folder, local_devices(checked.target)), listening(stop):
+            with holding(checked.folder, checked.target.devices), listening(stop):
                 start(prepare(checked), make=impatient, stop=stop)
     except StrettoError as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from launching import start_run
 from stretto.core.errors import InputError
 from stretto.driving.request import TuneRequest, check_request
 from stretto.inputs.jobs import read_jobs
 from stretto.inputs.work import CommandLine, check_command
-from stretto.launch.jobs import RunRequest, check_run, start_run
+from stretto.launch.jobs import RunRequest, check_run
 from stretto.profiling.origin import code_files
 from stretto.profiling.probe import ANY_STUDY, probe
 from stretto.runs.explain import explain

@@ -32,6 +32,7 @@ from stretto.planning.learning import LatencyPosterior
 from stretto.planning.plan import Plan
 from stretto.planning.profile import Estimate, Latency, LatencyDraws, Profile, Scaling
 from stretto.planning.tuning import Limits, Tuning
+from stretto.policies.registry import make_policy
 from stretto.report.plan_text import LEFT_OUT, plan_text
 from stretto.report.run_text import expectation_text
 from stretto.runs.results import plan_tables
@@ -69,7 +70,8 @@ def expected(
     outline = read_outline(write_study(Path(), TEXT))
     there = tuning_on(slots_offer(2, outline.machine), outline, tuning.profile, tuning.limits, elastic=True)
     with_all = with_own(there, own, machine or outline.machine)
-    return expect(outline, with_all, policy, {}, 0, nodes=own, loading_s=loading_s)
+    chosen = make_policy(policy, tuning=with_all)
+    return expect(outline, with_all, chosen, policy_name=policy, options={}, nodes=own, loading_s=loading_s)
 
 
 @pytest.mark.parametrize("usd_per_slot_hour", [0.0, 1.8])
@@ -298,5 +300,6 @@ def test_without_loading_nothing_changes() -> None:
 def test_simulations_that_take_too_long_are_given_up() -> None:
     outline = read_outline(write_study(Path(), TEXT))
     tuning = tuning_of(BUSY, 600.0)
-    assert expect(outline, tuning, "asha", {}, 0).finish_s is not None
-    assert expect(outline, tuning, "asha", {}, 0, within_s=0.0) == UNKNOWN
+    asha = make_policy("asha", tuning=tuning)
+    assert expect(outline, tuning, asha, policy_name="asha", options={}).finish_s is not None
+    assert expect(outline, tuning, asha, policy_name="asha", options={}, within_s=0.0) == UNKNOWN

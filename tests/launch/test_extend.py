@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from launching import finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused, RunStarted
 from stretto.core.units import format_duration, parse_duration_s
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.inputs.arguments import deadline_words, given_deadline_s
 from stretto.launch.extend import extend
-from stretto.launch.tune import finished, prepare, start
 from stretto.report.run_text import tune_text
 from stretto.runs.deadline import EndedBy, given_duration_s
 from stretto.runs.folder import RunFolder, Tables
@@ -41,7 +42,7 @@ def asked(
     budget_usd: float | None = None,
     policy: str = "asha",
     text: str = STUDY,
-) -> Checked:
+) -> CheckedStudy:
     given_s = float(deadline.removesuffix("s")) if deadline and deadline_s is None else deadline_s
     return check_request(
         TuneRequest(
@@ -55,7 +56,7 @@ def asked(
     )
 
 
-def tuned(checked: Checked) -> TuneResult:
+def tuned(checked: CheckedStudy) -> TuneResult:
     return start(prepare(checked, make=simulated), make=simulated)
 
 
@@ -186,7 +187,7 @@ def test_the_same_deadline_in_other_words(here: Path) -> None:
 
 
 def test_a_limit_of_the_file_may_be_raised_there(here: Path) -> None:
-    def limited(deadline: str) -> Checked:
+    def limited(deadline: str) -> CheckedStudy:
         return asked(here, text=STUDY + f'\n[limits]\ndeadline = "{deadline}"\n')
 
     assert tuned(limited("39s")).ended_by == EndedBy.DEADLINE
@@ -275,7 +276,7 @@ def test_the_command_says_what_it_did(
 ) -> None:
     tuned(asked(here, "39s"))
     later = asked(here, "900s")
-    monkeypatch.setattr("stretto.cli.tune.start", lambda prepared, **_: start(prepared, make=simulated))
+    monkeypatch.setattr(ThisMachine, "make", lambda _, *given: simulated(*given))
     words = ("tune", later.request.study, "train.py:train", "--policy", "asha", "--deadline", "900s")
     code, out, err = StudyCommand(monkeypatch, capsys)(*words)
     assert code == 0

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from launching import planned, prepare, start
 from made_up_site import MadeUpCluster
 from stretto.core.cluster import Node
 from stretto.driving.ray_target import RayCluster
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.target import OpenTarget, node_of
 from stretto.inputs.cluster import nodes_offer
-from stretto.launch.to_plan import PlannableStudy, study_to_plan
-from stretto.launch.tune import prepare, start
+from stretto.launch.to_plan import PlannableStudy
 from stretto.planning.forecast import Forecast
 from stretto.simulation.plan import Planned
 from study_command import StudyCommand
@@ -71,7 +71,7 @@ def request(text: str) -> TuneRequest:
 
 
 def found(text: str) -> PlannableStudy:
-    return study_to_plan(request(text), make=endless)
+    return planned(request(text), make=endless)
 
 
 def followed(planned: Planned | None) -> Forecast:
@@ -128,13 +128,13 @@ def test_a_budget_counts_them() -> None:
     own_usd = 4 * 3.6 / 3600 * finish_s
     for budget_usd, is_enough in ((0.9 * own_usd, False), (1.2 * own_usd, True)):
         asked = dataclasses.replace(request(KNOWN + RENTED), budget_usd=budget_usd)
-        assert as_planned(study_to_plan(asked)).outcome.feasible == is_enough
+        assert as_planned(planned(asked)).outcome.feasible == is_enough
 
 
 def test_the_command_says_what_it_is_planned_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=endless))
+    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(planned, make=endless))
     write_study(Path(), KNOWN + RENTED)
     stretto = StudyCommand(monkeypatch, capsys)
     code, out, err = stretto("plan", "study.toml", "--on", "ray", "--deadline", "10m")

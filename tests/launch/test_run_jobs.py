@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launching import start_run
 from process_bench import CommandWorkers
 from stretto.cli.explain import story_text
 from stretto.core.cluster import Wish
@@ -25,7 +26,7 @@ from stretto.driving.target import OpenTarget
 from stretto.inputs.jobs import BatchSpec, JobSpec, complete, read_jobs
 from stretto.inputs.work import CommandLine, Entry, find_entry
 from stretto.launch.describe import Tell
-from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
+from stretto.launch.jobs import INTERVAL_S, CheckedJobs, RunRequest, check_run, earlier_run_result
 from stretto.report.run_text import jobs_text
 from stretto.runs.begin import begin, check_same, differences
 from stretto.runs.explain import explain
@@ -189,13 +190,13 @@ class TestFolder:
 class TestDescribed:
     """What the training code says is believed of a run that was begun with it, and of no other."""
 
-    def checked(self, folder: Path, tier: str) -> CheckedRun:
+    def checked(self, folder: Path, tier: str) -> CheckedJobs:
         (folder / "train.py").write_text(SCRIPT)
         text = f'[[job]]\nname = "a"\nentry = "train.py:train"\nepochs = 3\ntier = "{tier}"\n'
         (folder / "jobs.toml").write_text(text)
         return check_run(RunRequest(jobs=folder / "jobs.toml", policy="fifo", slots=2, runs=folder / "runs"))
 
-    def begun(self, checked: CheckedRun, batch: int) -> list[str]:
+    def begun(self, checked: CheckedJobs, batch: int) -> list[str]:
         """What happens when the run is begun with code of this batch size, up to its first process."""
         seen: list[str] = []
 
@@ -254,12 +255,12 @@ def test_real_jobs_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     assert [job.epochs for job in read_jobs(jobs).jobs] == [3, 5]
     checked = check_run(RunRequest(jobs=jobs, policy="fifo", slots=2))
-    assert checked.policy().interval_s == INTERVAL_S
+    assert checked.policy.interval_s == INTERVAL_S
     result = start_run(checked)
     assert result.succeeded
     assert {job.id: job.epochs for job in result.jobs} == {"one": 3, "two": 5}
     assert all(job.checkpoint is not None and Path(job.checkpoint).is_file() for job in result.jobs)
-    assert finished_run(checked) == result
+    assert earlier_run_result(checked) == result
     assert all(0.0 <= (job.metrics["accuracy"] or 0.0) <= 1.0 for job in result.jobs)
     assert "| accuracy 0." in jobs_text(result)
     folder = checked.folder

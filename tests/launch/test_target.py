@@ -15,15 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launching import prepare
 from stretto.core.errors import InputError
 from stretto.core.events import NodeAdded, NodeLost, NodeReleased, RunPaused, RunResumed, RunStarted
-from stretto.driving.request import TuneRequest, check_request
-from stretto.driving.target import TargetRequest, ThisMachine, find_target, node_of
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.request import TuneRequest, check_request, find_target
+from stretto.driving.target import TargetRequest, node_of
 from stretto.inputs.cluster import MachineSpec, nodes_offer, slots_offer
 from stretto.inputs.study import outline_of, read_outline
 from stretto.inputs.work import CommandLine
 from stretto.journal.folds.cost import CostMeter
-from stretto.launch.tune import prepare
 from stretto.planning.profile import Spread
 from stretto.pricing.instances import OWN_MACHINE, Instance, Offer
 from stretto.profiling.probe_data import SlotMap

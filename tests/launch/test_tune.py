@@ -12,18 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from launching import finished, prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobReported, RunResumed, RunStarted
 from stretto.core.observations import Result
 from stretto.driving.drive import NoObserver, RealSubstrate
 from stretto.driving.early_stop import EarlyStop
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.driving.stop import Stop, listening
 from stretto.driving.substrate import TrainingSpec
-from stretto.driving.target import ThisMachine
 from stretto.journal.rows import read_events
 from stretto.launch.expect import corrected
-from stretto.launch.tune import Prepared, elsewhere, finished, prepare, start
+from stretto.launch.tune import PreparedStudy, elsewhere
 from stretto.planning.profile import Estimate
 from stretto.runs.deadline import AtDeadline, EndedBy
 from stretto.runs.explain import cluster_lines
@@ -46,7 +47,7 @@ def asked(
     work: str | tuple[str, ...] = "train.py:train",
     options: Mapping[str, str] | None = None,
     checkpoints: bool = False,
-) -> Checked:
+) -> CheckedStudy:
     return check_request(
         TuneRequest(
             study=write_study(here, text),
@@ -60,7 +61,7 @@ def asked(
     )
 
 
-def tuned(checked: Checked) -> TuneResult:
+def tuned(checked: CheckedStudy) -> TuneResult:
     return start(prepare(checked, make=simulated), make=simulated)
 
 
@@ -128,7 +129,7 @@ def test_every_policy_comes_to_a_model(here: Path, policy: str) -> None:
 class TestCommandWithoutCheckpoints:
     COMMAND = (sys.executable, "train.py", "{lr}")
 
-    def sizes(self, checked: Checked) -> set[int]:
+    def sizes(self, checked: CheckedStudy) -> set[int]:
         tuned(checked)
         return {
             instruction.allocation.worker_count
@@ -157,7 +158,7 @@ class TestCommandWithoutCheckpoints:
         text = STUDY.replace("[space]", "[space]\nwidth = { int = [1, 9] }\ndepth = { int = [1, 9] }")
         work = (sys.executable, "train.py", "{lr}", "{{width}}")
         told = next(asked(here, text, work=work).notes(ThisMachine(slots=2)))
-        assert "does not have {width}, {depth}: trials do not differ in that" in told
+        assert "does not have {width}, {depth}: trials do not differ in it" in told
 
     def test_a_function_always_has_them(self, here: Path) -> None:
         with pytest.raises(InputError, match="always has them"):
@@ -219,7 +220,7 @@ def test_the_deadline_is_that_of_the_first_start(here: Path) -> None:
     assert prepare(later, make=simulated).tuning.limits.deadline_s == spec["deadline_s"]
 
 
-def earlier(prepared: Prepared, by_s: float) -> Prepared:
+def earlier(prepared: PreparedStudy, by_s: float) -> PreparedStudy:
     """As if it had been asked for then."""
     request = dataclasses.replace(prepared.checked.request, asked_s=prepared.checked.request.asked_s - by_s)
     checked = dataclasses.replace(prepared.checked, request=request)

@@ -12,19 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from launching import prepare
 from made_up_site import MadeUpCluster
 from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLaunched, NodeRefused, NodeReleased
 from stretto.core.resources import Resources
 from stretto.driving.drive import RealSubstrate
+from stretto.driving.local_target import ThisMachine
 from stretto.driving.ray_target import RayCluster
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import OpenTarget
 from stretto.inputs.profile import ProbedNode, read_profile
 from stretto.launch.expect import expect
-from stretto.launch.tune import prepare
+from stretto.launch.tune import StudyLaunch
 from stretto.pricing.billing import Billing
 from stretto.pricing.instances import Instance, Offer
 from stretto.profiling.launched_node import LOOK_S, instance_to_probe, lent_node
@@ -164,20 +166,28 @@ def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScriptedFlee
         made.append(ScriptedFleet(CAME))
         return made[-1]
 
+    def look(offer: Offer) -> MadeUpCluster:
+        up = any(not fleet.closed for fleet in made)
+        there = (OTHERS, dataclasses.replace(NODE, instance="")) if up else (OTHERS,)
+        return MadeUpCluster(
+            slots=2,
+            there=there,
+            kept=there,
+            offered=offer,
+            make_fleet=fleet,
+            look=lambda: look(offer),
+        )
+
     @contextmanager
     def opened(self: RayCluster) -> Iterator[OpenTarget]:
         assert self.request.rented is not None
-        up = any(not fleet.closed for fleet in made)
-        there = (OTHERS, dataclasses.replace(NODE, instance="")) if up else (OTHERS,)
-        yield MadeUpCluster(
-            slots=2, there=there, kept=there, offered=self.request.rented.offer, make_fleet=fleet
-        )
+        yield look(self.request.rented.offer)
 
     monkeypatch.setattr(RayCluster, "opened", opened)
     return made
 
 
-def checked(deadline_s: float | None = None, budget_usd: float | None = None) -> Checked:
+def checked(deadline_s: float | None = None, budget_usd: float | None = None) -> CheckedStudy:
     return check_request(
         TuneRequest(
             study=Path("study.toml"),
@@ -190,7 +200,7 @@ def checked(deadline_s: float | None = None, budget_usd: float | None = None) ->
     )
 
 
-def to_launch(asked: Checked) -> Instance | None:
+def to_launch(asked: CheckedStudy) -> Instance | None:
     with asked.target.opened() as target:
         return node_to_launch(asked, target)
 
@@ -249,7 +259,13 @@ def test_it_is_taken_off_the_budget_and_added_to_what_is_expected() -> None:
     planned = prepared.expectation.planned
     assert planned is not None
     assert planned.tuning.limits == prepared.tuning.limits
-    expected = expect(asked.outline, prepared.tuning, "rubberband", {}, 0)
+    expected = expect(
+        asked.outline,
+        prepared.tuning,
+        asked.policy_for(prepared.tuning),
+        policy_name="rubberband",
+        options={},
+    )
     assert expected.cost_usd is not None
     assert prepared.expectation.cost_usd is not None
     spent_usd = prepared.expectation.cost_usd.mean - expected.cost_usd.mean
@@ -272,7 +288,7 @@ def test_two_at_a_time_do_not_take_the_node_from_each_other(fleets: list[Scripte
         assert "working on this run" in str(refused)
         return endless(training, folder, clock)
 
-    def _without_nodes(asked: Checked) -> Checked:
+    def _without_nodes(asked: CheckedStudy) -> CheckedStudy:
         fleets[-1].closed += 1  # the other command was given before the node was there
         return asked
 
@@ -301,8 +317,8 @@ class TestAsking:
         def stopped(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("stretto.cli.tune.prepare", lambda checked, **_: prepare(checked, make=endless))
-        monkeypatch.setattr("stretto.cli.tune.start", stopped)
+        monkeypatch.setattr(ThisMachine, "make", lambda _, *given: endless(*given))
+        monkeypatch.setattr(StudyLaunch, "start", stopped)
         words = ("--policy", "rubberband", "--on", "ray", "--budget", "10", "--yes")
         code, _, err = stretto("tune", "study.toml", "train.py:train", *words)
         assert code == 1

@@ -6,18 +6,19 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from launching import prepare
 from made_up_site import MadeUpCluster
 from stretto.core.errors import InputError
-from stretto.driving.request import Checked, TuneRequest, check_request
-from stretto.driving.target import ThisMachine, node_of
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
+from stretto.driving.target import node_of
 from stretto.inputs.profile import MeasuredProfile, ProbedNode, read_profile, write_profile
 from stretto.inputs.work import CommandLine, Entry
-from stretto.launch.tune import prepare
+from stretto.launch.tune import StudyLaunch
 from stretto.profiling.launched_node import instance_to_probe
 from stretto.profiling.origin import LARGE, code_files, known_profile, node_to_launch, origin_of
 from stretto.profiling.probe_data import ProbeProgress
@@ -34,11 +35,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(name: str | None = None, work: str | tuple[str, ...] = "train.py:train") -> Checked:
+def asked(name: str | None = None, work: str | tuple[str, ...] = "train.py:train") -> CheckedStudy:
     return check_request(TuneRequest(study=Path("study.toml"), work=work, name=name))
 
 
-def is_measured(checked: Checked) -> bool:
+def is_measured(checked: CheckedStudy) -> bool:
     """Whether a run is measured when it is prepared."""
     said: list[ProbeProgress] = []
     prepare(checked, make=endless, on_progress=said.append)
@@ -77,8 +78,8 @@ def test_tune_prints_it_in_a_line(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stretto.cli.tune.prepare", partial(prepare, make=endless))
-    monkeypatch.setattr("stretto.cli.tune.start", stopped)
+    monkeypatch.setattr(ThisMachine, "make", lambda _, *given: endless(*given))
+    monkeypatch.setattr(StudyLaunch, "start", stopped)
     prepare(asked(), make=endless)
     _, _, err = StudyCommand(monkeypatch, capsys)("tune", "study.toml", "train.py:train", "--name", "b")
     (line,) = [line for line in err.splitlines() if line.startswith("Speeds: ")]
@@ -145,7 +146,7 @@ def test_a_damaged_profile_of_another_run_is_passed_over_and_the_newest_taken() 
     assert "the run new (" in prepare(asked("other"), make=endless).speeds
 
 
-def measured_on(checked: Checked, target: MadeUpCluster, **fields: object) -> MeasuredProfile:
+def measured_on(checked: CheckedStudy, target: MadeUpCluster, **fields: object) -> MeasuredProfile:
     """As a probe there leaves it in the run's folder."""
     prepare(asked("probe"), make=endless)
     profile = dataclasses.replace(
@@ -209,7 +210,7 @@ def test_large_files_are_told_apart_without_reading_them() -> None:
     assert len(codes) == 2
 
 
-def within(deadline_s: float) -> Checked:
+def within(deadline_s: float) -> CheckedStudy:
     return check_request(TuneRequest(study=Path("study.toml"), work="train.py:train", deadline_s=deadline_s))
 
 

@@ -21,7 +21,8 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import BatchLimits, Job, Tier
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
-from stretto.driving.target import ThisMachine, scratch
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.target import scratch
 from stretto.inputs.jobs import BatchSpec, JobSpec
 from stretto.inputs.profile import FailedConfig, MeasuredProfile, believe
 from stretto.inputs.work import check_command, find_entry, sample_job

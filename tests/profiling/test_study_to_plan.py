@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from launching import planned, prepare
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobFailed
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.driving.substrate import TrainingSpec
 from stretto.inputs.cluster import slots_offer
 from stretto.inputs.profile import read_profile
-from stretto.launch.to_plan import study_to_plan
-from stretto.launch.tune import prepare
 from stretto.planning.profile import Latency
 from stretto.profiling.probe_data import ProbeProgress
 from stretto.runs.begin import begin
@@ -48,7 +47,7 @@ def stretto(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> StudyCommand:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=endless))
+    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(planned, make=endless))
     return StudyCommand(monkeypatch, capsys)
 
 
@@ -118,7 +117,7 @@ def test_a_configuration_that_failed_is_told_with_its_error_and_its_log(
     stretto: StudyCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = write_study(tmp_path, UNKNOWN)
-    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(study_to_plan, make=one_fails))
+    monkeypatch.setattr("stretto.cli.plan.study_to_plan", partial(planned, make=one_fails))
     code, _, err = stretto("plan", study, "train.py:train")
     assert code == 0, err
     (told,) = (line for line in err.splitlines() if "failed" in line)
@@ -175,7 +174,7 @@ def test_a_study_for_a_cluster_is_planned_for_it_with_the_speeds_seen_here(
     assert "assumed to hold" in err
     assert "two" in out
     request = TuneRequest(study=study, work="train.py:train", policy="rubberband")
-    tuning = study_to_plan(request, make=endless).file.tuning
+    tuning = planned(request, make=endless).file.tuning
     assert tuning.max_nodes == 8
     assert (tuning.profile.queue_s.mean, tuning.profile.init_s.mean) == (5.0, 20.0)
     assert tuning.profile.latency.node_sd > 0, "nodes elsewhere may differ from this one and each other"
@@ -195,7 +194,7 @@ def test_the_profile_of_another_training_under_the_same_name_is_not_taken(
     assert "another name" in told
 
 
-def _spec(checked: Checked) -> RunSpec:
+def _spec(checked: CheckedStudy) -> RunSpec:
     offer = slots_offer(2, checked.outline.machine)
     return RunSpec(kind="tune", started_at_s=0.0, asked=checked.asked, slots=2, offer=offer)
 
@@ -228,7 +227,7 @@ def test_a_command_without_checkpoints_is_planned_with_one_slot_for_each_trial(t
     study = write_study(tmp_path, UNKNOWN.replace("trials = 6", command))
     for more, most in (("", 1), ("\ncheckpoints = true", 2)):
         write(study, UNKNOWN.replace("trials = 6", command + more))
-        found = study_to_plan(TuneRequest(study=study, policy="rubberband"), make=endless)
+        found = planned(TuneRequest(study=study, policy="rubberband"), make=endless)
         assert found.file.tuning.profile.scaling.most_gpus == most
         assert any("checkpoints = true" in note for note in found.notes) == (most == 1)
 
@@ -253,10 +252,10 @@ def test_limits_of_the_file_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     study = write_study(tmp_path, UNKNOWN + '[limits]\ndeadline = "30m"\nq = 0.8\n')
     request = TuneRequest(study=study, work="train.py:train", policy="rubberband")
-    limits = study_to_plan(request, make=endless).file.tuning.limits
+    limits = planned(request, make=endless).file.tuning.limits
     assert (limits.deadline_s, limits.q) == (1800.0, 0.8)
     with pytest.raises(InputError, match="not above 0"):
-        study_to_plan(dataclasses.replace(request, deadline_s=-1.0), make=endless)
+        planned(dataclasses.replace(request, deadline_s=-1.0), make=endless)
 
 
 def test_a_real_training_is_measured(

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from builders import make_job
+from launching import prepare, start
 from stretto.cli.explain import story_text
 from stretto.cli.live import Display, Outlook, PlainLines, stoppable
 from stretto.core.allocation import NOTHING, BatchChoice, on_nodes
@@ -36,7 +37,7 @@ from stretto.core.job import Tier
 from stretto.core.observations import Result
 from stretto.driving.request import TuneRequest, check_request
 from stretto.driving.stop import Stop
-from stretto.launch.tune import Prepared, prepare, start
+from stretto.launch.tune import PreparedStudy
 from stretto.report.run_page import write_run_page
 from stretto.runs.explain import explain
 from stretto.runs.folder import RunFolder
@@ -49,7 +50,7 @@ PRICED = STUDY.replace("slots = 2", "slots = 2\nusd_per_slot_hour = 3600")
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedStudy:
     monkeypatch.chdir(tmp_path)
     study = write_study(tmp_path, PRICED)
     request = TuneRequest(study=study, work="train.py:train", policy="asha", deadline_s=400.0)
@@ -57,7 +58,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
 
 
 @pytest.fixture
-def events(prepared: Prepared) -> list[Event]:
+def events(prepared: PreparedStudy) -> list[Event]:
     start(prepared, make=simulated)
     return list(prepared.checked.folder.events())
 
@@ -72,7 +73,9 @@ def drawn(display: Display, console: Console) -> str:
     return capture.get()
 
 
-def shown(prepared: Prepared, events: list[Event], until_s: float, height: int = 40, width: int = 160) -> str:
+def shown(
+    prepared: PreparedStudy, events: list[Event], until_s: float, height: int = 40, width: int = 160
+) -> str:
     console = terminal(height, width)
     outlook = Outlook(
         tuning=prepared.tuning,
@@ -87,7 +90,7 @@ def shown(prepared: Prepared, events: list[Event], until_s: float, height: int =
     return drawn(display, console)
 
 
-def test_the_display_tells_where_the_run_stands(prepared: Prepared, events: list[Event]) -> None:
+def test_the_display_tells_where_the_run_stands(prepared: PreparedStudy, events: list[Event]) -> None:
     text = shown(prepared, events, 60.0)
     assert "1m 00s of 6m " in text
     assert "spent $120.00" in text
@@ -98,7 +101,7 @@ def test_the_display_tells_where_the_run_stands(prepared: Prepared, events: list
 
 
 def test_where_there_is_little_room_reasons_are_cut_and_nothing_else(
-    prepared: Prepared, events: list[Event]
+    prepared: PreparedStudy, events: list[Event]
 ) -> None:
     text = shown(prepared, events, 60.0, width=90)
     assert "trial-000" in text
@@ -122,7 +125,7 @@ def test_it_says_that_it_stops() -> None:
     assert "stopping: what runs is asked to save" in drawn(display, terminal())
 
 
-def test_every_moment_can_be_drawn(prepared: Prepared, events: list[Event]) -> None:
+def test_every_moment_can_be_drawn(prepared: PreparedStudy, events: list[Event]) -> None:
     for now_s in range(0, 160, 10):
         assert len(shown(prepared, events, float(now_s), height=12).splitlines()) <= 12
 
@@ -149,7 +152,7 @@ def test_jobs_without_a_study_are_drawn_too(events: list[Event]) -> None:
     assert "finished" in drawn(display, console)
 
 
-def test_plain_lines_leave_out_what_had_happened_before(prepared: Prepared, events: list[Event]) -> None:
+def test_plain_lines_leave_out_what_had_happened_before(prepared: PreparedStudy, events: list[Event]) -> None:
     out = io.StringIO()
     lines = PlainLines(Console(file=out, width=80), prepared.tuning.study, Stop())
     half = len(events) // 2
@@ -169,7 +172,7 @@ def test_plain_lines_leave_out_what_had_happened_before(prepared: Prepared, even
 
 
 def test_improvements_are_told_every_few_seconds_and_the_last_always(
-    prepared: Prepared, events: list[Event]
+    prepared: PreparedStudy, events: list[Event]
 ) -> None:
     job = next(event.job for event in events if isinstance(event, JobSubmitted))
     out = io.StringIO()
@@ -191,7 +194,9 @@ def test_improvements_are_told_every_few_seconds_and_the_last_always(
     assert out.getvalue().count("has the best") == 3
 
 
-def test_what_is_held_back_of_a_trial_comes_before_its_end(prepared: Prepared, events: list[Event]) -> None:
+def test_what_is_held_back_of_a_trial_comes_before_its_end(
+    prepared: PreparedStudy, events: list[Event]
+) -> None:
     job = next(event.job for event in events if isinstance(event, JobSubmitted))
     out = io.StringIO()
     lines = PlainLines(Console(file=out, width=80), prepared.tuning.study, Stop())
@@ -261,7 +266,7 @@ def test_a_batch_that_changes_has_a_line() -> None:
 
 
 def test_of_equal_trials_the_one_that_the_summary_names_is_told(
-    prepared: Prepared, events: list[Event]
+    prepared: PreparedStudy, events: list[Event]
 ) -> None:
     first, second = [event.job for event in events if isinstance(event, JobSubmitted)][:2]
     out = io.StringIO()
@@ -279,7 +284,7 @@ def test_of_equal_trials_the_one_that_the_summary_names_is_told(
     ]
 
 
-def test_a_best_value_has_the_epoch_that_showed_it(prepared: Prepared, events: list[Event]) -> None:
+def test_a_best_value_has_the_epoch_that_showed_it(prepared: PreparedStudy, events: list[Event]) -> None:
     job = next(event.job for event in events if isinstance(event, JobSubmitted))
     study, out, console = prepared.tuning.study, io.StringIO(), terminal()
     outlook = Outlook(tuning=prepared.tuning, finish_s=None, usd_per_slot_hour=0.0)
@@ -336,7 +341,7 @@ def test_the_last_line_of_a_traceback() -> None:
 
 
 @pytest.mark.usefixtures("events")
-def test_the_page_and_the_story(prepared: Prepared, tmp_path: Path) -> None:
+def test_the_page_and_the_story(prepared: PreparedStudy, tmp_path: Path) -> None:
     folder = prepared.checked.folder
     write_run_page(tmp_path / "run.html", folder)
     page = without_libraries(tmp_path / "run.html")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from builders import make_job
+from launching import prepare, start
 from report_pages import STUDY as SEARCHED
 from report_pages import figures, result_of
 from stretto.core.allocation import BatchChoice, on_nodes
@@ -45,7 +46,6 @@ from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.journal.folds.history import Gap, History, history_of
 from stretto.journal.sqlite import SqliteJournal
 from stretto.launch.expect import Expectation
-from stretto.launch.tune import prepare, start
 from stretto.planning.profile import Estimate
 from stretto.report.figures.gantt import IDLE, STARTING, UNDRIVEN, Groups, gpus_over_time, rows_of, stays_of
 from stretto.report.plotting import time_unit

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launching import finished, prepare, start
 from stretto.core.errors import InputError
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.inputs.profile import MeasuredProfile, TimedEpoch, read_profile, write_profile
-from stretto.launch.tune import finished, prepare, start
 from stretto.runs.folder import RunFolder
 from stretto.runs.metrics_files import metrics_after, reported_metrics
 from stretto.runs.results import tune_result
@@ -53,7 +53,7 @@ def stretto(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def over(here: Path) -> Checked:
+def over(here: Path) -> CheckedStudy:
     checked = check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
     start(prepare(checked, make=simulated), make=simulated)
     return checked
@@ -83,7 +83,9 @@ def test_depth_and_size_have_a_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["spec", "result"])
-def test_every_command_says_which_file_is_damaged(over: Checked, stretto: StudyCommand, name: str) -> None:
+def test_every_command_says_which_file_is_damaged(
+    over: CheckedStudy, stretto: StudyCommand, name: str
+) -> None:
     for content in DAMAGES.values():
         (over.folder.path / f"{name}.json").write_bytes(content)
         assert f"runs/tiny/{name}.json: " in stretto.refused("report", "tiny")
@@ -93,7 +95,7 @@ def test_every_command_says_which_file_is_damaged(over: Checked, stretto: StudyC
         assert "Traceback" not in err
 
 
-def test_a_damaged_forecast_is_said_and_ends_no_result(over: Checked, stretto: StudyCommand) -> None:
+def test_a_damaged_forecast_is_said_and_ends_no_result(over: CheckedStudy, stretto: StudyCommand) -> None:
     for content in DAMAGES.values():
         (over.folder.path / "plan.json").write_bytes(content)
         code, out, _ = stretto("report", "tiny")
@@ -147,7 +149,7 @@ def test_a_changed_byte_of_a_profile_is_seen(tmp_path: Path) -> None:
     assert read_profile(path).epochs[0].epoch_s == 3.0, "whoever changes it on purpose removes the line"
 
 
-def test_a_changed_byte_of_a_folders_file_is_seen(over: Checked) -> None:
+def test_a_changed_byte_of_a_folders_file_is_seen(over: CheckedStudy) -> None:
     for name in ("spec", "plan", "result"):
         path = over.folder.path / f"{name}.json"
         whole, read = path.read_bytes(), over.folder.read(name)
@@ -158,7 +160,7 @@ def test_a_changed_byte_of_a_folders_file_is_seen(over: Checked) -> None:
         path.write_bytes(whole)
 
 
-def test_files_of_version_0_1_have_no_checksum_and_are_read(over: Checked) -> None:
+def test_files_of_version_0_1_have_no_checksum_and_are_read(over: CheckedStudy) -> None:
     for name in ("spec", "plan", "result"):
         tables = over.folder.read(name)
         (over.folder.path / f"{name}.json").write_text(json.dumps(tables, indent=1))
@@ -193,7 +195,7 @@ def save(folder: Path, number: int, *, best: bool) -> Path:
     return place
 
 
-def test_a_damaged_checkpoint_does_not_end_a_studys_result(over: Checked, stretto: StudyCommand) -> None:
+def test_a_damaged_checkpoint_does_not_end_a_studys_result(over: CheckedStudy, stretto: StudyCommand) -> None:
     best = tune_result(over.folder, None).best_trial
     assert best is not None
     folder = over.folder.checkpoints(best)

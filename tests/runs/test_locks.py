@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from test_status import BreaksOff
 
+from launching import prepare, start, start_run
 from stretto.core.errors import InputError, JournalError
 from stretto.core.events import RunStarted
 from stretto.driving.drive import LOOK_S
 from stretto.driving.request import TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
-from stretto.launch.jobs import RunRequest, check_run, start_run
-from stretto.launch.tune import prepare, start
+from stretto.launch.jobs import RunRequest, check_run
 from stretto.runs.begin import begin
 from stretto.runs.folder import RunFolder, RunSpec
 from stretto.runs.status import LiveRun, holding, is_going_on, live_runs, neighbour_notes

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from test_status import killed, stopped
 
+from launching import prepare, start
 from stretto.cli.runs import age_text
 from stretto.core.errors import InputError
 from stretto.core.units import format_size
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.journal.sqlite import SqliteJournal
-from stretto.launch.tune import prepare, start
 from stretto.runs.folder import RunFolder
 from stretto.runs.logs import CHUNK_BYTES, FollowedLog, PrefixedLines, follow
 from stretto.runs.manage import find_folder, list_runs, remove_run
@@ -47,7 +47,7 @@ def stretto(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def checked(here: Path) -> Checked:
+def checked(here: Path) -> CheckedStudy:
     return check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
 
 
@@ -140,7 +140,7 @@ class TestRuns:
 
     @pytest.mark.parametrize(("end", "state"), [(stopped, "stopped"), (killed, "interrupted")])
     def test_how_a_run_stands(
-        self, stretto: StudyCommand, checked: Checked, end: Callable[[Checked], object], state: str
+        self, stretto: StudyCommand, checked: CheckedStudy, end: Callable[[CheckedStudy], object], state: str
     ) -> None:
         end(checked)
         assert stretto.json("runs")["runs"][0]["state"] == state

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from launching import prepare, start
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeRefused, NoteKind, RunPaused, RunResumed, RunStarted
 from stretto.driving.drive import NoObserver, RealSubstrate
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.driving.stop import Stop
 from stretto.driving.substrate import TrainingSpec
 from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.journal.sqlite import SqliteJournal
-from stretto.launch.tune import prepare, start
 from stretto.runs.begin import begin
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder, RunSpec
@@ -39,7 +39,7 @@ def stretto(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def checked(here: Path) -> Checked:
+def checked(here: Path) -> CheckedStudy:
     return check_request(TuneRequest(study=write_study(here), work="train.py:train", policy="asha"))
 
 
@@ -64,13 +64,13 @@ class StopsAt(NoObserver):
         self.stop.ask()
 
 
-def stopped(checked: Checked) -> StopsAt:
+def stopped(checked: CheckedStudy) -> StopsAt:
     observer = StopsAt(checked.folder, KILLED_S)
     start(prepare(checked, make=simulated), stop=observer.stop, observer=observer, make=simulated)
     return observer
 
 
-def killed(checked: Checked) -> None:
+def killed(checked: CheckedStudy) -> None:
     def make(training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         del folder, clock
         return SimulatedWorkers(training, until_s=KILLED_S, break_off=True)
@@ -103,7 +103,7 @@ def folded(events: list[Event]) -> LiveState:
     return board
 
 
-def test_while_it_goes_on_nobody_else_may_touch_it(checked: Checked) -> None:
+def test_while_it_goes_on_nobody_else_may_touch_it(checked: CheckedStudy) -> None:
     observer = stopped(checked)
     assert observer.seen == {RunStatus.UNFINISHED}
     assert observer.refused
@@ -111,7 +111,7 @@ def test_while_it_goes_on_nobody_else_may_touch_it(checked: Checked) -> None:
     check_free(checked.folder)
 
 
-def test_trials_of_a_stopped_run_are_paused(checked: Checked) -> None:
+def test_trials_of_a_stopped_run_are_paused(checked: CheckedStudy) -> None:
     stopped(checked)
     found = tune_result(checked.folder, None)
     assert found.ended_by == RunStatus.STOPPED
@@ -119,7 +119,7 @@ def test_trials_of_a_stopped_run_are_paused(checked: Checked) -> None:
     assert not {"running", "starting", "interrupted"} & found.trials_by_state.keys()
 
 
-def test_they_start_again_when_it_is_resumed(checked: Checked) -> None:
+def test_they_start_again_when_it_is_resumed(checked: CheckedStudy) -> None:
     stopped(checked)
     events = list(checked.folder.events())
     assert isinstance(events[-1], RunPaused)
@@ -130,7 +130,9 @@ def test_they_start_again_when_it_is_resumed(checked: Checked) -> None:
 
 
 @BREAKS
-def test_a_run_that_was_broken_off_holds_nothing_from_then_on(checked: Checked, error: BaseException) -> None:
+def test_a_run_that_was_broken_off_holds_nothing_from_then_on(
+    checked: CheckedStudy, error: BaseException
+) -> None:
     with pytest.raises(type(error)):
         start(prepare(checked, make=simulated), observer=BreaksOff(error, KILLED_S), make=simulated)
     *_, before, last = checked.folder.events()
@@ -142,14 +144,14 @@ def test_a_run_that_was_broken_off_holds_nothing_from_then_on(checked: Checked, 
 
 @BREAKS
 def test_one_that_was_broken_off_before_it_began_has_nothing_to_pause(
-    checked: Checked, error: BaseException
+    checked: CheckedStudy, error: BaseException
 ) -> None:
     with pytest.raises(type(error)):
         start(prepare(checked, make=simulated), observer=BreaksOff(error, 0.0), make=simulated)
     assert list(checked.folder.events()) == []
 
 
-def test_those_of_a_killed_run_were_interrupted(checked: Checked, stretto: StudyCommand) -> None:
+def test_those_of_a_killed_run_were_interrupted(checked: CheckedStudy, stretto: StudyCommand) -> None:
     killed(checked)
     found = stretto.json("report", "tiny")
     assert found["ended_by"] == RunStatus.INTERRUPTED
@@ -162,7 +164,7 @@ def test_those_of_a_killed_run_were_interrupted(checked: Checked, stretto: Study
         assert "running" not in str(words)
 
 
-def test_once_resumed_it_is_not_interrupted_any_more(checked: Checked, stretto: StudyCommand) -> None:
+def test_once_resumed_it_is_not_interrupted_any_more(checked: CheckedStudy, stretto: StudyCommand) -> None:
     killed(checked)
     assert start(prepare(checked, make=simulated), make=simulated).ended_by == "jobs"
     assert "interrupted" not in str(stretto.json("explain", "tiny"))
@@ -190,7 +192,7 @@ def test_what_a_running_job_is_called(standing: str, state: str) -> None:
     assert shown_state(JobPhase.FINISHED, standing) == "finished"
 
 
-def test_a_run_in_use_is_refused_in_words(checked: Checked, stretto: StudyCommand) -> None:
+def test_a_run_in_use_is_refused_in_words(checked: CheckedStudy, stretto: StudyCommand) -> None:
     stopped(checked)
     with closing(SqliteJournal(checked.folder.journal, run="tiny")):
         told = stretto.refused("tune", "study.toml", "train.py:train", "--policy", "asha")
@@ -234,7 +236,7 @@ def test_a_probe_that_fails_leaves_no_run(here: Path) -> None:
     assert not checked.folder.path.exists()
 
 
-def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand) -> None:
+def test_a_damaged_file_is_named(checked: CheckedStudy, stretto: StudyCommand) -> None:
     stopped(checked)
     for text in ("{}", '{"finish_s": 3}'):
         (checked.folder.path / "plan.json").write_text(text)
@@ -254,7 +256,7 @@ def test_a_damaged_file_is_named(checked: Checked, stretto: StudyCommand) -> Non
         ),
     ],
 )
-def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: str) -> None:
+def test_a_run_without_an_epoch_says_why(checked: CheckedStudy, event: Event, why: str) -> None:
     folder = checked.folder
     offer = slots_offer(2, MachineSpec())
     begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=checked.asked, slots=2, offer=offer))
@@ -264,7 +266,7 @@ def test_a_run_without_an_epoch_says_why(checked: Checked, event: Event, why: st
     assert problem == f"no trial came to the end of an epoch: {why}."
 
 
-def test_a_command_that_printed_no_epoch_is_told_so(checked: Checked) -> None:
+def test_a_command_that_printed_no_epoch_is_told_so(checked: CheckedStudy) -> None:
     folder, asked = checked.folder, {**checked.asked, "command": ["python", "train.py"]}
     offer = slots_offer(2, MachineSpec())
     begin(folder, RunSpec(kind="tune", started_at_s=time.time(), asked=asked, slots=2, offer=offer))

@@ -17,10 +17,11 @@ import stretto
 from stretto.core.errors import InputError
 from stretto.core.events import RunPaused
 from stretto.driving.drive import Observer
+from stretto.driving.local_target import ThisMachine
 from stretto.driving.stop import Stop
 from stretto.inputs.arguments import given_options, given_whole
 from stretto.inputs.study import EXAMPLE_STUDY, parse_study
-from stretto.launch.tune import Prepared, start
+from stretto.launch.tune import PreparedStudy, StudyLaunch
 from stretto.runs.folder import find_run
 from stretto.runs.results import TuneResult
 from stretto.worlds.synthetic import demo_workload
@@ -163,13 +164,16 @@ def test_ctrl_c_saves_the_run_and_then_interrupts_who_called(here: Path) -> None
 def test_a_study_is_told_and_interrupted_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_to_stop = False
 
-    def on_simulation(prepared: Prepared, *, stop: Stop, observer: Observer) -> TuneResult:
-        result = start(prepared, stop=stop, observer=observer, make=simulated)
+    launch_start = StudyLaunch.start
+
+    def start(launch: StudyLaunch, prepared: PreparedStudy, stop: Stop, observer: Observer) -> TuneResult:
+        result = launch_start(launch, prepared, stop, observer)
         if asked_to_stop:
             stop.ask()
         return result
 
-    monkeypatch.setattr("stretto.launch.tune.start", on_simulation)
+    monkeypatch.setattr(ThisMachine, "make", lambda _, *given: simulated(*given))
+    monkeypatch.setattr(StudyLaunch, "start", start)
     told: list[str] = []
     result = stretto.tune("study.toml", "train.py:train", policy="asha", progress=told.append)
     assert any(f"{result.best_trial} has the best accuracy" in line for line in told), told

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 
 from stretto.core.cluster import Node
-from stretto.driving.target import ThisMachine
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.target import OpenTarget
 from stretto.inputs.cluster import slots_offer
 from stretto.pricing.instances import Offer
 from stretto.runs.folder import RunFolder
@@ -29,6 +30,8 @@ class MadeUpCluster(ThisMachine):
     """What can be measured on."""
     offered: Offer | None = None
     """None: its slots."""
+    look: Callable[[], OpenTarget] | None = None
+    """What is there when it is looked at again; None: the same."""
     make_fleet: Callable[[RunFolder, str], NodeFleet | None] = _no_fleet
 
     words = "the cluster"
@@ -49,6 +52,9 @@ class MadeUpCluster(ThisMachine):
     @property
     def offer(self) -> Offer:
         return self.offered or slots_offer(self.slots, self.machine)
+
+    def look_again(self) -> OpenTarget:
+        return self if self.look is None else self.look()
 
     def fleet(self, folder: RunFolder, purpose: str = "") -> NodeFleet | None:
         return self.make_fleet(folder, purpose)

@@ -17,8 +17,8 @@ from stretto.core.errors import InputError
 from stretto.core.job import Value
 from stretto.core.seeds import child_rng
 from stretto.core.units import counted, format_duration, parse_duration_s
-from stretto.driving.request import chosen_work
-from stretto.driving.target import LOCAL, TargetRequest, find_target
+from stretto.driving.request import chosen_work, find_target
+from stretto.driving.target import LOCAL, TargetRequest
 from stretto.inputs.cluster import MachineSpec
 from stretto.inputs.profile import FitError, MeasuredProfile, believe, fit_errors, profile_json, write_profile
 from stretto.inputs.study import StudyOutline, read_outline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +18,10 @@ from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.core.units import counted, parse_duration_s
 from stretto.driving.stop import Stop
-from stretto.driving.target import LOCAL, local_devices
+from stretto.driving.target import LOCAL
 from stretto.inputs.cluster import slots_offer
-from stretto.inputs.work import Entry, folder_note
-from stretto.launch.jobs import INTERVAL_S, CheckedRun, RunRequest, check_run, finished_run, start_run
+from stretto.inputs.work import Entry
+from stretto.launch.jobs import INTERVAL_S, CheckedJobs, JobsLaunch, RunRequest, check_run, earlier_run_result
 from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
 from stretto.report.run_text import jobs_text
@@ -30,9 +30,7 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.job_results import RunResult
 from stretto.runs.live_state import JobPhase
 from stretto.runs.manage import unsaved_jobs
-from stretto.runs.mend import mend
 from stretto.runs.metrics_files import metrics_after
-from stretto.runs.status import holding
 
 YES = "Do not ask before money is spent, or a damaged journal is put aside."
 
@@ -89,9 +87,9 @@ def run(
             in_folder=in_folder,
         )
     )
-    result = finished_run(checked) or _run(checked, yes=yes)
+    result = earlier_run_result(checked) or _run(checked, yes=yes)
     if damage := checked.folder.damage():
-        print(damage, file=sys.stderr)
+        say(damage)
     if as_json:
         print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
     else:
@@ -105,56 +103,47 @@ def run(
         raise typer.Exit(1)
 
 
-def _run(checked: CheckedRun, *, yes: bool) -> RunResult:
-    with stoppable(checked.folder):
-        set_right(checked.folder, yes=yes)
-        with holding(checked.folder, local_devices(checked.target)), checked.target.opened() as target:
-            for note in (*target.notes, *_folder_notes(checked)):
-                print(note, file=sys.stderr)
-            return _train(checked, target.offer.slots, yes=yes)
+def _run(checked: CheckedJobs, *, yes: bool) -> RunResult:
+    with (
+        stoppable(checked.folder),
+        checked.opened(yes=yes, confirm=confirm_mending(), tell=say) as target,
+    ):
+        launch = JobsLaunch(checked, target)
+        for note in launch.notes:
+            say(note)
+        return _train(checked, launch, yes=yes)
 
 
-def _folder_notes(checked: CheckedRun) -> Iterator[str]:
-    """Where commands run, each way of it once."""
-    notes = (folder_note(job.work, checked.folder.path) for job in checked.file.jobs)
-    yield from dict.fromkeys(filter(None, notes))
-
-
-def _train(checked: CheckedRun, slots: int, *, yes: bool) -> RunResult:
-    resumes = checked.folder.is_begun
-    if not resumes:
+def _train(checked: CheckedJobs, launch: JobsLaunch, *, yes: bool) -> RunResult:
+    resumes, slots = checked.folder.is_begun, launch.slots
+    if resumes:
+        say(f"{checked.folder.path} is resumed.")
+    else:
         (slot,) = slots_offer(slots, checked.file.machine).instances
         agree(slot, yes=yes)
-    else:
-        print(f"{checked.folder.path} is resumed.", file=sys.stderr)
     jobs = counted(len(checked.file.jobs), "job")
-    title = f"{jobs} under {checked.request.policy} on {counted(slots, 'slot')}"
-    stop = Stop()
+    title = f"{jobs} under {checked.request.policy} on {counted(slots, 'slot')}: {checked.folder.path}"
+    stop, reported = Stop(), partial(metrics_after, checked.folder)
     try:
-        with watching(
-            f"{title}: {checked.folder.path}", stop=stop, reported=partial(metrics_after, checked.folder)
-        ) as observer:
-            return start_run(
-                checked,
-                stop=stop,
-                observer=observer,
-                on_begun=lambda: None if resumes else _say_where(checked),
-                tell=lambda text: print(text, file=sys.stderr, flush=True),
-            )
+        real_run = launch.prepare(say)
+        if not resumes:
+            say(f"The run is in {checked.folder.path}.")
+        with watching(title, stop=stop, reported=reported) as observer:
+            return launch.start(real_run, stop, observer)
     except KeyboardInterrupt:
         begun = checked.folder.is_begun
-        print(f"stopped at once; {how_to_resume() if begun else 'nothing was begun.'}", file=sys.stderr)
+        say(f"stopped at once; {how_to_resume() if begun else 'nothing was begun.'}")
         raise typer.Exit(1) from None
 
 
-def _say_where(checked: CheckedRun) -> None:
-    print(f"The run is in {checked.folder.path}.", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Prints a line on standard error at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def set_right(folder: RunFolder, *, yes: bool) -> None:
-    """Go on from before the damage of a journal, if it has any; where there is somebody to ask, they are."""
-    if done := mend(folder, yes=yes, ask=_confirms if sys.stdin.isatty() else None):
-        print(done, file=sys.stderr)
+def confirm_mending() -> Callable[[str], bool] | None:
+    """Asks whether a damaged journal may be mended; None without a terminal to ask on."""
+    return _confirms if sys.stdin.isatty() else None
 
 
 def _confirms(said: str) -> bool:
@@ -174,7 +163,7 @@ def agree(instance: Instance, *, yes: bool) -> None:
     typer.confirm("Spend this?", abort=True, err=True)
 
 
-def _saves(checked: CheckedRun, result: RunResult) -> bool:
+def _saves(checked: CheckedJobs, result: RunResult) -> bool:
     """Whether whatever runs at a stop is such as saves then."""
     stopped = {job.id for job in result.jobs if job.state == JobPhase.PAUSED}
     specs = [spec for spec in checked.file.jobs if spec.name in stopped]

@@ -23,22 +23,19 @@ from stretto.cli.flags import (
     work_of,
 )
 from stretto.cli.live import Outlook, measuring, stoppable, watching
-from stretto.cli.run import YES, agree, how_it_stopped, how_to_resume, set_right
+from stretto.cli.run import YES, agree, confirm_mending, how_it_stopped, how_to_resume, say
 from stretto.core.errors import InputError
 from stretto.core.units import counted, format_duration, format_usd
-from stretto.driving.request import Checked, TuneRequest, check_request
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
 from stretto.driving.stop import Stop
-from stretto.driving.target import LOCAL, local_devices
-from stretto.launch.extend import extend
-from stretto.launch.tune import elsewhere, finished, prepare, start
+from stretto.driving.target import LOCAL
+from stretto.launch.tune import StudyLaunch, earlier_result, elsewhere
 from stretto.policies.registry import check_policies, check_targets, parse_options
 from stretto.pricing.instances import Instance
-from stretto.profiling.origin import node_to_launch
 from stretto.report.run_text import expectation_text, replayed_json, tune_text
 from stretto.runs.deadline import AtDeadline, EndedBy, left_until_s, what_lets_go_on, when_to_resume
 from stretto.runs.folder import RunFolder
 from stretto.runs.results import TuneResult
-from stretto.runs.status import holding
 
 
 def tune(
@@ -116,56 +113,55 @@ def tune(
             in_folder=in_folder,
         )
     )
-    if moved := extend(checked):
-        print(f"{checked.folder.path}: {moved}.", file=sys.stderr)
-    over = finished(checked)
+    over = earlier_result(checked, say)
     result = over or _run(checked, yes=yes, as_json=as_json)
     if damage := checked.folder.damage():
-        print(damage, file=sys.stderr)
+        say(damage)
     _show(checked, result, as_json=as_json)
     if over and (way := what_lets_go_on(checked.folder.begun_spec(), over.ended_by, time.time())):
-        print(f"{checked.folder.path}: {way}.", file=sys.stderr)
+        say(f"{checked.folder.path}: {way}.")
     if not result.succeeded or result.failed:
         raise typer.Exit(1)
 
 
-def _run(checked: Checked, *, yes: bool, as_json: bool) -> TuneResult:
-    with stoppable(checked.folder):
-        set_right(checked.folder, yes=yes)
-        with holding(checked.folder, local_devices(checked.target)), checked.target.opened() as target:
-            for note in checked.notes(target):
-                print(note, file=sys.stderr)
-            _agree_to_measure(node_to_launch(checked, target), yes=yes)
-            return _train(checked, yes=yes, say=sys.stderr if as_json else sys.stdout)
+def _run(checked: CheckedStudy, *, yes: bool, as_json: bool) -> TuneResult:
+    with (
+        stoppable(checked.folder),
+        checked.opened(yes=yes, confirm=confirm_mending(), tell=say) as target,
+    ):
+        launch = StudyLaunch(checked, target)
+        for note in launch.notes:
+            say(note)
+        _agree_to_measure(launch.node_to_launch, yes=yes)
+        return _train(checked, launch, yes=yes, out=sys.stderr if as_json else sys.stdout)
 
 
 def _agree_to_measure(node: Instance | None, *, yes: bool) -> None:
     if node is None:
         return
-    print(
+    say(
         "Nothing says how fast the training is, and there is no node to measure on: "
         f"a {node.name} is launched for it, at ${node.usd_per_hour:g} an hour.",
-        file=sys.stderr,
     )
     agree(node, yes=yes)
 
 
-def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
+def _train(checked: CheckedStudy, launch: StudyLaunch, *, yes: bool, out: TextIO) -> TuneResult:
     with measuring(resumes=checked.folder.is_begun) as show:
-        prepared = prepare(checked, on_progress=show)
+        prepared = launch.prepare(show)
     tuning, request = prepared.tuning, checked.request
     if prepared.resumes:
-        print(f"{checked.folder.path} is resumed.", file=sys.stderr)
+        say(f"{checked.folder.path} is resumed.")
     else:
-        print(prepared.speeds, file=sys.stderr)
+        say(prepared.speeds)
         given_s, left_s = checked.limits.deadline_s, tuning.limits.deadline_s
         if given_s is not None and left_s is not None and given_s - left_s >= 1.0:
             gone = f"{format_duration(given_s - left_s)} of the {format_duration(given_s)}"
-            print(f"Measuring and planning took {gone} until the deadline.", file=sys.stderr)
+            say(f"Measuring and planning took {gone} until the deadline.")
         if checked.measuring_usd and checked.limits.budget_usd is not None:
             spent = f"{format_usd(checked.measuring_usd)} of the ${checked.limits.budget_usd:g}"
-            print(f"Measuring has cost {spent} that may be spent; the rest is for the run.", file=sys.stderr)
-        print(expectation_text(tuning, request.policy, prepared.expectation), file=say, flush=True)
+            say(f"Measuring has cost {spent} that may be spent; the rest is for the run.")
+        print(expectation_text(tuning, request.policy, prepared.expectation), file=out, flush=True)
         agree(max((*tuning.instances, *tuning.own), key=lambda one: one.usd_per_hour), yes=yes)
     slots = prepared.offer.slots
     title = f"{tuning.study.name} under {request.policy} on {counted(slots, 'slot')}: {checked.folder.path}"
@@ -177,13 +173,13 @@ def _train(checked: Checked, *, yes: bool, say: TextIO) -> TuneResult:
     stop = Stop()
     try:
         with watching(title, stop=stop, study=tuning.study, outlook=outlook) as observer:
-            return start(prepared, stop=stop, observer=observer)
+            return launch.start(prepared, stop, observer)
     except KeyboardInterrupt:
-        print(f"stopped at once; {how_to_go_on(checked.folder)}", file=sys.stderr)
+        say(f"stopped at once; {how_to_go_on(checked.folder)}")
         raise typer.Exit(1) from None
 
 
-def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:
+def _show(checked: CheckedStudy, result: TuneResult, *, as_json: bool) -> None:
     other = elsewhere(checked, result)
     if as_json:
         compared = None if other is None else replayed_json(other)
@@ -192,7 +188,7 @@ def _show(checked: Checked, result: TuneResult, *, as_json: bool) -> None:
         print(tune_text(result, checked.outline.study, other), end="")
     if result.ended_by == EndedBy.REQUEST:
         stopped = how_it_stopped(checked.folder, saves=checked.elastic)
-        print(f"{stopped}; {how_to_go_on(checked.folder)}", file=sys.stderr)
+        say(f"{stopped}; {how_to_go_on(checked.folder)}")
 
 
 def how_to_go_on(folder: RunFolder) -> str:

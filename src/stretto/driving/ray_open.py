@@ -1,4 +1,4 @@
-"""A Ray cluster that is connected to, as what a run is put on. Importing this imports Ray."""
+"""A Ray cluster that this process is connected to. Importing this module imports Ray."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from stretto.core.cluster import Node
+from stretto.core.errors import InputError
 from stretto.core.units import counted
 from stretto.driving.drive import RealSubstrate
 from stretto.driving.substrate import TrainingSpec, check_tensorboard, training_job
@@ -32,7 +33,7 @@ from stretto.substrate.ray.substrate import RaySubstrate
 from stretto.system.private_files import make_private_folder
 
 LABEL_LETTERS = 40
-"""Of a run's name in those of its nodes; Ray's labels have 63 at most."""
+"""Characters of a run's name in the names of its nodes; Ray's labels hold at most 63."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,11 @@ class OpenRay:
     request: TargetRequest
     address: str
     own: bool
-    """It was started for this."""
+    """The cluster was started for this run."""
     resource: Resource
     nodes: tuple[Node, ...]
     launched: frozenset[str]
-    """Those of the nodes that some run has brought up."""
+    """The names of the nodes that some run has launched."""
 
     mark: ClassVar[str] = " on Ray"
 
@@ -56,7 +57,7 @@ class OpenRay:
 
     @property
     def launches(self) -> Rented | None:
-        """What is brought up when it is wished for."""
+        """The nodes that are launched on request; None: none are."""
         return self.request.rented if self.request.rents else None
 
     @property
@@ -105,7 +106,7 @@ class OpenRay:
 
     @contextmanager
     def scratch(self, purpose: str, log: Path | None) -> Iterator[RunFolder]:
-        """Beside the runs, as that is where all nodes see it."""
+        """Made beside the runs, in a folder that all nodes see."""
         runs, store = self.request.runs.absolute(), self.request.store
         make_private_folder(runs)
         with scratch(purpose, log=log, parent=runs) as folder:
@@ -118,9 +119,12 @@ class OpenRay:
     def fleet(self, folder: RunFolder, purpose: str = "") -> RayFleet | None:
         return None if self.launches is None else self._launching(self.launches, folder, (), purpose)
 
+    def look_again(self) -> OpenRay:
+        return look_around(self.request, self.address, own=self.own)
+
     @property
     def _pool(self) -> tuple[int, int]:
-        """Of the equal nodes that have most slots together: how many, and the slots of each."""
+        """The largest group of equal nodes, by its slots in all: number of nodes, slots of each."""
         sizes = Counter(node.gpus for node in self.nodes)
         slots = max(sizes, key=lambda size: (size * sizes[size], size))
         return sizes[slots], slots
@@ -129,17 +133,17 @@ class OpenRay:
         request = self.request
         slots = counted(sum(node.gpus for node in self.nodes), "slot")
         if self.own:
-            yield f"There is no Ray cluster here: one of {slots} is started on this machine meanwhile."
+            yield f"There is no Ray cluster here, so one with {slots} is started on this machine for the run."
         elif request.machine.slots is not None:
-            yield f"[machine] slots is about one machine; the run has {slots}, of {self.words}."
+            yield f"[machine] slots applies to --on local; the run has {slots}, of {self.words}."
         if request.rented is not None and not request.rents:
-            yield "[ray] is for a policy that rents, such as rubberband; this one takes the nodes there are."
+            yield "[ray] is for a policy that rents, such as rubberband; this one uses the present nodes."
         if self.launches is not None and self.held:
             yield _there_already(self.held, self.launches.offer)
         if request.rents and not self.launches and len({node.gpus for node in self.nodes}) > 1:
             count, each = self._pool
             yield (
-                f"Nodes that are rented are equal: {count} of {each} slots are used, and "
+                f"A policy that rents uses equal nodes: {count} of {each} slots are used, and "
                 f"{len(self.nodes) - count} of another size are not."
             )
 
@@ -171,7 +175,7 @@ class OpenRay:
 
 
 def _there_already(nodes: Sequence[Node], offer: Offer) -> str:
-    """Of nodes that need not be launched: those of a size that is offered can stand for launched ones."""
+    """A note on the nodes that are there: those of an offered size are used before others are launched."""
     sizes = {instance.gpus for instance in offer.instances}
     fit = [node for node in nodes if node.gpus in sizes]
     if not fit:
@@ -184,15 +188,15 @@ def _there_already(nodes: Sequence[Node], offer: Offer) -> str:
 
 
 def look_around(request: TargetRequest, address: str, *, own: bool) -> OpenRay:
-    """What there is in the cluster that is connected to."""
+    """The cluster with its present nodes; InputError if it has no slots and launches none."""
     rented = request.rented if request.rents else None
     resource = slot_resource() if rented is None else rented.nodes.slot
     seen = [node for node in read_nodes(resource) if not node.draining]
     kinds = () if rented is None else tuple(one.name for one in rented.offer.instances)
     named: dict[str, RayNode] = {}
-    for one in seen:  # others of the same name the fleet takes for nodes that join later, and tells apart
+    for one in seen:  # the fleet treats others of the same name as nodes that join later
         named.setdefault(one.name, one)
-    return OpenRay(
+    found = OpenRay(
         request=request,
         address=address,
         own=own,
@@ -200,8 +204,14 @@ def look_around(request: TargetRequest, address: str, *, own: bool) -> OpenRay:
         nodes=tuple(node_of(name, one.slots) for name, one in named.items()),
         launched=frozenset(name for name, one in named.items() if one.instance in kinds),
     )
+    if not found.nodes and not found.launches:
+        raise InputError(
+            f"{found.words} has no slots: no node with a GPU or CPU.",
+            remedy="Let a node join: ray start --address ADDRESS.",
+        )
+    return found
 
 
 def node_prefix(run: str) -> str:
-    """What the names of nodes begin with that a run brings up: letters that Ray's labels may have."""
+    """The start of the names of nodes that a run launches, in characters that Ray's labels allow."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", run)[:LABEL_LETTERS].lstrip("-_.") + "-"

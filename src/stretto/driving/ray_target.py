@@ -1,4 +1,4 @@
-"""A Ray cluster as what a run is put on. Ray itself is imported when the cluster is connected to."""
+"""A Ray cluster as a target. Ray is imported when the cluster is connected to."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from stretto.substrate.fleet.commands import check_program
 from stretto.substrate.ray.cluster import connected, is_our_own
 
 ANSWER_S = 10.0
-"""A port that can be reached is, within that."""
+"""A reachable port answers within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The cluster at an address; without one, that which this machine is part of, or a new one here."""
+    """The cluster at an address; without one, the cluster that this machine is part of, or a new one."""
 
     request: TargetRequest
     address: str | None
 
     @property
     def asked(self) -> Tables:
-        """Not the address: the same run may go on where the cluster was started anew."""
+        """Without the address: a run may be resumed on a cluster that was started anew."""
         request = self.request
         return {"on": "ray", "slots": request.slots, "store": request.store or None}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return ()
 
     def check(self, work: RealWork) -> None:
         check_storable(work, self.request.store)
@@ -37,11 +41,10 @@ class RayCluster:
     @contextmanager
     def opened(self) -> Iterator[OpenTarget]:
         request = self.request
-        slots = request.slots if request.slots is not None else request.machine.slots
         self._check_programs()
         if self.address is not None:
             _check_answers(self.address)
-        with connected(self.address, slots=slots) as address:
+        with connected(self.address, slots=request.wanted_slots) as address:
             own = is_our_own()
             if request.slots is not None and not own:
                 raise InputError(
@@ -49,18 +52,12 @@ class RayCluster:
                     "that Ray knows of.",
                     remedy="Leave it out; `ray start --num-gpus` or `--num-cpus` says how many a node has.",
                 )
-            from stretto.driving.ray_open import look_around  # noqa: PLC0415 - it imports Ray, which is there
+            from stretto.driving.ray_open import look_around  # noqa: PLC0415 - it imports Ray
 
-            target = look_around(request, address, own=own)
-            if not target.nodes and not target.launches:
-                raise InputError(
-                    f"{target.words} has no slots: no node with a GPU or CPU.",
-                    remedy="Let a node join: ray start --address ADDRESS.",
-                )
-            yield target
+            yield look_around(request, address, own=own)
 
     def _check_programs(self) -> None:
-        """Those that bring nodes up and let go of them are run here."""
+        """InputError if a program that launches or releases nodes is not on this machine."""
         rented = self.request.rented if self.request.rents else None
         if rented is None:
             return
@@ -70,7 +67,7 @@ class RayCluster:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would try for a minute."""
+    """InputError at once if nothing answers; Ray itself would try for a minute."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InputError(
@@ -81,6 +78,6 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"nobody answers at {address} ({error}).",
+            f"nothing answers at {address} ({error}).",
             remedy="Give the address that `ray start --head` printed, and see that its port can be reached.",
         ) from error

@@ -35,16 +35,6 @@ HOW = (
 )
 
 Tell = Callable[[str], None]
-Ask = Callable[[Sequence[JobSpec], OpenTarget, Path], dict[str, Described]]
-"""What training code says of itself, by job; where the log of one that fails is kept."""
-
-
-class Describe(Protocol):
-    """As `Ask`, with somebody who is told what is being looked at."""
-
-    def __call__(
-        self, jobs: Sequence[JobSpec], target: OpenTarget, log: Path, *, tell: Tell
-    ) -> dict[str, Described]: ...
 
 
 class Describing(Substrate, Protocol):

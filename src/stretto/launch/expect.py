@@ -15,8 +15,9 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.seeds import child_rng
 from stretto.core.units import HOUR_S, counted, format_duration, format_usd
+from stretto.driving.request import CheckedStudy
 from stretto.inputs.cluster import MachineSpec, machine_instance
-from stretto.inputs.profile import MachineProfile
+from stretto.inputs.profile import MachineProfile, read_profile
 from stretto.inputs.study import StudyFile, StudyOutline, WorldSpec
 from stretto.planning.draws import draw_study
 from stretto.planning.execution import Execution, PlanRun
@@ -25,7 +26,7 @@ from stretto.planning.plan import Plan
 from stretto.planning.profile import Estimate, Latency, Profile
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import Policy
-from stretto.policies.registry import make_policy, rents_nodes
+from stretto.policies.registry import rents_nodes
 from stretto.policies.rubberband.drift import progress_at_start
 from stretto.policies.rubberband.policy import RubberBand
 from stretto.pricing.instances import OWN_MACHINE, node_type
@@ -76,33 +77,44 @@ UNKNOWN = Expectation(finish_s=None, cost_usd=None, epochs=None)
 def expect(
     outline: StudyOutline,
     tuning: Tuning,
-    policy: str,
-    options: Mapping[str, str],
-    seed: int,
+    policy: Policy,
     *,
+    policy_name: str,
+    options: Mapping[str, str],
+    seed: int = 0,
     nodes: Iterable[Node] = (),
     loading_s: float = 0.0,
     within_s: float = PLANNING_S,
 ) -> Expectation:
-    """By the plan of a policy that makes one; of any other by simulations in worlds that are believed in.
+    """The forecast of a run: from the plan of a policy that makes one, else from simulations.
 
-    `nodes` are those that a policy that rents has from the start, beside what it rents; what they cost is
-    known to a study that comes `with_own`. While code is loaded, for `loading_s`, no policy but one that
-    rents trains anything; finish and cost are without it, see `after_loading`. Simulations
-    that take longer than `within_s` are given up: then nothing is known.
+    `nodes` are those that a policy that rents has from the start; a study made by `with_own` knows what they
+    cost. While code is loaded, for `loading_s`, only a policy that rents trains anything. Finish and cost do
+    not include that time, see `after_loading`. Simulations that take longer than `within_s` are given up,
+    and then nothing is known.
     """
-    chosen = make_policy(policy, options=options, tuning=tuning)
-    rents = rents_nodes(chosen)
-    if isinstance(chosen, RubberBand):
-        found = _planned(tuning, chosen, seed, tuple(nodes))
+    rents = rents_nodes(policy)
+    if isinstance(policy, RubberBand):
+        found = _planned(tuning, policy, seed, tuple(nodes))
     elif _most_epochs(tuning) > MOST_EPOCHS:
         return UNKNOWN
     else:
         within = tuning if rents else once_loaded(tuning, loading_s)
-        found = _simulated(outline, within, policy, options, seed, rents=rents, within_s=within_s)
+        found = _simulated(outline, within, policy_name, options, seed, rents=rents, within_s=within_s)
     if tuning.limits.budget_usd is None:
         return found
     return dataclasses.replace(found, kept_usd=found.first_usd_per_s * stopping_s(tuning.profile))
+
+
+def loading_s_of(checked: CheckedStudy) -> float:
+    """How much longer the very first start takes than others, if a probe has seen that.
+
+    Where nodes are launched, this is part of their start.
+    """
+    if checked.outline.profile is not None or not checked.folder.profile.is_file():
+        return 0.0
+    measured = read_profile(checked.folder.profile)
+    return 0.0 if measured.node is not None else measured.loading_s
 
 
 def once_loaded(tuning: Tuning, loading_s: float) -> Tuning:

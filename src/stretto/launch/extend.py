@@ -12,7 +12,7 @@ from stretto.core.errors import InputError, JournalError
 from stretto.core.events import Event, RunPaused, RunResumed
 from stretto.core.units import format_duration
 from stretto.driving.drive import wall_clock
-from stretto.driving.request import Checked
+from stretto.driving.request import CheckedStudy
 from stretto.driving.target import Target
 from stretto.inputs.study import Rented
 from stretto.journal.folds.history import fed_to
@@ -32,7 +32,7 @@ SAME_S = 1.0
 _RAISED = ("deadline", "budget_usd")
 
 
-def extend(checked: Checked) -> str:
+def extend(checked: CheckedStudy) -> str:
     """Give a run that was begun the later deadline or the larger budget that is asked for now.
 
     Says what was done; nothing if there is nothing to do, or if more than that differs or a limit is just
@@ -62,7 +62,7 @@ def extend(checked: Checked) -> str:
     return told
 
 
-def _is_gone_from_file(checked: Checked, spec: RunSpec) -> bool:
+def _is_gone_from_file(checked: CheckedStudy, spec: RunSpec) -> bool:
     """Whether a limit that the run has is written nowhere now, not even as `none`."""
     request, limits = checked.request, checked.limits
     pairs = (
@@ -111,7 +111,7 @@ def _besides(asked: Tables) -> Tables:
     return {**asked, "study": {**study, "limits": kept}, **dict.fromkeys(_RAISED)}
 
 
-def _deadline_s(checked: Checked, spec: RunSpec, now_s: float) -> float | None:
+def _deadline_s(checked: CheckedStudy, spec: RunSpec, now_s: float) -> float | None:
     """From the first start."""
     deadline_s = checked.limits.deadline_s
     if deadline_s is None:
@@ -177,7 +177,9 @@ def _told(spec: RunSpec, limits: Limits, now_s: float) -> Iterator[str]:
         yield f"the budget was ${spec.budget_usd or 0.0:g} and is {after}"
 
 
-def let_go_of_nodes(folder: RunFolder, target: Target, rented: Rented | None, started_at_s: float) -> None:
+def release_leftover_nodes(
+    folder: RunFolder, target: Target, rented: Rented | None, started_at_s: float
+) -> None:
     """End what a run that nobody drives has launched; InputError or JournalError if that cannot be tried.
 
     It is journaled: until now the nodes have cost.

@@ -9,9 +9,9 @@ from typing import Any
 from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.units import counted
-from stretto.driving.request import Checked, TuneRequest, check_request
-from stretto.driving.substrate import MakeSubstrate
-from stretto.driving.target import LOCAL, OpenTarget, TargetRequest, check_slots, find_target
+from stretto.driving.local_target import check_slots
+from stretto.driving.request import CheckedStudy, TuneRequest, check_request
+from stretto.driving.target import LOCAL, OpenTarget
 from stretto.inputs.profile import read_profile
 from stretto.inputs.study import (
     BUILT_IN_CURVES,
@@ -58,8 +58,6 @@ class PlannableStudy:
 
 def study_to_plan(
     request: TuneRequest,
-    *,
-    make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> PlannableStudy:
     """The study as its file has it; without a profile its training is probed, and kept where `tune` looks.
@@ -78,7 +76,7 @@ def study_to_plan(
     checked = check_request(request)
     with checked.target.opened() as target:
         _check_needs_no_node(checked, target)
-        speeds = speeds_of(checked, target, target.offer, make=make, on_progress=on_progress)
+        speeds = speeds_of(checked, target, target.offer, on_progress)
         _check_same(checked, target)
     notes = (speeds.source, _planned_for(outline, target))
     if _is_elsewhere(outline, target):
@@ -94,16 +92,7 @@ def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
     _check_nothing_is_measured(request, outline)
     if request.on == LOCAL:
         return PlannableStudy(_within(study_of(_with_slots(outline, request.slots), outline.path), request))
-    wanted = find_target(
-        TargetRequest(
-            on=request.on,
-            slots=request.slots,
-            runs=request.runs,
-            machine=outline.machine,
-            rents=True,
-            rented=outline.rented,
-        )
-    )
+    wanted = request.target(outline.machine, outline.rented, rents=True)
     elastic = outline.checkpoints or not outline.command
     with wanted.opened() as target:
         assert outline.profile is not None
@@ -167,7 +156,7 @@ def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> N
             )
 
 
-def _check_needs_no_node(checked: Checked, target: OpenTarget) -> None:
+def _check_needs_no_node(checked: CheckedStudy, target: OpenTarget) -> None:
     """A plan spends nothing."""
     needed = node_to_launch(checked, target)
     if needed is not None:
@@ -179,7 +168,7 @@ def _check_needs_no_node(checked: Checked, target: OpenTarget) -> None:
         )
 
 
-def _check_same(checked: Checked, target: OpenTarget) -> None:
+def _check_same(checked: CheckedStudy, target: OpenTarget) -> None:
     """A run that was begun keeps its profile, though another training may bear its name by now."""
     measured = read_profile(checked.folder.profile)
     if not is_of(measured, checked, target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -116,6 +117,17 @@ def make_policy(
             remedy="Define every abstract method; give every option, a field of a dataclass, a default.",
         ) from error
     return checked_policy(policy, where=name)
+
+
+def with_tuning(policy: Policy, tuning: Tuning) -> Policy:
+    """The same policy for a study under other conditions, such as speeds that were measured."""
+    if not hasattr(policy, "tuning"):
+        return policy
+    if dataclasses.is_dataclass(policy):
+        return typing.cast("Policy", dataclasses.replace(policy, tuning=tuning))
+    other: Any = copy.copy(policy)
+    other.tuning = tuning
+    return typing.cast("Policy", other)
 
 
 def checked_policy(policy: object, *, where: str) -> Policy:

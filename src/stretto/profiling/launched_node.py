@@ -12,7 +12,7 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeRefused
 from stretto.core.units import format_duration
-from stretto.driving.request import Checked
+from stretto.driving.request import CheckedStudy
 from stretto.driving.stop import Stop, listening
 from stretto.driving.target import OpenTarget
 from stretto.inputs.profile import MeasuredProfile, ProbedNode
@@ -39,7 +39,7 @@ def instance_to_probe(offer: Offer) -> Instance:
 
 
 def on_launched_node(
-    checked: Checked, target: OpenTarget, measure: Measure, on_progress: OnProgress
+    checked: CheckedStudy, target: OpenTarget, measure: Measure, on_progress: OnProgress
 ) -> MeasuredProfile:
     """Bring up one node of the study's, measure there, and let go of it.
 
@@ -60,7 +60,7 @@ def on_launched_node(
                 on_progress=on_progress,
             )
         )
-        there = last.enter_context(checked.target.opened())
+        there = target.look_again()
         left_s, deadline_s = checked.left_s(time.monotonic()), checked.limits.deadline_s
         if left_s is not None and deadline_s is not None and left_s <= node.start_s:
             raise InputError(

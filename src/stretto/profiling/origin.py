@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.core.errors import InputError
-from stretto.driving.request import Checked
+from stretto.driving.request import CheckedStudy
 from stretto.driving.target import OpenTarget
 from stretto.inputs.profile import MeasuredProfile, Origin, read_profile
 from stretto.inputs.work import CommandLine, Entry, RealWork
@@ -47,7 +47,7 @@ class Known:
         )
 
 
-def known_profile(checked: Checked, target: OpenTarget) -> Known | None:
+def known_profile(checked: CheckedStudy, target: OpenTarget) -> Known | None:
     """The profile of the run itself; else the newest that another run of the same study left beside it.
 
     Its own may be of a study that was changed since, or of a cluster that was started anew; another run's
@@ -74,13 +74,13 @@ def _read_own(path: Path) -> MeasuredProfile:
         raise InputError(error.problem, where=error.where, remedy=remedy) from error
 
 
-def is_of(measured: MeasuredProfile, checked: Checked, target: OpenTarget) -> bool:
+def is_of(measured: MeasuredProfile, checked: CheckedStudy, target: OpenTarget) -> bool:
     """Whether a profile is of the same training on as many slots there."""
     slots = slots_of(target.to_measure_on) or instance_to_probe(target.offer).gpus
     return (measured.what, measured.slots) == (probed_as(checked.work, target), slots)
 
 
-def suffices(measured: MeasuredProfile, checked: Checked) -> bool:
+def suffices(measured: MeasuredProfile, checked: CheckedStudy) -> bool:
     """Whether another probe, now, would not see much more.
 
     What was put there by hand, and what it took a node of its own to measure, is taken as it is.
@@ -93,7 +93,7 @@ def suffices(measured: MeasuredProfile, checked: Checked) -> bool:
     return measured.node is not None or now_s < MUCH_LONGER * measured.given_s
 
 
-def node_to_launch(checked: Checked, target: OpenTarget) -> Instance | None:
+def node_to_launch(checked: CheckedStudy, target: OpenTarget) -> Instance | None:
     """What must be launched to measure on; None if nothing need be."""
     known = checked.outline.profile is not None or checked.folder.is_begun
     if target.to_measure_on or known or known_profile(checked, target) is not None:
@@ -101,7 +101,7 @@ def node_to_launch(checked: Checked, target: OpenTarget) -> Instance | None:
     return instance_to_probe(target.offer)
 
 
-def origin_of(checked: Checked, target: OpenTarget) -> Origin:
+def origin_of(checked: CheckedStudy, target: OpenTarget) -> Origin:
     """What a profile that is measured now is of."""
     tables = {name: table for name, table in checked.outline.tables.items() if name not in NOT_ABOUT_SPEED}
     machine = platform.node()

@@ -14,8 +14,9 @@ from stretto.core.substrate import Substrate
 from stretto.core.units import format_duration
 from stretto.driving.drive import NoObserver, Observer, wall_clock
 from stretto.driving.early_stop import EarlyStop
-from stretto.driving.substrate import MakeSubstrate, TrainingSpec
-from stretto.driving.target import OpenTarget, ThisMachine, kept_log
+from stretto.driving.local_target import ThisMachine
+from stretto.driving.substrate import TrainingSpec
+from stretto.driving.target import OpenTarget, kept_log
 from stretto.inputs.profile import MeasuredProfile
 from stretto.inputs.work import CommandLine, Entry, RealWork
 from stretto.profiling.drive import NO_BATCH, PROBE, Probe
@@ -55,7 +56,6 @@ def probe(
     nodes: tuple[Node, ...] = (),
     study: Study = ANY_STUDY,
     seed: int = 0,
-    make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
     more_time: str = MORE_TIME,
     first_epoch_s: float | None = None,
@@ -101,7 +101,7 @@ def probe(
         runs_commands=isinstance(work, CommandLine),
     )
     with target.scratch("probe", log) as folder:
-        substrate = (make or target.make)(training, folder, wall_clock(time.time()))
+        substrate = target.make(training, folder, wall_clock(time.time()))
         try:
             elastic = substrate if isinstance(substrate, ElasticSubstrate) else None
             if training.runs_commands:  # there is nothing to describe or import

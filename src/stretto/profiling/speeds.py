@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from stretto.core.cluster import Node
 from stretto.core.seeds import child_rng
-from stretto.driving.request import Checked
-from stretto.driving.substrate import MakeSubstrate
+from stretto.driving.request import CheckedStudy
 from stretto.driving.target import OpenTarget
 from stretto.inputs.profile import MeasuredProfile, read_profile, write_profile
 from stretto.inputs.study import belief_of
@@ -46,11 +45,9 @@ class Speeds:
 
 
 def speeds_of(
-    checked: Checked,
+    checked: CheckedStudy,
     target: OpenTarget,
     offer: Offer,
-    *,
-    make: MakeSubstrate | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> Speeds:
     """As the study's file says; else as measured before, for this run or another of the study; else by a
@@ -62,7 +59,7 @@ def speeds_of(
     known = None if folder.is_begun else known_profile(checked, target)
     if known is None and not folder.is_begun:
         with holding(folder):
-            found = _measured(checked, target, make, on_progress)
+            found = _measured(checked, target, on_progress)
             if not found.tells_epochs:
                 raise no_epoch(found, MORE_TIME, is_command=not isinstance(checked.work, Entry))
             write_profile(folder.profile, found)
@@ -84,16 +81,14 @@ def speeds_of(
     return Speeds(belief_of(measured, outline, offer), source)
 
 
-def _measured(
-    checked: Checked, target: OpenTarget, make: MakeSubstrate | None, on_progress: OnProgress
-) -> MeasuredProfile:
+def _measured(checked: CheckedStudy, target: OpenTarget, on_progress: OnProgress) -> MeasuredProfile:
     """By a probe, on a node that is launched for it if none is there."""
     origin = origin_of(checked, target)
 
     def measure(on: OpenTarget, nodes: tuple[Node, ...], start_s: float) -> MeasuredProfile:
         left_s = checked.left_s(time.monotonic())
         within = probe_time(None if left_s is None else left_s - start_s)
-        return _probe(checked, on, nodes, within=within, make=make, on_progress=on_progress)
+        return _probe(checked, on, nodes, within=within, on_progress=on_progress)
 
     if target.to_measure_on:
         found = measure(target, target.to_measure_on, 0.0)
@@ -103,12 +98,11 @@ def _measured(
 
 
 def _probe(
-    checked: Checked,
+    checked: CheckedStudy,
     target: OpenTarget,
     nodes: tuple[Node, ...],
     *,
     within: ProbeTime,
-    make: MakeSubstrate | None,
     on_progress: OnProgress,
 ) -> MeasuredProfile:
     """Train some configurations of the study for a moment."""
@@ -127,7 +121,6 @@ def _probe(
         max_workers=None if checked.elastic else 1,
         study=checked.outline.study,
         seed=seed,
-        make=make,
         on_progress=on_progress,
         more_time=MORE_TIME,
         log=checked.folder.failed_log,
