@@ -34,14 +34,14 @@ from ray_bench import small_cluster
 from stretto.core.allocation import Allocation, on_nodes
 from stretto.core.instructions import Action, Instruction
 from stretto.substrate.elastic.effects import TrainingJob
-from stretto.substrate.elastic.substrate import ElasticSubstrate, Files
+from stretto.substrate.elastic.substrate import ElasticSubstrate, JobFiles
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import Slots
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.nodes import read_nodes
 from stretto.substrate.ray.substrate import RaySubstrate
 
-FILES = Files(checkpoint_every_s=1e9)
+FILES = JobFiles(checkpoint_every_s=1e9)
 Make = Callable[[Path, int], ElasticSubstrate]
 
 

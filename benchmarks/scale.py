@@ -33,8 +33,8 @@ from stretto.core.source import Arrivals
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.registry import make_policy
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.fork_servers import Saying
-from stretto.substrate.elastic.substrate import ElasticSubstrate, Files
+from stretto.substrate.elastic.fork_servers import WorkerNews
+from stretto.substrate.elastic.substrate import ElasticSubstrate, JobFiles
 from stretto.substrate.elastic.workers import Place
 from stretto.system.identity import RunLock
 from stretto.system.threads import one_blas_thread
@@ -49,7 +49,7 @@ SWARM = Path(__file__).with_name("scale_swarm.py")
 class SwarmNursery:
     """Starts workers in the other process."""
 
-    def __init__(self, swarm: Swarm, on_saying: Callable[[Saying], None]) -> None:
+    def __init__(self, swarm: Swarm, on_saying: Callable[[WorkerNews], None]) -> None:
         self._swarm = swarm
         swarm.on_saying = on_saying
 
@@ -73,7 +73,7 @@ class Swarm:
     """The other process."""
 
     def __init__(self, cores: set[int]) -> None:
-        self.on_saying: Callable[[Saying], None] = lambda _: None
+        self.on_saying: Callable[[WorkerNews], None] = lambda _: None
         self._process = subprocess.Popen(  # noqa: S603 - our own script
             [sys.executable, str(SWARM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -92,7 +92,7 @@ class Swarm:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             fields = json.loads(line)
-            self.on_saying(Saying(fields.pop("say"), **fields))
+            self.on_saying(WorkerNews(fields.pop("say"), **fields))
 
 
 class FakeNodes:
@@ -144,8 +144,8 @@ class FakeNodes:
     def abandoned(self) -> list[str]:
         return []
 
-    def nursery(
-        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
+    def fork_server(
+        self, home: str, entry: str, on_saying: Callable[[WorkerNews], None], on_end: Callable[[], None]
     ) -> SwarmNursery:
         del home, entry, on_end
         return SwarmNursery(self._swarm, on_saying)
@@ -230,7 +230,7 @@ def main() -> None:
             lock=RunLock(folder / "lock", patience_s=1.0),
             clock=lambda: time.monotonic() - began_s,
             rules=Rules(),
-            files=Files(),
+            files=JobFiles(),
         )
         journal = Watched(SqliteJournal(folder / "journal.sqlite", run="scale"))
         controller = Controller(

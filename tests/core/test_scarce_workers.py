@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stretto.substrate.elastic.effects import Exit
-from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.effects import WorkerExit
+from stretto.substrate.elastic.fork_servers import WorkerNews
 from stretto.substrate.elastic.workers import Place, Workers
 from stretto.system import limits as scarce
 from stretto.system.limits import limit_text
@@ -50,8 +50,8 @@ class Scene:
         self.failures = failures
         self.cradle = Cradle()
         self.notes: list[str] = []
-        self.ends: list[tuple[str, Exit]] = []
-        self.say: Callable[[Saying], None] = lambda _: None
+        self.ends: list[tuple[str, WorkerExit]] = []
+        self.say: Callable[[WorkerNews], None] = lambda _: None
         self._asked: list[str] = []
         self.workers = Workers(ground=self, grace_s=1.0, post=lambda step: step(), overseer=self)
 
@@ -72,8 +72,8 @@ class Scene:
     def abandoned(self) -> list[str]:
         return []
 
-    def nursery(
-        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
+    def fork_server(
+        self, home: str, entry: str, on_saying: Callable[[WorkerNews], None], on_end: Callable[[], None]
     ) -> Cradle:
         del home, entry, on_end
         if self.failures:
@@ -91,7 +91,7 @@ class Scene:
         del worker_id
         self.notes.append(text)
 
-    def gone(self, worker_id: str, how: Exit) -> None:
+    def gone(self, worker_id: str, how: WorkerExit) -> None:
         self.ends.append((worker_id, how))
 
     def place_until(self, condition: Callable[[], bool]) -> None:
@@ -119,7 +119,7 @@ def test_a_worker_waits_for_a_limit_of_its_nursery_and_then_of_its_own(scene: Sc
     spawn(scene)
     scene.place_until(lambda: bool(scene.cradle.told))
     assert scene.cradle.told == [("spawn", "w")]
-    scene.say(Saying("gone", "w", error="a worker cannot be started: no more", number=errno.EAGAIN))
+    scene.say(WorkerNews("gone", "w", error="a worker cannot be started: no more", number=errno.EAGAIN))
     scene.place_until(lambda: len(scene.cradle.told) == 2)
     assert scene.cradle.told == [("spawn", "w"), ("spawn", "w")]
     assert scene.ends == []

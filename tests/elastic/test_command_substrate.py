@@ -31,7 +31,7 @@ from stretto.core.events import Decided, Event, JobFailed, JobFinished, JobNoted
 from stretto.core.instructions import Action, Instruction
 from stretto.core.observations import LossPoint, NoiseSample, SpeedSample
 from stretto.substrate.elastic.command import Command
-from stretto.substrate.elastic.command_output import Progress, Setup, read_report
+from stretto.substrate.elastic.command_output import CommandSetup, Progress, read_report
 from stretto.substrate.elastic.effects import Rules
 
 TRAINER = """
@@ -156,7 +156,7 @@ print("no newline at the end", end="")
     ],
 )
 def test_what_is_wrong_with_a_report_is_left_out_and_said(line: str, problem: str) -> None:
-    reading = read_report(line.encode(), Setup("a", TWO, BATCH), Progress(7.0, 4, 4), t_s=1.0)
+    reading = read_report(line.encode(), CommandSetup("a", TWO, BATCH), Progress(7.0, 4, 4), t_s=1.0)
     assert any(problem in said for said in reading.problems), reading.problems
     assert reading.report is not None
     assert reading.report.work_done == 7.0
@@ -172,7 +172,7 @@ def test_the_first_loss_of_an_epoch_counts_and_nan_is_none() -> None:
         '{"epoch": 1, "loss": 3}',
         '{"epoch": 2, "loss": 2}',
     ):
-        report = read_report(line.encode(), Setup("a", ONE, BATCH), progress, t_s=0.0).report
+        report = read_report(line.encode(), CommandSetup("a", ONE, BATCH), progress, t_s=0.0).report
         assert report is not None
         progress = progress.after(report)
         points += report.losses

@@ -16,7 +16,7 @@ from stretto.core.events import JobFailed, JobReported
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
 from stretto.substrate.elastic.command import Command, check_placeholders, filled_in
-from stretto.substrate.elastic.command_output import Setup
+from stretto.substrate.elastic.command_output import CommandSetup
 from stretto.substrate.elastic.effects import Rules
 from stretto.substrate.local.slots import Slots
 
@@ -195,7 +195,7 @@ def test_commands_see_all_gpus_if_slots_share_them(
 def arguments(job: Job, *argv: str) -> list[str]:
     command = Command(argv)
     check_placeholders(command, job)
-    return filled_in(command, job, Setup(job.id, THREE, BATCH), job_folder=Path("/runs/r/jobs/a"))
+    return filled_in(command, job, CommandSetup(job.id, THREE, BATCH), job_folder=Path("/runs/r/jobs/a"))
 
 
 def test_hyperparameters_and_what_the_job_runs_with_are_filled_in() -> None:

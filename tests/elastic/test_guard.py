@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.substrate.elastic.guard import Lines, MetricsFile
+from stretto.substrate.elastic.guard import LineBuffer, MetricsFile
 
 
 @pytest.fixture
@@ -80,6 +80,6 @@ def test_a_file_that_cannot_be_had_is_no_matter(tmp_path: Path) -> None:
 @given(st.lists(st.text(alphabet="ab{} ", max_size=6), max_size=8), st.integers(1, 5))
 def test_lines_are_the_same_however_they_are_cut(texts: list[str], size: int) -> None:
     stream = "".join(text + "\n" for text in texts).encode()
-    lines = Lines()
+    lines = LineBuffer()
     found = [line for at in range(0, len(stream), size) for line in lines.add(stream[at : at + size])]
     assert found == [text.strip().encode() for text in texts]

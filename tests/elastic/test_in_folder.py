@@ -18,7 +18,7 @@ from stretto.core.events import JobFinished, JobNoted
 from stretto.inputs.jobs import read_jobs
 from stretto.inputs.work import CommandLine, Entry, folder_note, in_own_folder
 from stretto.substrate.elastic.command import Command, importing, own_environment, resolved, rewritten
-from stretto.substrate.elastic.command_output import Setup
+from stretto.substrate.elastic.command_output import CommandSetup
 from stretto.substrate.elastic.shared_files import SharedFolder, files_written, overwritten, written_elsewhere
 from stretto.substrate.local.slots import Slots
 
@@ -72,7 +72,7 @@ def test_threads_are_the_cores_of_a_slot_unless_they_are_set(
 
 
 def test_python_finds_modules_of_the_launch_folder(tmp_path: Path) -> None:
-    setup = Setup("a", on_nodes({"0": 1}), BatchChoice(16))
+    setup = CommandSetup("a", on_nodes({"0": 1}), BatchChoice(16))
     command = Command(("x",), cwd=tmp_path, in_folder=True)
     own = own_environment(command, setup, restarts=0, job_folder=tmp_path)
     env = importing({"PYTHONPATH": "/lib", **own})

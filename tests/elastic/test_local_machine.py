@@ -30,7 +30,7 @@ from stretto.core.job import Role
 from stretto.core.observations import Result
 from stretto.core.resources import Resources
 from stretto.substrate.elastic.effects import Rules
-from stretto.substrate.elastic.reports import Account, Held, untold
+from stretto.substrate.elastic.reports import Held, TrainingAccount, untold
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, find_slots, whole_machine
 from stretto.system.identity import RunLock
@@ -200,7 +200,7 @@ def test_epochs_that_nobody_lived_to_tell_of_are_in_the_metrics(tmp_path: Path) 
     metrics.write_text("\n".join(map(json.dumps, lines)) + '\n[1]\n{"epoch": 4, "accu')
     two, three = untold(metrics, 1, nodes=2)
     assert two.report.ends == (EpochEnd(epoch=2, values={"accuracy": 0.25}, epoch_s=None),)
-    account = Account(job_of("a"), "accuracy", epoch=1, held=[two, three])
+    account = TrainingAccount(job_of("a"), "accuracy", epoch=1, held=[two, three])
     account.held.append(Held(Report(progress=3.5, epoch=3, steps=1), workers=4, nodes=1))
     events = [event for event in account.tell(t_s=9.0, resize_s=2.0) if isinstance(event, JobReported)]
     assert [r for event in events for r in event.results] == [
@@ -215,7 +215,7 @@ def test_the_last_epochs_of_a_job_that_is_done_are_told_whoever_wrote_them_down(
     metrics = tmp_path / "metrics.jsonl"
     lines = [{"epoch": e, "workers": 1, "batch": 8, "accuracy": e / 10} for e in (1, 2, 3, 4)]
     metrics.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    account = Account(job_of("a"), "accuracy", epoch=1, written=partial(untold, metrics))
+    account = TrainingAccount(job_of("a"), "accuracy", epoch=1, written=partial(untold, metrics))
     end = EpochEnd(epoch=2, values={"accuracy": 0.2}, epoch_s=3.0)
     account.held.append(Held(Report(progress=2.0, epoch=2, steps=1, ends=(end,)), workers=1, nodes=1))
     account.make_up(nodes=1)
@@ -227,7 +227,7 @@ def test_the_last_epochs_of_a_job_that_is_done_are_told_whoever_wrote_them_down(
 
 
 def test_an_epoch_without_the_metric_has_no_result_and_that_is_noted_once() -> None:
-    account = Account(job_of("a"), "accuracy")
+    account = TrainingAccount(job_of("a"), "accuracy")
     values: list[dict[str, float]] = [
         {"acc": 0.5, "loss": 1.0},
         {},

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.substrate.elastic.command_output import (
     MOST_EPOCHS,
-    Mark,
+    CommandSetup,
+    EpochMark,
     Progress,
     Reading,
-    Setup,
     Trial,
     read_report,
 )
 
-JOB = Setup("a", on_nodes({"0": 1}), BatchChoice(16))
-TRIAL = Setup("a", on_nodes({"0": 1}), BatchChoice(16), Trial("accuracy", 10))
+JOB = CommandSetup("a", on_nodes({"0": 1}), BatchChoice(16))
+TRIAL = CommandSetup("a", on_nodes({"0": 1}), BatchChoice(16), Trial("accuracy", 10))
 
 
-def read_all(setup: Setup, *lines: str | bytes) -> tuple[Progress, list[Reading]]:
-    progress, mark, readings = Progress(), Mark(), []
+def read_all(setup: CommandSetup, *lines: str | bytes) -> tuple[Progress, list[Reading]]:
+    progress, mark, readings = Progress(), EpochMark(), []
     for at, line in enumerate(lines):
         text = line.encode() if isinstance(line, str) else line
         reading = read_report(text, setup, progress, t_s=float(at), mark=mark)
@@ -39,7 +39,7 @@ def read_all(setup: Setup, *lines: str | bytes) -> tuple[Progress, list[Reading]
     "epoch", ["1e308", "1e10", "-1", "1.5", "NaN", "Infinity", "true", '"3"', str(10**400)]
 )
 @pytest.mark.parametrize("setup", [JOB, TRIAL])
-def test_an_epoch_that_makes_no_sense_does_not_count_and_is_told(setup: Setup, epoch: str) -> None:
+def test_an_epoch_that_makes_no_sense_does_not_count_and_is_told(setup: CommandSetup, epoch: str) -> None:
     line = f'{{"epoch": {epoch}, "loss": 1, "accuracy": 0.5}}'
     progress, (first, then) = read_all(setup, line, '{"epoch": 1, "loss": 1, "accuracy": 0.5}')
     assert "epoch is" in first.wrong
@@ -49,7 +49,7 @@ def test_an_epoch_that_makes_no_sense_does_not_count_and_is_told(setup: Setup, e
 
 
 @pytest.mark.parametrize("setup", [JOB, TRIAL])
-def test_epochs_that_count_down_do_not_take_the_count_back(setup: Setup) -> None:
+def test_epochs_that_count_down_do_not_take_the_count_back(setup: CommandSetup) -> None:
     lines = [f'{{"epoch": {epoch}, "loss": 1, "accuracy": 0.5}}' for epoch in (5, 4, 3)]
     progress, readings = read_all(setup, *lines)
     assert progress.epoch == 5
@@ -59,7 +59,7 @@ def test_epochs_that_count_down_do_not_take_the_count_back(setup: Setup) -> None
 
 def test_a_start_may_begin_anew() -> None:
     last = Progress(work_done=5.0, epoch=5)
-    reading = read_report(b'{"epoch": 1}', JOB, last, t_s=0.0, mark=Mark())
+    reading = read_report(b'{"epoch": 1}', JOB, last, t_s=0.0, mark=EpochMark())
     assert reading.report is not None
     assert (reading.report.epoch, reading.wrong) == (1, "")
 
@@ -83,7 +83,7 @@ def test_a_metric_too_large_for_a_number_is_no_result_and_told() -> None:
     ],
 )
 @pytest.mark.parametrize("setup", [JOB, TRIAL])
-def test_garbage_is_passed_over(setup: Setup, line: bytes) -> None:
+def test_garbage_is_passed_over(setup: CommandSetup, line: bytes) -> None:
     progress, _ = read_all(setup, line)
     assert progress.epoch in {0, 2}
 
@@ -102,7 +102,7 @@ _VALUES = st.recursive(
 )
 def test_whatever_is_printed_the_count_of_a_start_never_falls(values: list[dict[str, object]]) -> None:
     for setup in (JOB, TRIAL):
-        progress, mark = Progress(), Mark()
+        progress, mark = Progress(), EpochMark()
         for at, value in enumerate(values):
             line = json.dumps(value).encode()
             reading = read_report(line, setup, progress, t_s=float(at), mark=mark)

@@ -20,7 +20,7 @@ from stretto.core.events import Decided, Event, JobNoted, JobReported, JobSubmit
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Tier
 from stretto.core.observations import Result
-from stretto.substrate.elastic.command_output import Mark, Progress, Setup, Trial, read_report
+from stretto.substrate.elastic.command_output import CommandSetup, EpochMark, Progress, Trial, read_report
 
 SHOW = """
 def show(**values):
@@ -333,7 +333,7 @@ def test_a_trial_whose_last_epoch_was_recorded_is_finished_on_recovery(bench: Be
     assert [event.kind for event in all_events(substrate)] == ["job-finished"]
 
 
-SETUP = Setup("a", ONE, BATCH, Trial("m", 20))
+SETUP = CommandSetup("a", ONE, BATCH, Trial("m", 20))
 
 
 @given(
@@ -348,9 +348,9 @@ SETUP = Setup("a", ONE, BATCH, Trial("m", 20))
         ),
         max_size=30,
     ),
-    st.sampled_from([Mark(), Mark(4), Mark(counts=False)]),
+    st.sampled_from([EpochMark(), EpochMark(4), EpochMark(counts=False)]),
 )
-def test_results_only_go_forward_whatever_is_printed(lines: list[dict[str, object]], mark: Mark) -> None:
+def test_results_only_go_forward_whatever_is_printed(lines: list[dict[str, object]], mark: EpochMark) -> None:
     progress, epochs = Progress(), [0]
     for t_s, line in enumerate(lines):
         reading = read_report(json.dumps(line).encode(), SETUP, progress, t_s=float(t_s), mark=mark)
@@ -367,7 +367,7 @@ def test_results_only_go_forward_whatever_is_printed(lines: list[dict[str, objec
 
 
 def test_an_epoch_between_two_lines_takes_its_share_of_the_time() -> None:
-    mark, progress, took = Mark(), Progress(), []
+    mark, progress, took = EpochMark(), Progress(), []
     for t_s, epoch in ((10.0, 1), (16.0, 3), (17.0, 3), (20.0, 4)):
         line = json.dumps({"epoch": epoch, "m": 0}).encode()
         reading = read_report(line, SETUP, progress, t_s=t_s, mark=mark)
@@ -385,7 +385,7 @@ def test_epoch_zero_is_no_result_and_that_is_said() -> None:
 
 
 def test_lines_of_single_steps_are_no_epochs_once_an_epoch_was_told() -> None:
-    mark, progress, epochs = Mark(), Progress(), []
+    mark, progress, epochs = EpochMark(), Progress(), []
     for t_s, line in enumerate(({"epoch": 1, "m": 0.9}, {"step": 7, "m": 0.5}, {"epoch": 2, "m": 0.8})):
         reading = read_report(json.dumps(line).encode(), SETUP, progress, t_s=float(t_s), mark=mark)
         mark = reading.mark

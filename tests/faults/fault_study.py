@@ -22,7 +22,7 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.mend import mend
 from stretto.runs.status import holding
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.substrate import Files
+from stretto.substrate.elastic.substrate import JobFiles
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import find_slots
 
@@ -93,7 +93,7 @@ def impatient(training: TrainingSpec, folder: RunFolder, clock: Callable[[], flo
         slots=find_slots(SLOTS),
         clock=clock,
         rules=RULES,
-        files=Files(checkpoint_every_s=CHECKPOINT_EVERY_S),
+        files=JobFiles(checkpoint_every_s=CHECKPOINT_EVERY_S),
     )
 
 

@@ -18,7 +18,7 @@ from stretto.policies.registry import make_policy
 from stretto.runs.deadline import EndedBy
 from stretto.runs.folder import RunFolder
 from stretto.substrate.elastic.effects import Rules, TrainingJob
-from stretto.substrate.elastic.substrate import Files
+from stretto.substrate.elastic.substrate import JobFiles
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.substrate import RaySubstrate
 
@@ -132,7 +132,7 @@ class RayRun:
             run_dir=self.folder.path,
             clock=lambda: time.monotonic() - self.began_s,
             rules=RULES,
-            files=Files(checkpoint_every_s=self.checkpoint_every_s),
+            files=JobFiles(checkpoint_every_s=self.checkpoint_every_s),
         )
 
     def _spec(self, job: Job) -> TrainingJob:

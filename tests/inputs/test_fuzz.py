@@ -34,7 +34,7 @@ from stretto.core.allocation import BatchChoice, on_nodes
 from stretto.core.errors import InputError, StrettoError
 from stretto.inputs.jobs import read_jobs
 from stretto.inputs.snapshot import read_snapshot
-from stretto.substrate.elastic.command_output import Mark, Progress, Setup, Trial, read_report
+from stretto.substrate.elastic.command_output import CommandSetup, EpochMark, Progress, Trial, read_report
 
 NUMBERS = {
     Kind.SNAPSHOT: 200,
@@ -146,9 +146,9 @@ def test_deep_and_long_files_are_refused_in_time(
     assert (tried.refused, tried.problem) == (True, "")
 
 
-def _read(line: str, trial: Trial | None = None, mark: Mark | None = None) -> Any:
-    setup = Setup("a", on_nodes({"0": 1}), BatchChoice(16), trial)
-    return read_report(line.encode(), setup, Progress(result_epoch=5), t_s=9.0, mark=mark or Mark())
+def _read(line: str, trial: Trial | None = None, mark: EpochMark | None = None) -> Any:
+    setup = CommandSetup("a", on_nodes({"0": 1}), BatchChoice(16), trial)
+    return read_report(line.encode(), setup, Progress(result_epoch=5), t_s=9.0, mark=mark or EpochMark())
 
 
 @pytest.mark.parametrize("epoch", ["1e308", str(10**400), "1000001", "-1", "0.5", '"3"', "[1]"])
@@ -159,11 +159,11 @@ def test_an_epoch_that_is_none_is_left_out_and_said(epoch: str) -> None:
 
 
 def test_epochs_that_count_down_are_said() -> None:
-    reading = _read('{"epoch": 4, "loss": 1}', Trial("loss", 10), Mark(epoch=5, t_s=1.0))
+    reading = _read('{"epoch": 4, "loss": 1}', Trial("loss", 10), EpochMark(epoch=5, t_s=1.0))
     assert reading.report.results == ()
     assert "epochs count up, and epoch 4 came after epoch 5" in reading.wrong
 
 
 def test_a_restarted_command_may_go_through_epochs_again() -> None:
-    reading = _read('{"epoch": 1, "loss": 1}', Trial("loss", 10), Mark())
+    reading = _read('{"epoch": 1, "loss": 1}', Trial("loss", 10), EpochMark())
     assert reading.wrong == ""

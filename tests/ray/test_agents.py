@@ -12,8 +12,8 @@ pytest.importorskip("ray")
 from live_processes import SUPPORT, eventually
 from local_bench import STUB
 from stretto.core.errors import InputError
-from stretto.substrate.elastic.fork_servers import Saying
-from stretto.substrate.elastic.loop import Engine
+from stretto.substrate.elastic.fork_servers import WorkerNews
+from stretto.substrate.elastic.loop import GangLoop
 from stretto.substrate.ray.agent import (
     Agent,
     AgentConfig,
@@ -57,7 +57,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
     return Agent(config(tmp_path))
 
 
-def said_by(agent: Agent, worker: str) -> list[Saying]:
+def said_by(agent: Agent, worker: str) -> list[WorkerNews]:
     found: list[ForkServerMessage] = []
 
     def heard() -> bool:
@@ -183,4 +183,4 @@ def test_each_hold_ends_with_its_own_release_in_whatever_order_they_come() -> No
 
 
 def test_a_lease_that_was_lost_is_no_news_of_a_worker_that_is_gone() -> None:
-    Engine(lambda: 0.0, lambda *_: None).confused("w1", "Ray took its place away")
+    GangLoop(lambda: 0.0, lambda *_: None).confused("w1", "Ray took its place away")

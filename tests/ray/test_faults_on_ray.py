@@ -21,7 +21,7 @@ from ray_fault_run import RayRun
 from stretto.core.allocation import on_nodes
 from stretto.core.events import JobFinished, JobReported, NodeLost
 from stretto.core.instructions import Action
-from stretto.substrate.elastic.reports import Account, Held
+from stretto.substrate.elastic.reports import Held, TrainingAccount
 from stretto.wire.messages import EpochEnd, Report
 
 FAULTS = (Kind.POWER, Kind.ADD, Kind.AGENT, Kind.RAYLET, Kind.WORKER)
@@ -56,7 +56,7 @@ def test_epochs_that_were_ended_by_a_group_that_was_cut_off_are_told() -> None:
         told = tuple(EpochEnd(epoch=end, values={"loss": float(end)}, epoch_s=None) for end in ends)
         return Held(Report(progress=epoch, epoch=epoch, steps=0, ends=told), workers=1, nodes=1)
 
-    account = Account(
+    account = TrainingAccount(
         job_of("a"), None, 2, written=lambda epoch, _: [held(e, e) for e in range(epoch + 1, 9)]
     )
     account.held = [held(4), held(5, 5), held(6, 6)]

@@ -15,7 +15,7 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, NodeAdded, NodeLost
 from stretto.core.resources import Resources
-from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.fork_servers import WorkerNews
 from stretto.substrate.ray import ground as ground_module
 from stretto.substrate.ray.agent import AgentNews, ForkServerMessage
 from stretto.substrate.ray.ground import WARM_UP_S, RayGround
@@ -104,7 +104,7 @@ class SilentAgent:
     def begin(self) -> None:
         self.listener.began(self)  # type: ignore[arg-type]
 
-    def say(self, entry: str, saying: Saying | None) -> None:
+    def say(self, entry: str, saying: WorkerNews | None) -> None:
         self.listener.heard(self, AgentNews((ForkServerMessage(entry, saying),)))  # type: ignore[arg-type]
 
     def die(self, error: BaseException) -> None:
@@ -237,7 +237,7 @@ def test_what_is_wrong_with_the_first_node_is_said_at_once_and_with_a_later_one_
 
 
 LATE = Node("box-2", Resources(gpu=1), "box")
-READY = Saying("ready", "")
+READY = WorkerNews("ready", "")
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ from stretto.simulation.decide import decide
 from stretto.simulation.jobs import Setup as ClusterSetup
 from stretto.simulation.jobs import simulate
 from stretto.simulation.plan import plan, plan_json
-from stretto.substrate.elastic.command_output import Mark, Progress, Setup, Trial, read_report
+from stretto.substrate.elastic.command_output import CommandSetup, EpochMark, Progress, Trial, read_report
 from stretto.system.threads import one_blas_thread
 from stretto.torch.checkpoint import CheckpointStore
 from stretto.wire.checkpoint_meta import META_FILE, newest_best, whole_checkpoints
@@ -503,9 +503,9 @@ class Output:
         workers = chance.choice((1, 2))
         allocation = on_nodes({"0": workers})
         trial = Trial("accuracy", 20) if chance.random() < 0.5 else None
-        setup = Setup("a", allocation, BatchChoice(16), trial)
+        setup = CommandSetup("a", allocation, BatchChoice(16), trial)
         events = self._started(setup)
-        progress, mark = Progress(), Mark()
+        progress, mark = Progress(), EpochMark()
         shown = []
         for number, line in enumerate([LINES[0].encode(), data, LINES[1].encode(), LINES[2].encode()]):
             found = read_report(line, setup, progress, t_s=float(number + 1), mark=mark)
@@ -527,7 +527,7 @@ class Output:
         shown += [f"{line.what} {line.text}" for line in job_lines(events, "a")]
         return "\n".join(shown)
 
-    def _started(self, setup: Setup) -> list[Event]:
+    def _started(self, setup: CommandSetup) -> list[Event]:
         job = _job_of("a", Tier.ADAPTIVE)
         start = Instruction(1, Action.START, "a", setup.allocation, setup.batch)
         return [

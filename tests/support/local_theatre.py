@@ -14,18 +14,18 @@ from stretto.substrate.elastic.effects import (
     Effect,
     Emit,
     End,
-    Exit,
     Kill,
     Moment,
     Rules,
     Send,
     Spawn,
     TrainingJob,
+    WorkerExit,
 )
 from stretto.substrate.elastic.gang import Gang
 from stretto.substrate.elastic.losses import Losses
 from stretto.substrate.elastic.recovery import Failures
-from stretto.substrate.elastic.reports import Account
+from stretto.substrate.elastic.reports import TrainingAccount
 from stretto.substrate.elastic.training import TrainingGang
 from stretto.substrate.local.slots import SlotPool, Slots
 from stretto.wire.messages import (
@@ -74,7 +74,7 @@ class Theatre:
     def __init__(self, slots: int = 0, rules: Rules = RULES, nodes: Mapping[str, int] | None = None) -> None:
         """With slots that are all one, or with so many on each of several nodes."""
         spec = TrainingJob(entry="e", config={}, epochs=6, metric="accuracy", follows_batch=True)
-        self.account = Account(job_of("a"), "accuracy")
+        self.account = TrainingAccount(job_of("a"), "accuracy")
         self.gang: Gang = TrainingGang(
             job_of("a"),
             spec,
@@ -115,7 +115,7 @@ class Theatre:
 
     def die(self, worker_id: str, code: int = -9) -> None:
         self.pools[self.puppets.pop(worker_id).node].give_back(worker_id)
-        self._do(self.gang.gone(worker_id, Exit(code), self.now))
+        self._do(self.gang.gone(worker_id, WorkerExit(code), self.now))
 
     def wait(self, seconds: float, *, beating: bool = True) -> None:
         self.now = Moment(self.now.t_s + seconds, self.now.awake_s + seconds)

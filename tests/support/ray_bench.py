@@ -25,7 +25,7 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Value
 from stretto.substrate.elastic.effects import TrainingJob
 from stretto.substrate.elastic.fork_servers import Trainer
-from stretto.substrate.elastic.substrate import Files
+from stretto.substrate.elastic.substrate import JobFiles
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.leases import IDLE_S
 from stretto.substrate.ray.substrate import RaySubstrate
@@ -104,7 +104,7 @@ class RayBench:
         epochs: int = EPOCHS,
         entry: str = "",
         trainer: Trainer = STUB,
-        files: Files | None = None,
+        files: JobFiles | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
         began_s = time.monotonic()

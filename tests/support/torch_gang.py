@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from stretto.substrate.elastic.fork_servers import Nursery, Saying, Trainer, training_env
+from stretto.substrate.elastic.fork_servers import ForkServerProcess, Trainer, WorkerNews, training_env
 from stretto.wire.channel import Channel, Listener
 from stretto.wire.messages import (
     BatchOrder,
@@ -36,20 +36,20 @@ M = TypeVar("M")
 
 
 class Cradle:
-    """A nursery that the gangs of many tests share: to import torch takes longer than any of them."""
+    """A fork server that the gangs of many tests share: to import torch takes longer than any of them."""
 
     def __init__(self, entry: str, folder: Path) -> None:
         self.entry = entry
         self._members: dict[str, Member] = {}
         self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
-        self._nursery = Nursery(
+        self._fork_server = ForkServerProcess(
             entry,
             Trainer(),
             grace_s=GRACE_S,
             env={**os.environ, **training_env(threads=2, grace_s=GRACE_S)},
             log=folder / "nursery.log",
             lock_fd=self._lock_fd,
-            on_saying=self._heard,
+            on_news=self._heard,
             on_end=lambda: None,
         )
 
@@ -57,18 +57,18 @@ class Cradle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._nursery.close()
-        self._nursery.wait(GRACE_S)
+        self._fork_server.close()
+        self._fork_server.wait(GRACE_S)
         os.close(self._lock_fd)
 
     def spawn(self, member: Member, address: str, log: Path) -> None:
         self._members[member.worker] = member
-        self._nursery.spawn(member.worker, address=address, secret=SECRET, log=log, env={})
+        self._fork_server.spawn(member.worker, address=address, secret=SECRET, log=log, env={})
 
     def kill(self, member: Member) -> None:
-        self._nursery.kill(member.worker)
+        self._fork_server.kill(member.worker)
 
-    def _heard(self, saying: Saying) -> None:
+    def _heard(self, saying: WorkerNews) -> None:
         if saying.kind in ("gone", "barren"):
             member = self._members.pop(saying.worker)
             member.ended(saying.code if saying.code is not None else NEVER_STARTED)
@@ -79,7 +79,7 @@ class Member:
 
     def __init__(self, name: str) -> None:
         self.worker = f"{name}-{secrets.token_hex(4)}"
-        """A name that no other gang of the nursery has."""
+        """A name that no other gang of the fork server has."""
         self.python: subprocess.Popen[bytes] | None = None
         """If it was not forked."""
         self.channel: Channel | None = None

@@ -22,7 +22,7 @@ from stretto.pricing.instances import Offer
 from stretto.runs.folder import RunFolder
 from stretto.runs.store import empty_store, store_of
 from stretto.substrate.elastic.effects import Rules
-from stretto.substrate.elastic.substrate import Files
+from stretto.substrate.elastic.substrate import JobFiles
 from stretto.substrate.fleet.commands import Commands, Resource
 from stretto.substrate.fleet.nodes import NodeKind
 from stretto.substrate.ray.fleet import NodePool, RayFleet
@@ -96,7 +96,7 @@ class OpenRay:
                 run_dir=folder.path,
                 clock=clock,
                 rules=rules,
-                files=Files(tensorboard=training.tensorboard, store=store),
+                files=JobFiles(tensorboard=training.tensorboard, store=store),
                 temporary=training.temporary,
                 runs_commands=training.runs_commands,
             )

@@ -16,7 +16,7 @@ from stretto.search.study import Direction, Study
 from stretto.substrate.elastic.command import Command, check_placeholders
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import NO_ENTRY
-from stretto.substrate.elastic.substrate import Files
+from stretto.substrate.elastic.substrate import JobFiles
 from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import find_slots
 
@@ -64,7 +64,7 @@ def make_substrate(
         slots=find_slots(training.slots),
         clock=clock,
         rules=Rules(retries=training.retries),
-        files=Files(tensorboard=training.tensorboard, store=store),
+        files=JobFiles(tensorboard=training.tensorboard, store=store),
         runs_commands=training.runs_commands,
     )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stretto.core.errors import InputError
 from stretto.core.job import Job
-from stretto.substrate.elastic.command_output import Setup
+from stretto.substrate.elastic.command_output import CommandSetup
 
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
 _FOLDER = "files"
@@ -67,7 +67,7 @@ def own_folder(job_folder: Path) -> Path:
     return job_folder / _FOLDER
 
 
-def filled_in(command: Command, job: Job, setup: Setup, *, job_folder: Path) -> list[str]:
+def filled_in(command: Command, job: Job, setup: CommandSetup, *, job_folder: Path) -> list[str]:
     """The arguments with every placeholder replaced."""
     workers = setup.allocation.worker_count
     folder = own_folder(job_folder)
@@ -123,7 +123,9 @@ def token_of(folder_identity: str, job_id: str) -> str:
     return f"{folder_identity}:{job_id}"
 
 
-def own_environment(command: Command, setup: Setup, *, restarts: int, job_folder: Path) -> dict[str, str]:
+def own_environment(
+    command: Command, setup: CommandSetup, *, restarts: int, job_folder: Path
+) -> dict[str, str]:
     """What processes of the job are told, on whatever node they are."""
     return {
         **({_LAUNCH: str(command.launch_folder)} if command.in_folder else {}),

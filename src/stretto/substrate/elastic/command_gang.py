@@ -17,10 +17,10 @@ from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job, Tier
 from stretto.substrate.elastic.command import Command, filled_in, own_environment, own_folder
 from stretto.substrate.elastic.command_output import (
-    Asked,
-    Mark,
+    CommandGoal,
+    CommandSetup,
+    EpochMark,
     Progress,
-    Setup,
     Trial,
     failed_late,
     read_report,
@@ -52,7 +52,7 @@ FLOOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LineOutcome:
     """What a line was."""
 
     report: bool = False
@@ -75,15 +75,15 @@ class PrintedAccount:
     progress: Progress = field(default_factory=Progress)
     missed: tuple[bytes, ...] = ()
     """Lines from before this process, of which nobody knows whether they were told."""
-    _mark: Mark = field(default_factory=Mark)
+    _mark: EpochMark = field(default_factory=EpochMark)
     _waiting: list[JobReported] = field(default_factory=list)
     _problems: set[str] = field(default_factory=set)
     _has_shown_wrong: bool = False
     _passed: bool = False
 
     @property
-    def asked(self) -> Asked:
-        return Asked.of(self.job, self.metric)
+    def asked(self) -> CommandGoal:
+        return CommandGoal.of(self.job, self.metric)
 
     @property
     def reached(self) -> Progress:
@@ -94,15 +94,15 @@ class PrintedAccount:
         """A job that has shown its last epoch is done, whatever its command still does."""
         return self._passed or self.asked.is_shown(self.progress)
 
-    def begin(self, setup: Setup, *, t_s: float) -> None:
+    def begin(self, setup: CommandSetup, *, t_s: float) -> None:
         """The command is started; first of all, what was missed is told."""
         for line in self.missed:
             self.read_missed(line, setup, t_s=t_s)
         self.missed = ()
-        self._mark = Mark(0 if self.job.tier is Tier.RIGID else self.progress.result_epoch)
+        self._mark = EpochMark(0 if self.job.tier is Tier.RIGID else self.progress.result_epoch)
         self._problems.clear()
 
-    def read(self, line: bytes, setup: Setup, *, t_s: float) -> Seen:
+    def read(self, line: bytes, setup: CommandSetup, *, t_s: float) -> LineOutcome:
         """Hold what a line says; it is told with the others."""
         reading = read_report(line, setup, self.progress, t_s=t_s, mark=self._mark)
         self._mark = reading.mark
@@ -113,17 +113,17 @@ class PrintedAccount:
         wrong = "" if self._has_shown_wrong else reading.wrong
         self._has_shown_wrong |= bool(wrong)
         if reading.report is None or was_complete:
-            return Seen(problems=new, wrong=wrong, passes=passes)
+            return LineOutcome(problems=new, wrong=wrong, passes=passes)
         self._hold(reading.report)
         result = bool(reading.report.results)
-        return Seen(report=True, result=result, problems=new, wrong=wrong, passes=passes)
+        return LineOutcome(report=True, result=result, problems=new, wrong=wrong, passes=passes)
 
-    def read_missed(self, line: bytes, setup: Setup, *, t_s: float) -> Seen:
+    def read_missed(self, line: bytes, setup: CommandSetup, *, t_s: float) -> LineOutcome:
         """Likewise, of a line from before the present start: only results that are not known yet count."""
-        report = read_report(line, setup, self.progress, t_s=t_s, mark=Mark(counts=False)).report
+        report = read_report(line, setup, self.progress, t_s=t_s, mark=EpochMark(counts=False)).report
         if report is not None and report.results and not self.complete:
             self._hold(report)
-        return Seen()  # nothing that the present start has shown
+        return LineOutcome()  # nothing that the present start has shown
 
     def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported]:
         reports, self._waiting = self._waiting, []
@@ -193,7 +193,7 @@ class CommandGang(Gang):
         self._said = SaidOnce() if said is None else said
         self._noted: set[str] = set()
         """Notes of its workers, each of which is passed on once."""
-        self._setup: Setup | None = None
+        self._setup: CommandSetup | None = None
         """What the present incarnation runs with."""
         self._starting_s: float | None = None
         """When the present start was asked for; None once its first report has come."""
@@ -269,7 +269,7 @@ class CommandGang(Gang):
         order = self._order
         assert order.batch is not None
         trial = None if self.spec.metric is None else Trial(self.spec.metric, self.job.work.epochs)
-        self._setup = Setup(self.job.id, on_nodes(order.places), order.batch, trial)
+        self._setup = CommandSetup(self.job.id, on_nodes(order.places), order.batch, trial)
         self._starts += 1
         # The first report ends a start here, not the first sign of a group.
         self._starting_s, order.asked_s = now.t_s if order.asked_s is None else order.asked_s, None

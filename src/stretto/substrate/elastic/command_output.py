@@ -46,7 +46,7 @@ LARGEST_GRADIENT = 1e30
 """Of a squared norm, so that no sum of them overflows."""
 
 
-class Line:
+class OutputLine:
     """The values of one line; whatever is wrong with them is collected."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EpochMark:
     """The last result line of the present start, whether it counted or not."""
 
     epoch: int = 0
@@ -142,10 +142,10 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownResult:
     """What a result line shows."""
 
-    mark: Mark
+    mark: EpochMark
     result: Result | None = None
     """None if it is passed over."""
     wrong: str = ""
@@ -153,31 +153,31 @@ class Shown:
 
 
 def read_result(
-    line: Line, trial: Trial, allocation: Allocation, *, known: int, mark: Mark, t_s: float
-) -> Shown:
+    line: OutputLine, trial: Trial, allocation: Allocation, *, known: int, mark: EpochMark, t_s: float
+) -> ShownResult:
     """The result of a line, if results are known up to the epoch `known`."""
     values = line.measured(trial.metric) if line.has(trial.metric) else ()
     if line.has(trial.metric) and not values:
-        return Shown(mark, wrong=_no_number(trial.metric, line.shown(trial.metric)))
+        return ShownResult(mark, wrong=_no_number(trial.metric, line.shown(trial.metric)))
     told = line.epoch()
     if not values or (told is None and (line.gives("epoch") or not mark.counts)):
-        return Shown(mark)
+        return ShownResult(mark)
     if told is None and mark.told:
         line.problems.append(f"{trial.metric} on lines without an epoch, where others have one")
-        return Shown(mark)
+        return ShownResult(mark)
     mark = replace(mark, told=mark.told or told is not None)
     epoch = mark.epoch + 1 if told is None else told
     if mark.t_s is not None and epoch < mark.epoch:
         line.go_back(epoch, mark.epoch)
-        return Shown(mark)
+        return ShownResult(mark)
     again = epoch == mark.epoch and mark.t_s is not None
     new_mark = mark if again else replace(mark, epoch=epoch, t_s=t_s)
     if problem := _passed_over(epoch, trial, known):
         line.problems.append(problem)
-        return Shown(new_mark, wrong="" if epoch else _epoch_zero(trial.metric))
+        return ShownResult(new_mark, wrong="" if epoch else _epoch_zero(trial.metric))
     epoch_s = mark.epoch_s(epoch, t_s)
     nodes = len(allocation.nodes)
-    return Shown(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
+    return ShownResult(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
 
 
 def _no_number(metric: str, shown: str) -> str:
@@ -206,7 +206,7 @@ def _passed_over(epoch: int, trial: Trial, known: int) -> str:
 
 
 KEYS = frozenset({"work_done", "epoch", "step_s", "sync_s", "loss", "grad_sqr", "grad_var"})
-_START = Mark()
+_START = EpochMark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class CommandSetup:
     """What the command runs with: the configuration its measurements belong to."""
 
     job_id: str
@@ -250,13 +250,15 @@ class Reading:
 
     report: JobReported | None = None
     problems: tuple[str, ...] = ()
-    mark: Mark = _START
+    mark: EpochMark = _START
     """For the lines that follow in the same start."""
     wrong: str = ""
     """Of a trial: why the metric that the line has does not count, where people should know."""
 
 
-def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: Mark = _START) -> Reading:
+def read_report(
+    text: bytes, setup: CommandSetup, last: Progress, *, t_s: float, mark: EpochMark = _START
+) -> Reading:
     """The report a line of output is, counting from the `last` one and, for a trial, from the `mark`."""
     try:
         values = json.loads(text)
@@ -264,7 +266,7 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: 
         return Reading(mark=mark)
     if not isinstance(values, dict) or setup.keys.isdisjoint(values):
         return Reading(mark=mark)
-    line = Line(values)
+    line = OutputLine(values)
     shown = None
     if setup.trial is not None:
         known = last.result_epoch
@@ -288,14 +290,14 @@ def read_report(text: bytes, setup: Setup, last: Progress, *, t_s: float, mark: 
     return Reading(report, tuple(line.problems), shown.mark, _wrong(line, shown.wrong))
 
 
-def _wrong(line: Line, wrong: str) -> str:
+def _wrong(line: OutputLine, wrong: str) -> str:
     """What people should know of a line: why its metric does not count, or its epoch."""
     if wrong or not line.wrong:
         return wrong
     return f"it prints lines that do not count as they are: {line.wrong}; this is said once"
 
 
-def _progress(line: Line, last: Progress, mark: Mark) -> Progress:
+def _progress(line: OutputLine, last: Progress, mark: EpochMark) -> Progress:
     """Within a start epochs do not go back; a start may begin anew."""
     work_done, epoch = (
         line.number("work_done", f"a number from 0 to {MOST_WORK:g}", most=MOST_WORK),
@@ -316,7 +318,7 @@ def _progress_of_trial(result: Result | None, last: Progress) -> Progress:
     return last if result is None else replace(last, work_done=float(result.epoch), epoch=result.epoch)
 
 
-def _speeds(line: Line, setup: Setup) -> tuple[SpeedSample, ...]:
+def _speeds(line: OutputLine, setup: CommandSetup) -> tuple[SpeedSample, ...]:
     if not line.has("step_s"):
         return ()
     step_s = line.number(
@@ -345,7 +347,7 @@ def _speeds(line: Line, setup: Setup) -> tuple[SpeedSample, ...]:
     )
 
 
-def _noise(line: Line) -> NoiseSample | None:
+def _noise(line: OutputLine) -> NoiseSample | None:
     rule = f"a number from 0 to {LARGEST_GRADIENT:g}"
     sqr = line.number("grad_sqr", rule, most=LARGEST_GRADIENT)
     var = line.number("grad_var", rule, most=LARGEST_GRADIENT)
@@ -354,14 +356,14 @@ def _noise(line: Line) -> NoiseSample | None:
     return None if sqr is None or var is None else NoiseSample(sqr, var)
 
 
-def _losses(line: Line, progress: Progress) -> tuple[LossPoint, ...]:
+def _losses(line: OutputLine, progress: Progress) -> tuple[LossPoint, ...]:
     if not line.has("loss") or progress.epoch <= progress.loss_epoch:
         return ()
     return tuple(LossPoint(progress.epoch, loss) for loss in line.measured("loss"))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CommandGoal:
     """How far a command is to go; whatever it does after that does not count."""
 
     epochs: int | None
@@ -370,7 +372,7 @@ class Asked:
     """Of a trial: only epochs that show it count."""
 
     @classmethod
-    def of(cls, job: Job, metric: str | None) -> Asked:
+    def of(cls, job: Job, metric: str | None) -> CommandGoal:
         return cls(job.work.epochs, metric)
 
     def is_shown(self, progress: Progress) -> bool:

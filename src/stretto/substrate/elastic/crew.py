@@ -1,4 +1,4 @@
-"""Who belongs to a gang: the group that trains, the one it is to become, newcomers, those on the way out."""
+"""The members of a gang: the group that trains, the group that forms, newcomers and leavers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stretto.wire.messages import BatchOrder, Form, Leave
 
 
 class Goal(Enum):
-    """What a gang is to come to."""
+    """The state that a gang works towards."""
 
     REST = auto()
-    """Nothing runs; the job may be started again."""
+    """Nothing runs; the job may start again."""
     RUN = auto()
     EPOCH = auto()
-    """Rest, once the present epoch is over."""
+    """Rest when the present epoch is over."""
     OVER = auto()
-    """Nothing runs, for good."""
+    """Nothing runs, and never will again."""
 
 
 class Phase(Enum):
-    """Where an incarnation of a gang is."""
+    """The phase of an incarnation of a gang."""
 
     IDLE = auto()
     LIVE = auto()
@@ -33,24 +33,24 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class Order:
-    """What was last asked for."""
+class GangOrder:
+    """The allocation and batch of the last instruction."""
 
     allocation: Allocation = NOTHING
     batch: BatchChoice | None = None
     places: Counter[str] = field(default_factory=Counter)
-    """Workers on each node: as many as were allocated, unless so many could not be started."""
+    """Workers on each node: those allocated, or fewer if not all could start."""
     asked_s: float | None = None
-    """When the start or resize that is under way was asked for."""
+    """When the present start or resize was asked for; None if there is none."""
     holds_reports: bool = False
-    """The job counts as standing still."""
+    """Whether reports wait, as the job counts as parked."""
 
     @property
     def size(self) -> int:
         return self.places.total()
 
     def nodes(self, workers: int) -> int:
-        """On how many nodes so many workers are."""
+        """The number of nodes that this many workers are on."""
         return min(len(self.allocation.nodes), workers)
 
 
@@ -65,47 +65,47 @@ class Member:
     asked_s: float
     """When it was asked for."""
     seated: bool = False
-    """It has a slot."""
+    """Whether it has a slot."""
     led: bool = False
-    """It is or was the first of a group, and what it reports counts."""
+    """Whether it is or was rank 0 of a group, so that its reports count."""
     store: str = ""
-    """Where it can be met; empty until it is ready."""
+    """The address of its store; empty until it is ready."""
     heard_s: float | None = None
-    """When it last gave a sign of life; None before it runs."""
+    """When its last message came; None before it runs."""
     steps: int = 0
     leaving: bool = False
-    """Not part of the group that is being formed."""
+    """Whether it is not part of the group that forms."""
     outgoing: bool = False
-    """Nothing is expected of it any more."""
+    """Whether it was told to end."""
     spoke: bool = False
-    """It said its last word."""
+    """Whether it sent its last message."""
     kill_at_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a crew compares with the places it is to fill."""
+    """How the members compare with the places that they are to fill."""
 
     stay: tuple[str, ...]
-    """Of the group, by rank: those that are where they should be."""
+    """Members of the group that can stay, by rank."""
     useful: tuple[Member, ...]
-    """Newcomers that fill the other places, the ready ones first."""
+    """Newcomers that fill other places, the ready ones first."""
     useless: tuple[Member, ...]
     missing: tuple[str, ...]
-    """Nodes on which another one must be started; as often as there are places."""
+    """Nodes on which a worker must still start, once for each place."""
 
 
 @dataclass(slots=True)
 class Crew:
-    """The members of one incarnation, and what is to be done to them."""
+    """The members of one incarnation, and the effects on them."""
 
     name: str
     members: dict[str, Member] = field(default_factory=dict)
-    """All that are not gone, those that wait for a slot included."""
+    """All that are not gone, including those that wait for a slot."""
     formed: tuple[str, ...] = ()
     """The group that trains, by rank."""
     forming: tuple[str, ...] = ()
-    """The group it has been told to become."""
+    """The group that it was told to form."""
     finished: set[str] = field(default_factory=set)
     generation: int = -1
     out: list[Effect] = field(default_factory=list)
@@ -113,15 +113,15 @@ class Crew:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The group that trains as far as it can be told."""
+        """The group that forms, or else the one that trains."""
         return self.forming or self.formed
 
     def has(self, member: Member) -> bool:
-        """Whether it is in a group, rather than new."""
+        """Whether it is in a group, so not a newcomer."""
         return member.id in self.formed or member.id in self.forming
 
     def newcomers(self) -> list[Member]:
-        """Those on their way into the group, the ready ones first."""
+        """Members that are not in a group yet, the ready ones first."""
         new = [m for m in self.members.values() if not (self.has(m) or m.outgoing or m.spoke)]
         return sorted(new, key=lambda member: not member.store)
 
@@ -143,11 +143,11 @@ class Crew:
         )
 
     def on(self, worker_ids: tuple[str, ...]) -> Counter[str]:
-        """The places these have, as far as they are not gone: some leave before the others have formed."""
+        """The places of these members, except those that are gone."""
         return Counter(self.members[one].node for one in worker_ids if one in self.members)
 
     def silent(self, since_s: float) -> list[Member]:
-        """Those that ought to have been heard of since then."""
+        """Members without a message since then."""
         return [
             member
             for member in self.members.values()
@@ -157,7 +157,7 @@ class Crew:
         ]
 
     def left_behind(self) -> Member | None:
-        """One that is to train where others returned: before there is a group, all return or none."""
+        """A member that trains although others returned: before there is a group, all must return or none."""
         waiting = [member for member in self.members.values() if not member.spoke]
         stay = not self.group and all(member.store for member in waiting)
         return waiting[0] if waiting and stay else None
@@ -170,7 +170,7 @@ class Crew:
         return member
 
     def form(self, order: tuple[str, ...], nodes: int, batch: BatchOrder | None) -> None:
-        """Tell members to become this group, and the others of the present one to leave."""
+        """Tell members to form this group, and the others to leave."""
         self.generation += 1
         self.forming = order
         self.members[order[0]].led = True
@@ -195,7 +195,7 @@ class Crew:
                 self.out.append(Send(worker_id, Leave(self.generation)))
 
     def forms(self, member: Member, generation: int) -> bool:
-        """Whether this one says for the group that is being formed that it trains."""
+        """Whether this member leads the group that forms in this generation."""
         return member.id in self.forming[:1] and generation == self.generation
 
     def has_formed(self, leavers_killed_at_s: float) -> None:
@@ -218,6 +218,6 @@ class Crew:
             self.out.append(Kill(member.id))
 
     def disband(self) -> None:
-        """Nobody is left."""
+        """No member is left."""
         self.formed = self.forming = ()
         self.finished.clear()

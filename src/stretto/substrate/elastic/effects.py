@@ -1,4 +1,4 @@
-"""What goes into a gang of workers, and what comes out of it."""
+"""Inputs of a gang of workers, and the effects that it asks for."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ _ENDING_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What to train for a job, beyond what its scheduler needs to know."""
+    """What a job trains; the scheduler does not need to know this."""
 
     entry: str
     """`path/to/train.py:function`."""
     config: Mapping[str, Value]
     epochs: int | None
-    """Train no further than this, whatever the code says."""
+    """Train at most this far, whatever the code says."""
     seed: int = 0
     metric: str | None = None
-    """Of a trial: which of the reported values the study compares."""
+    """The reported value by which a study compares its trials."""
     maximise: bool = True
     waits_for_ack: bool = False
-    """After every epoch, wait until the controller has decided on its result."""
+    """After every epoch, wait until the controller has decided about its result."""
     follows_batch: bool = False
-    """The batch size is the scheduler's to choose; otherwise the training code keeps its own."""
+    """Whether the scheduler chooses the batch size; otherwise the training code does."""
     describe_only: bool = False
-    """Only find out what would be trained."""
+    """Only find out what the training code wants."""
     command: Command | None = None
     """Run this instead; `entry` is then `NO_ENTRY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How much patience workers are met with."""
+    """Time limits for workers, and how often a failed job is started again."""
 
     grace_s: float = 10.0
-    """Between being asked to go at once and being killed."""
+    """Between a request to leave at once and SIGKILL."""
     command_s: float = 10.0
-    """Of the grace, what a command has between SIGTERM and SIGKILL; its worker needs a little more."""
+    """The same for a command: between SIGTERM and SIGKILL."""
     park_s: float = 60.0
-    """For the way to the next step boundary and a checkpoint there, when a gang is parked."""
+    """For a parked gang to reach the next step boundary and save a checkpoint."""
     retries: int = 2
-    """Fresh starts after something went wrong, without progress in between."""
+    """Restarts after failures without progress in between."""
     heartbeat_s: float = 30.0
-    """A worker that is silent for so long is lost."""
+    """A worker that sends nothing for this long is lost."""
     yield_s: float = 5.0
-    """A group that is to move waits so long for its new slots; then it gives up its own first."""
+    """A group that moves waits this long for its new slots; then it gives up its old ones first."""
     hang_s: float = 3600.0
-    """A group that takes no step for so long hangs; whatever code does between two epochs must be shorter."""
+    """A group without a step for this long hangs. Work between two epochs must be shorter."""
 
     @property
     def of_commands(self) -> Rules:
@@ -64,20 +64,20 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, on two clocks."""
+    """The present time on two clocks."""
 
     t_s: float
-    """Of the run."""
+    """Seconds since the start of the run."""
     awake_s: float
-    """Time in which somebody listened: it stands still while this process or the machine sleeps."""
+    """Seconds in which the loop ran: this clock stops while the process or the machine sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class WorkerExit:
     """How a worker's process ended."""
 
     code: int | None
-    """Negative: the signal that ended it. None: it never ran, or nobody saw its end; `error` says why."""
+    """Negative: the signal that ended it. None: unknown, or it never ran; `error` says why."""
     error: str = ""
     final: bool = False
     """Trying again would change nothing."""
@@ -105,12 +105,12 @@ class Spawn:
 
     worker_id: str
     node: str = ""
-    """Where; empty: wherever there is one."""
+    """Empty: any node."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Nobody needs this worker: SIGTERM, and SIGKILL after the grace."""
+    """This worker is not needed: SIGTERM, and SIGKILL after the grace."""
 
     worker_id: str
 

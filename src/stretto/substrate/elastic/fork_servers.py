@@ -1,4 +1,4 @@
-"""The controller's side of a nursery: the process that workers of one entry are forked from."""
+"""The controller's side of a fork server: the process from which the workers of one entry are forked."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from stretto.system.private_files import private_opener
 
 _SCRIPT = Path(__file__).parents[2] / "torch" / "fork_server.py"
 _IMPORTING_S = 1.0
-"""A nursery that is still importing has no workers: told to end, it leaves within this, or is killed."""
+"""A fork server that still imports has no workers: it must leave within this, or is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What runs in a nursery and its workers, each by its name."""
+    """The functions that a fork server and its workers run, by name."""
 
     worker: str = "stretto.torch.worker:main"
-    """Called in a worker with the controller's address, the secret and the worker's id."""
+    """Called in a worker, with the controller's address, the secret and the worker's id."""
     load: str = "stretto.torch.worker:load_entry"
-    """Called with an entry to import the user's code."""
+    """Called with an entry, to import the user's code."""
     preload: tuple[str, ...] = ("torch", "torch._dynamo", "stretto.torch")
-    """Imported before anything else; the first optimizer needs torch._dynamo, which takes seconds."""
+    """Modules that are imported first. The first optimizer needs torch._dynamo, which takes seconds."""
     imports_entry: bool = True
 
 
@@ -48,32 +48,32 @@ def trainer_of(entry: str, trainer: Trainer) -> Trainer:
 
 
 def training_env(*, threads: int, grace_s: float) -> dict[str, str]:
-    """What training code finds in its environment, wherever it runs."""
+    """Environment variables for training code."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "STRETTO_GRACE_S": str(grace_s),
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or code that asks for a GPU could not be forked any more
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a check with CUDA would make the process unfit to fork
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Saying:
-    """What a nursery tells about a worker."""
+class WorkerNews:
+    """What a fork server says about a worker."""
 
     kind: str
-    """born, gone, barren, note; or ready, of no worker."""
+    """born, gone, barren or note; or ready, without a worker."""
     worker: str
     pid: int = 0
     code: int | None = None
     error: str = ""
     number: int = 0
-    """Of an error, if that kept it from being started."""
+    """The number of the error that prevented its start."""
     text: str = ""
-    """Of a note: what the user should know."""
+    """The text of a note for the user."""
 
 
-class Nursery:
-    """Starts the process. `on_saying` and `on_end` are called from a thread of its own."""
+class ForkServerProcess:
+    """Starts the process. `on_news` and `on_end` are called from a thread of its own."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Nursery:
         env: Mapping[str, str],
         log: Path,
         lock_fd: int,
-        on_saying: Callable[[Saying], None],
+        on_news: Callable[[WorkerNews], None],
         on_end: Callable[[], None],
     ) -> None:
         self._grace_s = grace_s
@@ -104,7 +104,7 @@ class Nursery:
                 start_new_session=True,
             )
         self._listener = threading.Thread(
-            target=self._listen, args=(on_saying, on_end), name=f"nursery {entry}", daemon=True
+            target=self._listen, args=(on_news, on_end), name=f"fork server {entry}", daemon=True
         )
         self._listener.start()
 
@@ -128,29 +128,29 @@ class Nursery:
             self._line.shutdown(socket.SHUT_WR)
 
     def wait(self, patience_s: float) -> None:
-        """Until nothing is left of it, once it was closed; code that is still imported is not waited for."""
+        """Wait until nothing is left of it. If it still imports, it is killed."""
         self._listener.join(patience_s if self._is_ready else min(patience_s, _IMPORTING_S))
         if self._listener.is_alive():
             self._process.kill()  # the kernel then kills its workers
             self._listener.join()
 
     def _tell(self, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # it was killed; its end is told by the listener
+        with contextlib.suppress(OSError):  # it was killed; the listener says so
             self._line.sendall(json.dumps(fields).encode() + b"\n")
 
-    def _listen(self, on_saying: Callable[[Saying], None], on_end: Callable[[], None]) -> None:
+    def _listen(self, on_news: Callable[[WorkerNews], None], on_end: Callable[[], None]) -> None:
         with self._line, self._line.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
                 fields = json.loads(line)
-                saying = Saying(fields.pop("say"), **fields)
-                match saying.kind:
+                news = WorkerNews(fields.pop("say"), **fields)
+                match news.kind:
                     case "ready":
                         self._is_ready = True
                     case "born":
-                        self._pids[saying.worker] = saying.pid
+                        self._pids[news.worker] = news.pid
                     case "gone" | "barren":
-                        self._pids.pop(saying.worker, None)
-                on_saying(saying)
+                        self._pids.pop(news.worker, None)
+                on_news(news)
         self._process.wait()
         for (
             pid

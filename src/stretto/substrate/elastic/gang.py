@@ -4,16 +4,17 @@ An incarnation of the gang lives from its first worker to its last:
 
     IDLE ──▶ LIVE ──▶ ENDING ──▶ IDLE      the next one starts only when nothing of the last is left
 
-A live gang starts (no group yet), forms, trains, and resizes: newcomers warm up while the group trains, and
-join it when all of them are ready; a smaller group is formed at once. No other group is formed before the
-last one says that it trains. What was last asked for counts; newcomers it does not need are sent away.
+A live gang starts without a group, forms one, trains and resizes in place. Newcomers warm up while the group
+trains, and join when all of them are ready. A smaller group forms at once. The next group forms only after
+the last one has said that it trains. The last instruction counts; newcomers that it does not need are sent
+away.
 
-A gang moves to other nodes as it resizes, those that are to leave training until the newcomers are ready.
-If nobody stays, there is for a moment a group of all, in which the newcomers get the state of the others.
-If the newcomers get no slot, perhaps because another gang waits for ours, those that leave go first.
+A gang moves to other nodes in the same way: the leavers train until the newcomers are ready. If no member
+stays, leavers and newcomers form one group for a moment, in which the newcomers get the state. If the
+newcomers get no slot, perhaps because another gang waits for ours, the leavers go first.
 
-If a worker is lost, so is the group: all of it ends, and starts again from its checkpoint. If a newcomer is
-lost, the group does not notice; others are tried, and if they are lost too, it stays as large as it is.
+If a worker is lost, the whole group ends, and starts again from its checkpoint. If a newcomer is lost, the
+group trains on and others are tried. If these are lost too, the group keeps its size.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import Event, JobFailed, JobFinished, JobNoted, NoteKind
 from stretto.core.instructions import Action, Instruction
 from stretto.core.job import Job
-from stretto.substrate.elastic.crew import Crew, Goal, Member, Order, Phase, as_order
-from stretto.substrate.elastic.effects import Effect, Emit, Exit, Moment, Rules, Send, TrainingJob
+from stretto.substrate.elastic.crew import Crew, GangOrder, Goal, Member, Phase, as_order
+from stretto.substrate.elastic.effects import Effect, Emit, Moment, Rules, Send, TrainingJob, WorkerExit
 from stretto.substrate.elastic.losses import KILLED, Blame, Cause, Losses
-from stretto.substrate.elastic.reports import Ledger
+from stretto.substrate.elastic.reports import Account
 from stretto.wire.messages import (
     Ack,
     Beat,
@@ -53,7 +54,7 @@ from stretto.wire.messages import (
 
 
 class Gang:
-    """One job's workers, whatever they run. Every method returns what is to be done."""
+    """One job's workers. Every method returns the effects that must be carried out."""
 
     def __init__(
         self,
@@ -62,11 +63,11 @@ class Gang:
         rules: Rules,
         log: str,
         *,
-        account: Ledger,
+        account: Account,
         losses: Losses,
         places_of: Callable[[Allocation], Counter[str]],
     ) -> None:
-        """`places_of` says how many workers of an allocation must be on which node."""
+        """`places_of` gives the number of workers of an allocation on each node."""
         self.job = job
         self.spec = spec
         self.goal = Goal.REST
@@ -76,10 +77,10 @@ class Gang:
         self._log = log
         self._account = account
         self._crew = Crew(job.id)
-        self._order = Order()
+        self._order = GangOrder()
         self._told_batch: BatchChoice | None = None
         self._resize_s: float | None = None
-        """How long the last start or resize took, until it was reported."""
+        """How long the last start or resize took; None once it was reported."""
         self._stepped_s = 0.0
         self._kill_at_s = math.inf
         self._losses = losses
@@ -87,12 +88,12 @@ class Gang:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """All that are not gone, those that wait for a slot included."""
+        """All that are not gone, including those that wait for a slot."""
         return tuple(self._crew.members)
 
     @property
     def command(self) -> CommandOrder | None:
-        """What its workers run if that is not training code."""
+        """The command that its workers run instead of training code."""
         return None
 
     @property
@@ -101,14 +102,14 @@ class Gang:
 
     @property
     def is_born(self) -> bool:
-        """Whether a process of it is there. May be asked in any thread."""
+        """Whether one of its processes runs. May be called in any thread."""
         return any(member.heard_s is not None for member in tuple(self._crew.members.values()))
 
-    # What is asked
+    # Instructions
 
     def instruct(self, instruction: Instruction, now: Moment) -> list[Effect]:
         if self.goal is Goal.OVER:
-            return []  # it ended on its own before it could be told
+            return []  # it ended before the instruction came
         match instruction.action:
             case Action.START | Action.RESIZE:
                 self._run(instruction.allocation, instruction.batch, now)
@@ -148,12 +149,12 @@ class Gang:
         return self._settle(now)
 
     def acknowledge(self, epoch: int) -> list[Effect]:
-        """The results up to this epoch were decided on."""
+        """The controller has decided about the results up to this epoch."""
         leaders = dict.fromkeys(self._crew.formed[:1] + self._crew.forming[:1])
         return [Send(leader, Ack(epoch)) for leader in leaders]
 
     def strand(self, node: str, now: Moment) -> list[Effect]:
-        """A node is gone with all that was on it: rest, until whoever decides knows where to go on."""
+        """A node is gone: rest until an instruction says where to continue."""
         crew = self._crew
         lost = [member for member in crew.members.values() if member.node == node]
         if self.goal in {Goal.RUN, Goal.EPOCH} and (lost or node in self._order.allocation.nodes):
@@ -161,14 +162,14 @@ class Gang:
             self._losses.causes.clear()
             self._rest(Goal.REST, now.awake_s + self._rules.park_s)
             if self.phase is Phase.LIVE and any(crew.has(member) for member in lost):
-                self._end_all()  # what is left of the group cannot save any more
+                self._end_all()  # the rest of the group cannot save any more
         crew.kill(*lost)
         return self._settle(now)
 
-    # What is seen
+    # News of workers
 
     def seated(self, worker_id: str) -> list[Effect]:
-        """It has a slot, and is being started."""
+        """A worker has a slot, and starts."""
         member = self._crew.members.get(worker_id)
         if member is not None:
             member.seated = True
@@ -181,7 +182,7 @@ class Gang:
         return []
 
     def note(self, text: str, now: Moment) -> list[Effect]:
-        """Something that the user should know of its workers."""
+        """Something that the user should know about the workers."""
         self._note(text, now)
         return self._settle(now)
 
@@ -196,18 +197,20 @@ class Gang:
                 member.spoke = True
                 member.kill_at_s = now.awake_s + self._rules.grace_s
                 self._take_last_word(member, message, now)
-            elif not member.outgoing or isinstance(message, Report | Saved | Printed):  # its last deeds count
+            elif not member.outgoing or isinstance(
+                message, Report | Saved | Printed
+            ):  # its last reports count
                 self._take(member, message, now)
         return self._settle(now)
 
     def lose(self, worker_id: str, why: str, now: Moment) -> list[Effect]:
-        """A worker that is still there is of no use."""
+        """A worker still runs but cannot be used."""
         member = self._crew.members.get(worker_id)
         if member is not None:
             self._give_up([member], why, now)
         return self._settle(now)
 
-    def gone(self, worker_id: str, how: Exit, now: Moment) -> list[Effect]:
+    def gone(self, worker_id: str, how: WorkerExit, now: Moment) -> list[Effect]:
         member = self._crew.members.pop(worker_id, None)
         if member is not None and not member.spoke:
             self._lost(member, Cause(Blame.DIED, how.text, how.final), now)
@@ -226,18 +229,18 @@ class Gang:
             self._kill_late(now)
         return self._settle(now)
 
-    # How it goes on
+    # Transitions
 
     def _run(self, allocation: Allocation, batch: BatchChoice, now: Moment) -> None:
         live, crew = self.phase is Phase.LIVE, self._crew
         places = self._places_of(allocation)
         asked_s: float | None = now.t_s
         if live and places == crew.on(crew.formed) and not crew.forming:
-            asked_s = None  # it is there already
+            asked_s = None  # it has that size already
         elif live and (not crew.formed or places == crew.on(crew.forming)):
             asked_s = self._order.asked_s  # it is on the way
         self.goal = Goal.RUN
-        self._order = Order(allocation, batch, places, asked_s)
+        self._order = GangOrder(allocation, batch, places, asked_s)
         self._losses.newcomers = 0
         if live:
             self._kill_at_s = math.inf
@@ -250,7 +253,7 @@ class Gang:
             self._tell_group(Park())
 
     def _settle(self, now: Moment) -> list[Effect]:
-        """Take the steps that are possible now, and hand out what is to be done."""
+        """Take the transitions that are possible now, and return the effects."""
         if self.phase is Phase.LIVE and self.goal is Goal.RUN:
             self._reach_size(now)
         elif self.phase is Phase.LIVE:
@@ -335,7 +338,7 @@ class Gang:
             self._hold_no_more(now)
         self._emit(verdict)
 
-    # What is heard
+    # Messages of workers
 
     def _beat(self, member: Member, beat: Beat, now: Moment) -> None:
         if beat.steps != member.steps and not member.outgoing:
@@ -365,7 +368,7 @@ class Gang:
                 self._lost(member, Cause(Blame.BYSTANDER, f"a worker left: {message.why}"), now)
 
     def _hold_no_more(self, now: Moment) -> None:
-        """The job or the run ends: there will be no next report to tell of it with."""
+        """Report what was held back: the job or the run ends, and no later report will carry it."""
         self._order.holds_reports = False
         self._tell(now)
 
@@ -376,11 +379,11 @@ class Gang:
             self._crew.out.extend(map(Emit, events))
 
     def _tell_last(self, now: Moment) -> None:
-        """The job is done: all there is to tell of it."""
+        """Report everything that is left: the job is done."""
         self._tell(now)
 
     def _finish(self, member: Member, now: Moment) -> None:
-        """The job is done when all that train have returned."""
+        """A worker has returned. The job is done when all of the group have."""
         crew = self._crew
         if crew.formed and not crew.has(member):
             self._lost(member, Cause(Blame.BYSTANDER, "a new worker returned without training"), now)
@@ -394,7 +397,7 @@ class Gang:
             self._tell_last(now)
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
-    # What goes wrong
+    # Losses
 
     def _lost(self, member: Member, cause: Cause, now: Moment) -> None:
         crew = self._crew
@@ -440,7 +443,7 @@ class Gang:
             self._note(text, now, NoteKind.NOT_SAVED)
         self._kill_all()
 
-    # Small things
+    # Helpers
 
     def _end_all(self) -> None:
         self.phase = Phase.ENDING
@@ -452,7 +455,7 @@ class Gang:
         self._crew.kill(*self._crew.members.values())
 
     def _tell_group(self, message: ToWorker) -> None:
-        """Its first, who agrees with the others on when to do it."""
+        """Tell rank 0, which agrees with the others on a step."""
         if self._crew.group:
             self._crew.out.append(Send(self._crew.group[0], message))
 

@@ -14,10 +14,10 @@ OPTIONS is JSON:
     token, start         what the command has in its environment, too
 
 The command gets a session of its own. Its output comes here and goes to the log; a log that grows too long is
-begun again. Lines of its standard output that may be reports go to the worker, and reports also to the
+begun again. LineBuffer of its standard output that may be reports go to the worker, and reports also to the
 metrics file. If they come too fast, the last of several lines stands for all, except for the first line of
-each epoch (see `Sieve`). Lines that the command writes to the metrics file itself go to the worker, too. In
-the long run the guard reads at most `_STEADY_BYTES_PER_S`, so a command that prints without end waits, and
+each epoch (see `Sieve`). LineBuffer that the command writes to the metrics file itself go to the worker, too.
+In the long run the guard reads at most `_STEADY_BYTES_PER_S`, so a command that prints without end waits, and
 nobody else.
 
 The command gets SIGTERM, and SIGKILL `grace_s` later, when the worker closes its end of the socket, on
@@ -81,7 +81,7 @@ Sourced = tuple[bytes, bool]
 """A line, and whether it comes from the metrics file."""
 
 
-class Lines:
+class LineBuffer:
     """Whole lines of a stream of pieces; one that grows too long is given up (an empty line is left)."""
 
     def __init__(self) -> None:
@@ -223,13 +223,13 @@ class MetricsFile:
         self._path = path
         self._mode = mode
         self._keys = frozenset(keys)
-        self._lines = Lines()
+        self._lines = LineBuffer()
         with contextlib.suppress(OSError):
             os.close(_opened(path, os.O_WRONLY | os.O_CREAT, mode))
         self._inode, self._at = self._end()
 
     def before(self) -> Iterator[bytes]:
-        """Lines that were there already."""
+        """LineBuffer that were there already."""
         end, self._at = self._at, 0
         return self._read(until=end)
 
@@ -254,7 +254,7 @@ class MetricsFile:
         self._at = end
 
     def added(self) -> Iterator[bytes]:
-        """Lines that were added since the last look, as many as can be read at once."""
+        """LineBuffer that were added since the last look, as many as can be read at once."""
         inode, end = self._end()
         self._is_now(inode)
         if end < self._at:  # begun anew
@@ -310,11 +310,11 @@ class Reports:
         self._go_on(self._sieve.pass_on(line, self._clock()))
 
     def look(self) -> None:
-        """Lines that others added to the metrics file."""
+        """LineBuffer that others added to the metrics file."""
         self._found(self._metrics.added())
 
     def due(self) -> None:
-        """Lines that were held back for long enough."""
+        """LineBuffer that were held back for long enough."""
         self._go_on(self._sieve.due(self._clock()))
 
     def end(self) -> None:
@@ -329,7 +329,7 @@ class Reports:
             self._tell(line)
 
     def _found(self, lines: Iterator[bytes]) -> None:
-        """Lines of the metrics file, which is written to only when they have all been read."""
+        """LineBuffer of the metrics file, which is written to only when they have all been read."""
         unwritten = []
         for found in lines:
             for line, is_in_file in self._sieve.pass_on(found, self._clock(), is_in_file=True):
@@ -352,7 +352,7 @@ class Guard:
         self._sieve = sieve
         self._reports = Reports(metrics, sieve, functools.partial(self._tell, b"R"))
         self._bytes = Allowance(_BURST_BYTES, _STEADY_BYTES_PER_S, time.monotonic())
-        self._lines = Lines()
+        self._lines = LineBuffer()
         self._has_told_flood = False
         self._pid = 0
         """Of the command, which leads a process group."""

@@ -1,4 +1,4 @@
-"""The one thread in which everything that concerns gangs happens, and the bounded queue of its events."""
+"""The one thread that runs all gangs, and the bounded queue of their events."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stretto.core.events import Event, JobReported
-from stretto.substrate.elastic.effects import Effect, Emit, End, Exit, Kill, Moment, Send, Spawn, Write
+from stretto.substrate.elastic.effects import Effect, Emit, End, Kill, Moment, Send, Spawn, WorkerExit, Write
 from stretto.substrate.elastic.gang import Gang
 from stretto.substrate.elastic.workers import Workers
 from stretto.system.private_files import private_opener
 from stretto.wire.messages import FromWorker
 
 _MOST_REPORTS = 32
-"""Of one job, that wait by themselves; what comes then is merged until the controller has caught up."""
+"""Reports of one job that may wait in the queue; later ones are merged until the controller catches up."""
 _MOST_SPEEDS = 8
-"""Samples of a step's time that a merged report has."""
+"""Samples of step times that a merged report keeps."""
 
 
 def merged(first: JobReported, second: JobReported) -> JobReported:
-    """Two reports of a job as one: how far it is now, and every result and loss of both."""
+    """Two reports of a job as one: the latest progress, and all results and losses of both."""
     return replace(
         second,
         speeds=(*first.speeds, *second.speeds)[-_MOST_SPEEDS:],
@@ -37,14 +37,14 @@ def merged(first: JobReported, second: JobReported) -> JobReported:
 
 
 class EventQueue:
-    """First come, first served; not for several threads at once."""
+    """A queue that merges the reports of a job that has too many there. Not thread-safe."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._reports: Counter[str] = Counter()
-        """Of each job, how many are in the queue."""
+        """The number of reports of each job in the queue."""
         self._merged: dict[str, JobReported] = {}
-        """What has come since, of jobs that have too many there."""
+        """Merged reports of jobs that have too many in the queue."""
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -59,12 +59,12 @@ class EventQueue:
             else:
                 self._append(event)
             return
-        if (waiting := self._merged.pop(event.subject, None)) is not None:  # what it did before
+        if (waiting := self._merged.pop(event.subject, None)) is not None:  # it happened before
             self._append(waiting)
         self._append(event)
 
     def take(self, until_s: float) -> Event | None:
-        """The first one, unless it is from after `until_s` or there is none."""
+        """The first event; None if there is none up to `until_s`."""
         if not self._events or self._events[0].t_s > until_s:
             return None
         event = self._events.popleft()
@@ -77,7 +77,7 @@ class EventQueue:
         return event
 
     def _append(self, event: Event) -> None:
-        """Times never go back, also of what waited to be merged."""
+        """Times never go back, even those of merged reports."""
         if isinstance(event, JobReported):
             self._reports[event.job_id] += 1
             if self._events and event.t_s < self._events[-1].t_s:
@@ -86,19 +86,19 @@ class EventQueue:
 
 
 _TICK_S = 0.25
-"""How often patience is checked while workers are there."""
+"""How often time limits are checked while workers run."""
 _AT_ONCE = 256
-"""Things done before anything else is looked at."""
+"""The most steps that run before time limits are checked."""
 _ROUNDS = 8
-"""Every gang is looked at once in so many ticks, at least."""
+"""Every gang gets a tick at least once in this many ticks."""
 _LONGEST_NAP_S = 1.0
-"""Time between two looks counts up to this much: more means that nobody could listen."""
+"""Longer pauses of the loop count as this long: the process or the machine was asleep."""
 
 Step = Callable[[], None]
 
 
-class Engine:
-    """Carries out what gangs want done, and keeps the events that come of it."""
+class GangLoop:
+    """Carries out the effects of gangs, and keeps the events that follow."""
 
     def __init__(
         self,
@@ -106,7 +106,9 @@ class Engine:
         spawn: Callable[[Gang, Spawn], None],
         look: Callable[[], None] | None = None,
     ) -> None:
-        """`spawn` starts a worker of a gang; `look` sees what happened to nodes, which is never over."""
+        """`spawn` starts a worker of a gang; `look` polls the nodes, if these can come and go by
+        themselves.
+        """
         self._now_s = now_s
         self._spawn = spawn
         self._look = look
@@ -118,7 +120,7 @@ class Engine:
         self._awake_s = 0.0
         self._tick_at_s = 0.0
         self._changed = threading.Condition()
-        """Guards what this thread and others share: all that follows."""
+        """Guards everything below, which threads share."""
         self._inbox: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._events = EventQueue()
         self._busy = False
@@ -140,7 +142,7 @@ class Engine:
             self._busy = True
 
     def tell(self, gang: Gang, what: Callable[[Gang, Moment], Sequence[Effect]]) -> None:
-        """Have a gang do something."""
+        """Tell a gang something, and carry out what follows."""
         self.post(lambda: self._do(gang, what(gang, self._now())))
 
     def tell_all(self, what: Callable[[Gang, Moment], Sequence[Effect]]) -> None:
@@ -162,7 +164,7 @@ class Engine:
             self._changed.notify_all()
 
     def next_event(self, until_s: float, before_waiting: Callable[[], None]) -> Event | None:
-        """None at `until_s`, or, if that is never, once nothing runs any more."""
+        """The next event; None at `until_s`, or, if that is infinite, once nothing runs any more."""
         while True:
             with self._changed:
                 if self._events:
@@ -179,14 +181,14 @@ class Engine:
                 )
 
     def wind_down(self) -> None:
-        """Nothing new will be asked for."""
+        """No further instructions will come."""
         with self._changed:
             self._winding_down = True
             self._changed.notify_all()
 
     @property
     def awake_s(self) -> float:
-        """Time in which somebody listened."""
+        """Seconds in which this loop ran."""
         return self._awake_s
 
     def wait_until_idle(self, patience_s: float) -> None:
@@ -194,7 +196,7 @@ class Engine:
             self._changed.wait_for(lambda: not self._busy or self._broken is not None, patience_s)
 
     def stop(self) -> None:
-        """Do no more."""
+        """End the thread."""
 
         def stop() -> None:
             self._stopping = True
@@ -206,7 +208,7 @@ class Engine:
         return bool(self._events) or self._broken is not None or (endless and self._is_over())
 
     def _is_over(self) -> bool:
-        """Nothing will happen by itself: what comes of nodes counts only while there is something to do."""
+        """Whether nothing more will happen by itself."""
         return not self._busy and (self._look is None or self._winding_down)
 
     # Called in this thread
@@ -215,7 +217,7 @@ class Engine:
         for gang in self._gangs:
             self._do(gang, gang.strand(node, self._now()))
 
-    # Told about workers, in this thread
+    # Called about workers, in this thread
 
     def seated(self, worker_id: str) -> None:
         gang = self._gang_of[worker_id]
@@ -234,12 +236,12 @@ class Engine:
         self._do(gang, gang.hear(worker_id, message, self._now()))
 
     def confused(self, worker_id: str, why: str) -> None:
-        """It may be gone already: whoever notices may be slow."""
+        """The worker may be gone already."""
         gang = self._gang_of.get(worker_id)
         if gang is not None:
             self._do(gang, gang.lose(worker_id, why, self._now()))
 
-    def gone(self, worker_id: str, how: Exit) -> None:
+    def gone(self, worker_id: str, how: WorkerExit) -> None:
         gang = self._gang_of.pop(worker_id)
         self._do(gang, gang.gone(worker_id, how, self._now()))
 
@@ -255,7 +257,7 @@ class Engine:
                 self._changed.notify_all()
 
     def _turn(self) -> None:
-        """Do what has come in; now and then see what has become of nodes, and whose patience is at an end."""
+        """Run the steps that have come in; regularly poll the nodes and check time limits."""
         begun_s = time.monotonic()
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=_TICK_S if self._busy or self._look is not None else None)()
@@ -272,7 +274,7 @@ class Engine:
                 self._changed.notify_all()
 
     def _tick(self) -> None:
-        """Of many gangs some only: whose turn it is comes around soon enough."""
+        """If there are many gangs, only some get a tick each time."""
         if self._look is not None:
             self._look()
         for _ in range(min(len(self._gangs), max(_AT_ONCE, len(self._gangs) // _ROUNDS))):
@@ -285,7 +287,7 @@ class Engine:
         return Moment(self._now_s(), self._awake_s)
 
     def _do(self, gang: Gang, effects: Sequence[Effect]) -> None:
-        """In order; what follows from an effect is done after those that are already wanted."""
+        """Carry out effects in order; new ones that follow go to the end of the queue."""
         (self._at_work.add if gang.busy else self._at_work.discard)(gang)
         self._effects.extend((gang, effect) for effect in effects)
         if self._carrying_out:

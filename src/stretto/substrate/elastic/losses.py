@@ -1,4 +1,4 @@
-"""What went wrong in a gang, why, and whether it is tried again."""
+"""Failures of a gang: their cause, and whether the job is tried again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KILLED = "it did not save and leave in time and was killed"
 
 
 class Blame(IntEnum):
-    """How well a cause explains a loss; the lowest is told."""
+    """How well a cause explains a loss; the lowest explains it best."""
 
     RAISED = 0
     DIED = 1
@@ -28,30 +28,30 @@ class Cause:
     blame: Blame
     text: str
     final: bool = False
-    """Trying again would change nothing."""
+    """Whether another try would fail in the same way."""
 
 
 @dataclass(slots=True)
 class Losses:
-    """Kept over all incarnations of a gang."""
+    """The losses of a gang, over all its incarnations."""
 
     retries: int
-    """Without progress in between."""
+    """Restarts without progress in between."""
     failures: Failures
     causes: list[Cause] = field(default_factory=list)
-    """Of the loss that the present incarnation ends with."""
+    """The causes of the loss that ends the present incarnation."""
     newcomers: int = 0
-    """Lost since the last instruction."""
+    """Newcomers lost since the last instruction."""
 
     def take(self) -> Cause | None:
-        """The best explanation there is, once."""
+        """The best explanation; the others are forgotten."""
         causes, self.causes = self.causes, []
         return min(causes, key=lambda cause: cause.blame, default=None)
 
     def verdict(
         self, cause: Cause, reached: Progress, *, job_id: str, t_s: float, log: str
     ) -> JobFailed | JobRetried:
-        """What becomes of a job that was lost for this cause, having got so far."""
+        """Whether a job that was lost is tried again or fails."""
         self.failures = self.failures.and_one(reached)
         attempt = self.failures.count
         if cause.final or attempt > self.retries:
@@ -59,6 +59,6 @@ class Losses:
         return JobRetried(t_s=t_s, job_id=job_id, attempt=attempt, error=cause.text, log=log)
 
     def does_without(self, cause: Cause) -> bool:
-        """Another newcomer was lost: whether to go on without."""
+        """Another newcomer was lost. Returns whether to continue without it."""
         self.newcomers += 1
         return cause.final or self.newcomers > self.retries

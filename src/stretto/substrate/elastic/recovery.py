@@ -1,4 +1,4 @@
-"""What a journal says about the commands of a killed run."""
+"""The jobs of a killed run, as its journal has them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from stretto.substrate.elastic.command_output import Progress
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often in a row a job has failed without getting any further in between."""
+    """Failures of a job in a row, without progress in between."""
 
     count: int = 0
     furthest: Progress = field(default_factory=Progress)
-    """How far it was at most when it failed."""
+    """The furthest progress at a failure."""
 
     def and_one(self, progress: Progress) -> Failures:
-        """With another failure, at this progress."""
+        """With another failure at this progress."""
         before = self.furthest
         advanced = progress.work_done > before.work_done or progress.epoch > before.epoch
         furthest = replace(
@@ -48,7 +48,7 @@ class PastJob:
 
     job: Job
     allocation: Allocation = NOTHING
-    """What it held; empty if it was not running."""
+    """Empty if it was not running."""
     batch: BatchChoice | None = None
     starts: int = 0
     progress: Progress = field(default_factory=Progress)
@@ -69,7 +69,7 @@ class PastJob:
         self.starts += 1
 
     def miss(self, node_id: str) -> None:
-        """A node is gone: the job stands still if it was there."""
+        """A node is gone: the job is parked if it was there."""
         if node_id in self.allocation.nodes:
             self.allocation = NOTHING
 
@@ -88,7 +88,7 @@ class Past:
 
 
 def fold(history: Iterable[Event]) -> Past:
-    """Who ran with what when the record ends, and which instructions and times are behind us."""
+    """The allocation and progress of each job at the end of the record, and its last instruction and time."""
     past = Past()
     for event in history:
         past.last_s = max(past.last_s, event.t_s)

@@ -1,4 +1,4 @@
-"""From what a group's leader reports to what the controller is told."""
+"""From the reports of a group's rank 0 to the events for the controller."""
 
 from __future__ import annotations
 
@@ -20,50 +20,49 @@ _NOT_VALUES = frozenset({"epoch", "workers", "batch"})
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A report that is to be told, and what the job had when it came."""
+    """A report that waits, and the size of the job when it came."""
 
     report: Report
     workers: int
     nodes: int
 
 
-class Ledger(Protocol):
-    """What was heard of one job, and how much of it was told."""
+class Account(Protocol):
+    """The reports of one job, and which of them became events."""
 
     @property
     def reached(self) -> Progress:
-        """How far the job is, for the question whether it gets on between two losses."""
+        """The progress of the job; it tells whether there was any between two losses."""
 
     def tell(self, *, t_s: float, resize_s: float | None = None) -> Sequence[JobReported | JobNoted]:
-        """All that is held back; `resize_s` goes with the last report."""
+        """Events of all reports that wait; `resize_s` goes with the last one."""
 
 
 @dataclass(slots=True)
-class Account:
-    """The ledger of a job that trains.
+class TrainingAccount:
+    """The account of a job that trains a function.
 
-    A group that fell back to a checkpoint repeats epochs; they are told once.
+    A group that fell back to a checkpoint repeats epochs; each epoch is reported once.
     """
 
     job: Job
     metric: str | None
     epoch: int = 0
-    """Epochs told of."""
+    """Epochs that were reported."""
     furthest: float = 0.0
-    """Of checkpoints, in epochs. Epochs that were told and not saved are trained again, which is progress."""
+    """The latest checkpoint, in epochs. An epoch that was reported but not saved is trained again."""
     held: list[Held] = field(default_factory=list)
-    """Not told yet. What came after a PARK waits for the next report, or for the job's or the run's end."""
+    """Reports that wait. After a PARK they wait for the next start, or for the end of the job or run."""
     written: Callable[[int, int], list[Held]] | None = None
-    """Epochs after a given one that the job itself wrote down, given how many nodes it was on."""
+    """Epochs after a given one that the job wrote to its metrics file, given its number of nodes."""
     misses_metric: bool = False
-    """It was said that an epoch came without the metric."""
+    """Whether a note said that an epoch came without the metric."""
 
     @property
     def reached(self) -> Progress:
         return Progress(work_done=self.furthest * self.job.work.units_per_epoch, epoch=self.epoch)
 
     def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported | JobNoted]:
-        """Of all reports that are held."""
         reports, self.held = self._without_gaps(), []
         notes = [note for one in reports for note in self._missing(one.report, t_s)]
         events = [self._event(one, t_s) for one in reports]
@@ -71,7 +70,7 @@ class Account:
         return [*notes, *told]
 
     def make_up(self, nodes: int) -> None:
-        """Hold the epochs, too, that the job wrote down after all that was heard of, if any are missing."""
+        """Add the epochs that the job wrote to its metrics file but did not report."""
         heard, last = max([self.epoch, *(one.report.epoch for one in self.held)]), self.job.work.epochs
         if self.written is not None and (last is None or heard < last):
             self.held += self.written(heard, nodes)
@@ -87,7 +86,9 @@ class Account:
         )
 
     def _without_gaps(self) -> list[Held]:
-        """Whoever was cut off may have ended epochs and saved them where the others then went on."""
+        """A group that was lost may have saved epochs that it did not report, and the next one continued
+        there.
+        """
         whole: list[Held] = []
         reached = self.epoch
         for one in self.held:
@@ -99,7 +100,7 @@ class Account:
         return whole
 
     def _missing(self, report: Report, t_s: float) -> list[JobNoted]:
-        """The first epoch without the metric: it has no result, which is another thing than a bad one."""
+        """A note about the first epoch without the metric: it has no result at all."""
         without = [end for end in report.ends if self.metric is not None and self._value(end) is None]
         if not without or self.misses_metric:
             return []
@@ -112,7 +113,7 @@ class Account:
         return [JobNoted(t_s=t_s, job_id=self.job.id, text=text)]
 
     def _value(self, end: EpochEnd) -> float | None:
-        """The metric of an epoch; "epoch", which no code reports, is its number."""
+        """The metric of an epoch; the metric "epoch" is its number."""
         return {**end.values, "epoch": float(end.epoch)}.get(self.metric or "")
 
     def _event(self, held: Held, t_s: float) -> JobReported:
@@ -140,9 +141,9 @@ class Account:
 
 
 def untold(metrics: Path, epoch: int, nodes: int) -> list[Held]:
-    """Epochs after this one that a job's metrics file has, in order: nobody lived to tell of them.
+    """Epochs after this one in a job's metrics file, in order: a killed controller did not record them.
 
-    `nodes` is how many the job was on at most.
+    `nodes` is the most that the job was on.
     """
     found: dict[int, Held] = {}
     for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else ():
@@ -153,7 +154,7 @@ def untold(metrics: Path, epoch: int, nodes: int) -> list[Held]:
 
 
 def _read(line: str, nodes: int) -> Held | None:
-    """None for a line that was not written to its end."""
+    """None for a line that was not written completely."""
     try:
         fields = parse_json(line, finite=False)
         values = {key: math.nan if value is None else float(value) for key, value in fields.items()}

@@ -1,6 +1,6 @@
-"""Trains jobs for real, with workers that come and go while a job goes on; wherever these are.
+"""Runs jobs as real processes whose number may change, on this machine or on a cluster.
 
-Files of a run, under its folder: `lock`, `nursery.log` (what is printed while training code is imported),
+JobFiles of a run, under its folder: `lock`, `nursery.log` (what is printed while training code is imported),
 and for each job `jobs/<id>/stdout.log`, `metrics.jsonl` and `checkpoints/`.
 """
 
@@ -25,12 +25,12 @@ from stretto.substrate.elastic.command import Command, token_of
 from stretto.substrate.elastic.command_gang import CommandGang, PrintedAccount, SaidOnce, lines_of
 from stretto.substrate.elastic.effects import Effect, Moment, Rules, Spawn, TrainingJob
 from stretto.substrate.elastic.gang import Gang
-from stretto.substrate.elastic.loop import Engine
+from stretto.substrate.elastic.loop import GangLoop
 from stretto.substrate.elastic.losses import Losses
 from stretto.substrate.elastic.recovery import PastJob, fold
-from stretto.substrate.elastic.reports import Account, untold
+from stretto.substrate.elastic.reports import TrainingAccount, untold
 from stretto.substrate.elastic.training import TrainingGang
-from stretto.substrate.elastic.workers import Ground, Workers
+from stretto.substrate.elastic.workers import WorkerGround, Workers
 from stretto.substrate.fleet.provision import Provisioner, noting_nodes
 from stretto.system.identity import RunLock, folder_identity
 from stretto.system.private_files import make_private_folder
@@ -43,22 +43,22 @@ PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class JobFiles:
     """How jobs keep their files."""
 
     checkpoint_every_s: float = 60.0
     keep_checkpoints: int = 2
     tensorboard: bool = False
     store: str = ""
-    """Where checkpoints go besides the jobs' folders, as a path that fsspec knows; empty: nowhere."""
+    """An fsspec path where checkpoints are copied to; empty: nowhere."""
 
 
-class Land(Ground, Protocol):
-    """The ground workers stand on, as a whole run sees it."""
+class RunGround(WorkerGround, Protocol):
+    """Where the workers of a run are, and the nodes there."""
 
     @property
     def slots(self) -> int:
-        """How many workers there may be at most, as far as that can be known."""
+        """The most workers there may be."""
 
     @property
     def provisioner(self) -> Provisioner: ...
@@ -68,32 +68,32 @@ class Land(Ground, Protocol):
         """Whether nodes may come and go by themselves."""
 
     def places_of(self, allocation: Allocation) -> Counter[str]:
-        """How many workers must be on which node."""
+        """The number of workers on each node."""
 
     def expect(self, entry: str) -> None:
-        """This training code will be run: whatever takes long can be begun."""
+        """This entry will run, so slow preparations can begin."""
 
 
 class ElasticSubstrate:
-    """Carries out instructions with elastic workers.
+    """Carries out instructions with elastic workers, which train functions or run commands.
 
-    `apply` returns at once. A worker starts when a slot is free: nothing new meets something old on a GPU.
-    PARK saves a checkpoint at the next step boundary; STOP ends the workers where they are. A job whose
-    workers are lost is started again from its last checkpoint (JobRetried), and fails (JobFailed) if that
-    happens too often without progress. A job that lost a node stands still until it is told where to go on.
-    Reports that come after a PARK are told when the job runs again, or when it or the run ends.
+    `apply` returns at once. A worker starts when a slot is free, so old and new never share a GPU. PARK saves
+    a checkpoint at the next step boundary; STOP ends the workers at once. A job whose workers are lost starts
+    again from its last checkpoint (JobRetried), and fails (JobFailed) if that happens too often without
+    progress. A job that lost a node is parked until an instruction says where to continue. Reports that come
+    after a PARK become events when the job runs again, or when it or the run ends.
     """
 
     def __init__(
         self,
-        land: Land,
+        land: RunGround,
         *,
         spec_of: Callable[[Job], TrainingJob],
         run_dir: Path,
         lock: RunLock,
         clock: Callable[[], float],
         rules: Rules,
-        files: Files,
+        files: JobFiles,
         runs_commands: bool = False,
     ) -> None:
         """`clock` gives the seconds since the run's first start. `runs_commands`: some jobs are commands."""
@@ -109,12 +109,12 @@ class ElasticSubstrate:
         self._last_number = -1
         self._gangs: dict[str, Gang] = {}
         self._undecided: dict[str, int] = {}
-        """Epochs of jobs that wait until their results were decided on."""
+        """Epochs whose results the controller has not decided about."""
         self._said = SaidOnce()
         self._life = secrets.token_hex(4)
         """Of this controller: tells the processes that it starts from those of an earlier one."""
         self._closed = False
-        self._engine = Engine(self.now_s, self._spawn, self._look if land.changes else None)
+        self._engine = GangLoop(self.now_s, self._spawn, self._look if land.changes else None)
         self._workers = Workers(
             ground=land, grace_s=rules.of_commands.grace_s, post=self._engine.post, overseer=self._engine
         )
@@ -138,8 +138,8 @@ class ElasticSubstrate:
     def next_event(self, until_s: float) -> Event | None:
         """The next event; None at `until_s`, or, if that is never, once nothing runs any more.
 
-        When this has to wait, whatever the last events gave rise to has been decided: the jobs that wait for
-        a decision on their results are told that it was made.
+        A caller that comes here to wait has decided about the results so far; the jobs that wait for that are
+        told now.
         """
         event = self._engine.next_event(until_s, self._acknowledge)
         if isinstance(event, JobReported) and self._gangs[event.job_id].spec.waits_for_ack:
@@ -149,9 +149,9 @@ class ElasticSubstrate:
     def recover(self, history: Iterable[Event]) -> None:
         """Start what was running when the record ends, with the allocation and batch it had.
 
-        Jobs on nodes that are gone by now are stranded at once, as those of any node that is lost.
-        The last wish is granted as far as it was not: whoever made it does not repeat it.
-        Results that a job wrote to its metrics and nobody lived to record are told with its next report.
+        Jobs on nodes that are gone by now are parked at once, as after any loss of a node. The rest of the
+        last wish for nodes is granted, as the controller does not repeat it. Results that are in a job's
+        metrics file but not in the journal come with its next report.
         """
         about_nodes: list[Event] = []
         past = fold(noting_nodes(history, about_nodes))
@@ -169,22 +169,22 @@ class ElasticSubstrate:
         self._engine.post(lambda: self._tell_nodes(self._land.provisioner.recall(about_nodes, self.now_s())))
 
     def described(self, job_id: str) -> Described | None:
-        """What a job's training code turned out to want, once it has said so."""
+        """What a job's training code wants, once it has said so."""
         return self._gangs[job_id].described
 
     def is_born(self, job_id: str) -> bool:
-        """Whether a process of the job is there: its training code was imported."""
+        """Whether a process of the job runs, so its training code was imported."""
         return self._gangs[job_id].is_born
 
     def finish_epochs(self) -> None:
-        """Let every running job end its present epoch, save and leave; events tell of it as ever."""
+        """Let every running job end its present epoch, save and leave."""
         self._engine.tell_all(lambda gang, now: gang.finish_epoch(now))
         self._engine.wind_down()
 
     def close(self) -> None:
         """Park everything, wait for it within the grace, and leave nothing behind.
 
-        What jobs reported meanwhile can still be had with `next_event`.
+        `next_event` still returns what jobs report meanwhile.
         """
         self._close(lambda gang, now: gang.close(now), self._rules.of_commands.grace_s + PATIENCE_S)
 
@@ -196,7 +196,7 @@ class ElasticSubstrate:
         if self._closed:
             return
         self._closed = True
-        with ExitStack() as last:  # whatever goes wrong, nodes are given back
+        with ExitStack() as last:  # nodes are given back whatever goes wrong
             last.callback(self._lock.release)
             last.callback(self._land.provisioner.close)
             last.callback(self._engine.stop)
@@ -225,7 +225,9 @@ class ElasticSubstrate:
             spec,
             self._rules,
             str(folder / LOG),
-            account=Account(past.job, spec.metric, epoch, held=written(epoch, nodes), written=written),
+            account=TrainingAccount(
+                past.job, spec.metric, epoch, held=written(epoch, nodes), written=written
+            ),
             losses=Losses(self._rules.retries, past.failures),
             places_of=self._land.places_of,
         )
@@ -263,7 +265,7 @@ class ElasticSubstrate:
         self._tell_nodes(self._land.provisioner.look(self.now_s()))
 
     def _tell_nodes(self, events: Iterable[Event]) -> None:
-        """Of a node that is gone, first of all: what then comes of its jobs is known to follow from it."""
+        """Report that a node is gone before what follows for its jobs."""
         for event in events:
             self._engine.emit(event)
             if isinstance(event, NodeLost | NodeReleased):

@@ -1,4 +1,4 @@
-"""A gang that trains user code: the first of a group reports for all."""
+"""A gang that trains user code. Rank 0 of the group reports for all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stretto.substrate.elastic.crew import Goal, Member
 from stretto.substrate.elastic.effects import Effect, Moment, Rules, TrainingJob
 from stretto.substrate.elastic.gang import Gang
 from stretto.substrate.elastic.losses import Losses
-from stretto.substrate.elastic.reports import Account, Held
+from stretto.substrate.elastic.reports import Held, TrainingAccount
 from stretto.wire.messages import Ack, FromWorker, Report, Saved
 
 _SILENCE_S = 30.0
-"""After so long without a sign of training it is said what is waited for; then whenever that has doubled."""
+"""After this long without training, a note says what is waited for; again whenever the time has doubled."""
 _NOTABLE_S = 5.0
-"""One that was started so shortly before the end is not worth a word."""
+"""No note if the job started less than this before the end."""
 
 
 _IMPORTING = "the training code was still being imported"
@@ -27,9 +27,9 @@ _BEFORE_ITS_LOOP = "the training function had not come to run.epochs() or run.st
 
 
 class TrainingGang(Gang):
-    """One job's workers, which train together and resize without a restart."""
+    """One job's workers, which train together and resize in place."""
 
-    _account: Account
+    _account: TrainingAccount
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class TrainingGang(Gang):
         rules: Rules,
         log: str,
         *,
-        account: Account,
+        account: TrainingAccount,
         losses: Losses,
         places_of: Callable[[Allocation], Counter[str]],
     ) -> None:
         super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
         self._silence_s = _SILENCE_S
         self._placed_s: float | None = None
-        """When it was last seen to train, to rest or to wait for a slot."""
+        """When it last trained, rested or waited for a slot."""
 
     def tick(self, now: Moment) -> list[Effect]:
-        """Of one that takes long to begin, say at growing intervals what it is at."""
+        """If the start takes long, note at growing intervals what it is doing."""
         doing = self._loading()
         if not doing or self._placed_s is None:
             self._silence_s, self._placed_s = _SILENCE_S, now.t_s
@@ -65,7 +65,7 @@ class TrainingGang(Gang):
         return super().close(now)
 
     def _loading(self) -> str:
-        """What it is at that has a slot and does not train yet; empty if it does, or has none."""
+        """What a job with a slot does before it trains; empty if it trains or has no slot."""
         crew = self._crew
         here = [member for member in crew.members.values() if member.seated and not member.outgoing]
         if self.goal is not Goal.RUN or crew.group or not here or all(member.store for member in here):
@@ -82,7 +82,7 @@ class TrainingGang(Gang):
                 super()._take(member, message, now)
 
     def _tell_last(self, now: Moment) -> None:
-        """Its last epoch may have been saved by a group that was lost before it could tell."""
+        """A lost group may have saved the last epoch without reporting it."""
         workers = len(self._crew.formed or self._crew.members)
         self._account.make_up(self._order.nodes(workers))
         super()._tell_last(now)

@@ -1,4 +1,4 @@
-"""Worker processes: who waits for a place, who runs where, who can be talked to."""
+"""Worker processes: which wait for a slot, where they run, and how they are reached."""
 
 from __future__ import annotations
 
@@ -9,51 +9,53 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from stretto.substrate.elastic.effects import Exit
-from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.effects import WorkerExit
+from stretto.substrate.elastic.fork_servers import WorkerNews
 from stretto.system.limits import SCARCE, Retry, limit_text, scarce_number
 from stretto.wire.channel import Channel, Listener
 from stretto.wire.messages import Finished, FromWorker, Left, Message, Task, ToWorker
 
 _LAST_WORDS_S = 1.0
-"""How long after a worker's end its connection may still bring something it said."""
+"""How long after a worker's end its connection may still deliver messages."""
 
-_NURSERY_ENDED = "the process that starts its workers has ended; nursery.log in the run's folder may say why"
+_FORK_SERVER_ENDED = (
+    "the process that starts its workers has ended; nursery.log in the run's folder may say why"
+)
 
 Post = Callable[[Callable[[], None]], None]
-"""Has something done in the one thread where everything happens."""
+"""Runs a step in the substrate's one thread."""
 
 
-class Overseer(Protocol):
-    """Who is told about workers."""
+class WorkerObserver(Protocol):
+    """Hears what becomes of workers."""
 
     def seated(self, worker_id: str) -> None: ...
     def born(self, worker_id: str) -> None: ...
     def noted(self, worker_id: str, text: str) -> None: ...
     def heard(self, worker_id: str, message: FromWorker) -> None: ...
     def confused(self, worker_id: str, why: str) -> None: ...
-    def gone(self, worker_id: str, how: Exit) -> None: ...
+    def gone(self, worker_id: str, how: WorkerExit) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one worker may be."""
+    """A slot for one worker."""
 
     name: str
-    """Of this place only."""
+    """Unique."""
     home: str
-    """Of all places whose processes have one nursery."""
+    """The same for all places whose processes share a fork server."""
     env: Mapping[str, str]
     stays: bool
-    """A process whose task ended well may wait here for another: it holds nothing that others need."""
+    """Whether a process whose task ended well may wait here for another task. It then holds no GPU."""
     scratch: Path | None = None
-    """Where jobs have their folders here, if not in the run's."""
+    """The folder for the files of jobs on this node, if it is not the run's."""
     command_env: Mapping[str, str] | None = None
-    """What a worker that runs a command is told instead of `env`, if that differs."""
+    """The environment of a worker that runs a command, if it differs from `env`."""
 
 
-class Nursery(Protocol):
-    """Where processes are forked from."""
+class ForkServerHandle(Protocol):
+    """A process from which workers are forked."""
 
     def spawn(self, worker: str, *, address: str, secret: str, log: Path, env: Mapping[str, str]) -> None: ...
     def end(self, worker: str) -> None: ...
@@ -62,92 +64,92 @@ class Nursery(Protocol):
     def wait(self, patience_s: float) -> None: ...
 
 
-class Ground(Protocol):
-    """What workers stand on: this machine, or the nodes of a cluster. Called in one thread only."""
+class WorkerGround(Protocol):
+    """Where workers run: this machine, or the nodes of a cluster. Called in one thread only."""
 
     @property
     def host(self) -> str:
-        """Where workers find the controller."""
+        """The address of the controller, as workers see it."""
 
     def ask(self, worker_id: str, job_id: str, node: str) -> None:
-        """For a place on a node; anywhere if that is empty."""
+        """Ask for a place on a node; on any node if that is empty."""
 
     def withdraw(self, worker_id: str) -> bool:
-        """Whether it was still waiting."""
+        """Take back a request. Returns whether the worker was still waiting."""
 
     def grants(self) -> list[tuple[str, Place]]:
-        """Whoever can be placed now, and where."""
+        """Workers that can be placed now, and where."""
 
     def give_back(self, worker_id: str) -> None: ...
 
     def abandoned(self) -> list[str]:
-        """Names of places that are no more since this was last asked; whoever waits there is to go."""
+        """Names of places that are gone since the last call. Idle processes there must end."""
 
-    def nursery(
-        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
-    ) -> Nursery:
-        """For all places of one home. It says what happens to its processes, from any thread."""
+    def fork_server(
+        self, home: str, entry: str, on_news: Callable[[WorkerNews], None], on_end: Callable[[], None]
+    ) -> ForkServerHandle:
+        """The fork server of one home and entry. Its callbacks may run in any thread."""
 
 
 @dataclass(slots=True)
 class _Hand:
-    """One worker that is wanted or there."""
+    """A worker that was asked for, or that runs."""
 
     task: Task
     log: Path
     process: str
-    """What its process is called, which may have served others before."""
+    """The name of its process, which may have run earlier workers."""
     place: Place | None = None
-    nursery: Nursery | None = None
+    fork_server: ForkServerHandle | None = None
     channel: Channel | None = None
     born: bool = False
-    """Its process is there."""
+    """Whether its process runs."""
     unwanted: bool = False
-    """It was told to end."""
+    """Whether it was told to end."""
     retry: Retry | None = None
-    """A limit of the machine kept it from being started: when that is tried again."""
+    """When its start is tried again, after a limit of the machine prevented it."""
     waits: bool = False
-    """It does so until then."""
-    how: Exit | None = None
-    """How its process ended, while its last words are waited for."""
+    """Whether it waits for that."""
+    how: WorkerExit | None = None
+    """How its process ended, while its last messages may still arrive."""
     gone_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A process that has done its task and waits for another of the same entry."""
+    """A process that has done its task and waits for another task of the same entry."""
 
     process: str
     entry: str
-    nursery: Nursery
+    fork_server: ForkServerHandle
     channel: Channel
 
 
 class Workers:
-    """All worker processes of a run. Called in one thread only; what others notice is posted there.
+    """All worker processes of a run. Called in one thread only; other threads post to it.
 
-    A process whose task ended well may stay where it is for the next task of the same entry.
+    A process whose task ended well may stay in its place for the next task of the same entry.
     """
 
-    def __init__(self, *, ground: Ground, grace_s: float, post: Post, overseer: Overseer) -> None:
+    def __init__(self, *, ground: WorkerGround, grace_s: float, post: Post, overseer: WorkerObserver) -> None:
         self._ground = ground
         self._grace_s = grace_s
         self._post = post
         self._overseer = overseer
         self._hands: dict[str, _Hand] = {}
         self._player_of: dict[str, str] = {}
-        """Which worker a process is at present."""
+        """The worker that each process is at present."""
         self._idle: dict[str, _Idle] = {}
-        """By the name of their place."""
-        self._nurseries: dict[tuple[str, str], Nursery] = {}
+        """By the name of the place."""
+        self._fork_servers: dict[tuple[str, str], ForkServerHandle] = {}
         """By home and entry."""
         self._noted: set[str] = set()
-        """What users were told of how workers are started."""
+        """Notes about how workers start, each given to the user once."""
         self._secret = secrets.token_hex(32)
         self._listener = Listener(self._secret, self, ground.host)
 
     def spawn(self, worker_id: str, node: str, task: Task, log: Path) -> None:
-        """As soon as there is a place on the node."""
+        """Start a worker as soon as there is a place on the node."""
         self._hands[worker_id] = _Hand(task, log, process=worker_id)
         self._ground.ask(worker_id, task.job_id, node)
 
@@ -158,27 +160,27 @@ class Workers:
         if (
             self._ground.withdraw(worker_id) or hand.place is None or hand.waits
         ):  # its node may be gone before it had one
-            self._forget(worker_id, Exit(None, "it was never started"))
-        elif hand.nursery is not None and hand.how is None:
+            self._forget(worker_id, WorkerExit(None, "it was never started"))
+        elif hand.fork_server is not None and hand.how is None:
             hand.unwanted = True
             if hand.born:
-                (hand.nursery.kill if at_once else hand.nursery.end)(hand.process)
-            else:  # its nursery still imports the training code: there is nothing to save, or to wait for
-                hand.nursery.kill(hand.process)
-                self._forget(worker_id, Exit(None, "it was never started"))
+                (hand.fork_server.kill if at_once else hand.fork_server.end)(hand.process)
+            else:  # its fork server still imports the training code: there is nothing to save, or to wait for
+                hand.fork_server.kill(hand.process)
+                self._forget(worker_id, WorkerExit(None, "it was never started"))
 
     def send(self, worker_id: str, message: ToWorker) -> None:
-        """To a worker that is gone nothing can be said; its end is told anyway."""
+        """Nothing happens if the worker is gone."""
         hand = self._hands.get(worker_id)
         if hand is not None and hand.channel is not None:
             hand.channel.send(message)
 
     def place(self) -> None:
-        """Start whoever has a place now."""
+        """Start the workers that have a place now."""
         self._start_again()
         for name in self._ground.abandoned():
             if (left := self._idle.pop(name, None)) is not None:
-                left.nursery.end(left.process)
+                left.fork_server.end(left.process)
         for worker_id, place in self._ground.grants():
             hand = self._hands[worker_id]
             hand.place = place
@@ -193,22 +195,22 @@ class Workers:
                 self._reuse(worker_id, hand, idle)
                 continue
             if idle is not None:
-                idle.nursery.end(idle.process)
+                idle.fork_server.end(idle.process)
             self._start(worker_id, hand, place)
 
     def lose_home(self, home: str, why: str) -> None:
-        """Everything there is gone, and nobody will say so."""
-        for key in [key for key in self._nurseries if key[0] == home]:
-            self._lose_nursery(key, why)
+        """All workers of a home are gone, although no message says so."""
+        for key in [key for key in self._fork_servers if key[0] == home]:
+            self._lose_fork_server(key, why)
 
     def _start(self, worker_id: str, hand: _Hand, place: Place) -> None:
         try:
-            hand.nursery = self._nursery(place.home, hand.task.entry)
+            hand.fork_server = self._fork_server(place.home, hand.task.entry)
         except (OSError, RuntimeError) as error:
             self._cannot_start(worker_id, f"a worker cannot be started: {error}", scarce_number(error))
             return
         self._player_of[hand.process] = worker_id
-        hand.nursery.spawn(
+        hand.fork_server.spawn(
             hand.process,
             address=self._listener.address,
             secret=self._secret,
@@ -217,12 +219,12 @@ class Workers:
         )
 
     def _cannot_start(self, worker_id: str, why: str, number: int | None) -> None:
-        """It has a place, and is tried again there if a limit of the machine is all that was in the way."""
+        """Try again in the same place if only a limit of the machine prevented the start."""
         hand = self._hands[worker_id]
         retry = None if number is None else Retry.at(time.monotonic(), hand.retry)
         if number is None or retry is None:
             reached = "" if number is None else f": {limit_text(number)}"
-            self._gone(worker_id, Exit(None, f"{why}{reached}"))
+            self._gone(worker_id, WorkerExit(None, f"{why}{reached}"))
             return
         hand.retry, hand.waits = retry, True
         text = f"a worker cannot be started: {limit_text(number)}. It waits and is tried again"
@@ -243,14 +245,14 @@ class Workers:
                 self._start(worker_id, hand, hand.place)
 
     def _reuse(self, worker_id: str, hand: _Hand, idle: _Idle) -> None:
-        hand.process, hand.nursery, hand.channel = idle.process, idle.nursery, idle.channel
+        hand.process, hand.fork_server, hand.channel = idle.process, idle.fork_server, idle.channel
         hand.born = True
         self._player_of[idle.process] = worker_id
         self._overseer.born(worker_id)
         idle.channel.send(hand.task)
 
     def forget_silent(self, awake_s: float) -> None:
-        """A connection may outlive its worker, in the hands of a process that it left behind."""
+        """Give up waiting for the last messages: a process left behind may hold the connection open."""
         for worker_id, hand in list(self._hands.items()):
             if hand.how is not None:
                 hand.gone_s = hand.gone_s or awake_s
@@ -258,50 +260,50 @@ class Workers:
                     self._forget(worker_id, hand.how)
 
     def close(self) -> None:
-        """End all that is left and wait for it."""
-        self._drop_idle(lambda _: True)  # they go when nobody is there to give them another task
-        nurseries = list(self._nurseries.values())
-        for nursery in nurseries:
-            nursery.close()
+        """End everything that is left, and wait for it."""
+        self._drop_idle(lambda _: True)  # they leave when the connection ends
+        fork_servers = list(self._fork_servers.values())
+        for fork_server in fork_servers:
+            fork_server.close()
         end_s = time.monotonic() + 2 * self._grace_s
-        for nursery in nurseries:
-            nursery.wait(max(end_s - time.monotonic(), 0.0))
+        for fork_server in fork_servers:
+            fork_server.wait(max(end_s - time.monotonic(), 0.0))
         self._listener.close()
 
-    def _nursery(self, home: str, entry: str) -> Nursery:
+    def _fork_server(self, home: str, entry: str) -> ForkServerHandle:
         key = (home, entry)
-        if key not in self._nurseries:
-            self._nurseries[key] = self._ground.nursery(
+        if key not in self._fork_servers:
+            self._fork_servers[key] = self._ground.fork_server(
                 home,
                 entry,
-                lambda saying: self._post(lambda: self._hear_nursery(saying)),
-                lambda: self._post(lambda: self._lose_nursery(key, _NURSERY_ENDED)),
+                lambda news: self._post(lambda: self._hear_fork_server(news)),
+                lambda: self._post(lambda: self._lose_fork_server(key, _FORK_SERVER_ENDED)),
             )
-        return self._nurseries[key]
+        return self._fork_servers[key]
 
-    def _hear_nursery(self, saying: Saying) -> None:
-        if saying.kind == "ready":
+    def _hear_fork_server(self, news: WorkerNews) -> None:
+        if news.kind == "ready":
             return
-        worker_id = self._player_of.get(saying.worker)
-        if saying.kind == "note":
-            if worker_id is not None and saying.text not in self._noted:  # every node says it
-                self._noted.add(saying.text)
-                self._overseer.noted(worker_id, saying.text)
+        worker_id = self._player_of.get(news.worker)
+        if news.kind == "note":
+            if worker_id is not None and news.text not in self._noted:  # every node says it
+                self._noted.add(news.text)
+                self._overseer.noted(worker_id, news.text)
             return
-        if saying.kind == "born":
+        if news.kind == "born":
             if worker_id is not None:
                 self._hands[worker_id].born = True
                 self._overseer.born(worker_id)
             return
         if worker_id is None:
-            self._drop_idle(lambda idle: idle.process == saying.worker)
-        elif saying.kind == "gone" and saying.number in SCARCE and not self._hands[worker_id].born:
-            del self._player_of[saying.worker]
-            self._cannot_start(worker_id, saying.error, saying.number)
-        elif saying.kind == "gone":
-            self._gone(worker_id, Exit(saying.code, saying.error))
+            self._drop_idle(lambda idle: idle.process == news.worker)
+        elif news.kind == "gone" and news.number in SCARCE and not self._hands[worker_id].born:
+            del self._player_of[news.worker]
+            self._cannot_start(worker_id, news.error, news.number)
+        elif news.kind == "gone":
+            self._gone(worker_id, WorkerExit(news.code, news.error))
         else:
-            self._gone(worker_id, Exit(None, saying.error, final=True))
+            self._gone(worker_id, WorkerExit(None, news.error, final=True))
 
     def _drop_idle(self, unwanted: Callable[[_Idle], bool]) -> None:
         for place, idle in list(self._idle.items()):
@@ -309,25 +311,25 @@ class Workers:
                 del self._idle[place]
                 idle.channel.hang_up()
 
-    def _lose_nursery(self, key: tuple[str, str], why: str) -> None:
-        nursery = self._nurseries.pop(key, None)
-        if nursery is None:
+    def _lose_fork_server(self, key: tuple[str, str], why: str) -> None:
+        fork_server = self._fork_servers.pop(key, None)
+        if fork_server is None:
             return  # its home was lost before
         for worker_id, hand in list(self._hands.items()):
-            if hand.nursery is nursery and hand.how is None:
-                self._gone(worker_id, Exit(None, why))
-        self._drop_idle(lambda idle: idle.nursery is nursery)
+            if hand.fork_server is fork_server and hand.how is None:
+                self._gone(worker_id, WorkerExit(None, why))
+        self._drop_idle(lambda idle: idle.fork_server is fork_server)
 
-    def _gone(self, worker_id: str, how: Exit) -> None:
-        """The last words may still be on their way: the end of the connection comes after them."""
+    def _gone(self, worker_id: str, how: WorkerExit) -> None:
+        """Its last messages may still be on their way, so wait for the end of the connection."""
         hand = self._hands[worker_id]
         hand.how = how
         if hand.channel is None:
             self._forget(worker_id, how)
 
-    def _forget(self, worker_id: str, how: Exit) -> None:
+    def _forget(self, worker_id: str, how: WorkerExit) -> None:
         hand = self._hands.pop(worker_id)
-        self._player_of.pop(hand.process, None)  # not before: its last words may come after its end
+        self._player_of.pop(hand.process, None)  # not before: its last messages may come after its end
         if hand.channel is not None:
             hand.channel.hang_up()
         self._ground.give_back(worker_id)
@@ -364,14 +366,14 @@ class Workers:
             self._let_rest(worker_id, hand, message)
 
     def _let_rest(self, worker_id: str, hand: _Hand, last_word: Finished | Left) -> None:
-        """The worker is gone; its process is not, unless it said that it would go or was told to."""
+        """The worker is gone; its process stays, unless it is about to end."""
         leaves = last_word.leaves or hand.unwanted or hand.how is not None
-        if leaves or hand.nursery is None or hand.channel is None or hand.place is None:
+        if leaves or hand.fork_server is None or hand.channel is None or hand.place is None:
             return
         del self._hands[worker_id], self._player_of[hand.process]
-        self._idle[hand.place.name] = _Idle(hand.process, hand.task.entry, hand.nursery, hand.channel)
+        self._idle[hand.place.name] = _Idle(hand.process, hand.task.entry, hand.fork_server, hand.channel)
         self._ground.give_back(worker_id)
-        self._overseer.gone(worker_id, Exit(0))
+        self._overseer.gone(worker_id, WorkerExit(0))
 
     def _hand_of(self, process: str) -> _Hand | None:
         worker_id = self._player_of.get(process)

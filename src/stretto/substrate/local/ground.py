@@ -1,4 +1,4 @@
-"""Trains jobs on the slots of this machine."""
+"""Runs jobs on the slots of this machine."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from stretto.core.job import Job
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import (
     NO_ENTRY,
-    Nursery,
-    Saying,
+    ForkServerProcess,
     Trainer,
+    WorkerNews,
     trainer_of,
     training_env,
 )
-from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
+from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, JobFiles
 from stretto.substrate.elastic.workers import Place
 from stretto.substrate.local.slots import RentedSlots, SlotPool, Slots, whole_machine
 from stretto.system.identity import RunLock
 
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-"""Workers of one machine need no other network, and its name may lead nowhere."""
+"""Workers of one machine need no other network, and the machine's name may not resolve."""
 
 
-class Machine:
-    """This machine as the ground of workers. Where a worker is to be makes no difference: it is all one."""
+class LocalGround:
+    """The slots of this machine. All are equal, so the node of a worker makes no difference."""
 
     host = "127.0.0.1"
     changes = False
@@ -48,7 +48,7 @@ class Machine:
             **training_env(threads=slots.threads_each, grace_s=rules.grace_s),
             **_LOOPBACK,
             **({"STRETTO_BACKEND": "gloo"} if slots.share_gpus else {}),  # NCCL wants a GPU for each worker
-            **os.environ,  # what the user has set holds
+            **os.environ,  # the user's settings win
             "STRETTO_GRACE_S": str(rules.grace_s),
         }
 
@@ -60,7 +60,7 @@ class Machine:
         return Counter({"": allocation.worker_count})
 
     def expect(self, entry: str) -> None:
-        """Its nursery is started with its first worker, which would not come sooner."""
+        """Nothing to prepare: the fork server starts with the first worker, which needs it at once."""
 
     def ask(self, worker_id: str, job_id: str, node: str) -> None:
         del job_id, node
@@ -78,19 +78,19 @@ class Machine:
     def abandoned(self) -> list[str]:
         return []
 
-    def nursery(
-        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
-    ) -> Nursery:
+    def fork_server(
+        self, home: str, entry: str, on_news: Callable[[WorkerNews], None], on_end: Callable[[], None]
+    ) -> ForkServerProcess:
         del home
         runs_commands = entry == NO_ENTRY
-        return Nursery(
+        return ForkServerProcess(
             entry,
             trainer_of(entry, self._trainer),
             grace_s=(self._rules.of_commands if runs_commands else self._rules).grace_s,
             env=self._command_env if runs_commands else self._env,
             log=self._log,
             lock_fd=self._lock_fd,
-            on_saying=on_saying,
+            on_news=on_news,
             on_end=on_end,
         )
 
@@ -111,7 +111,7 @@ class Machine:
 
 
 class LocalSubstrate(ElasticSubstrate):
-    """Elastic workers on the slots of this machine. A wish for nodes is granted as far as the slots go."""
+    """Elastic workers on the slots of this machine. A wish for nodes is granted up to the number of slots."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class LocalSubstrate(ElasticSubstrate):
         slots: Slots,
         clock: Callable[[], float],
         rules: Rules | None = None,
-        files: Files | None = None,
+        files: JobFiles | None = None,
         trainer: Trainer | None = None,
         runs_commands: bool = False,
     ) -> None:
         """`clock` gives the seconds since the run's first start. `runs_commands`: some jobs are commands."""
         rules = rules or Rules()
         lock = RunLock(run_dir.absolute() / "lock", patience_s=rules.of_commands.grace_s + PATIENCE_S)
-        machine = Machine(
+        machine = LocalGround(
             slots,
             trainer or Trainer(),
             run_dir=run_dir.absolute(),
@@ -142,8 +142,8 @@ class LocalSubstrate(ElasticSubstrate):
             lock=lock,
             clock=clock,
             rules=rules,
-            files=files or Files(),
+            files=files or JobFiles(),
             runs_commands=runs_commands,
         )
         self.node: Node = whole_machine(len(slots))
-        """The whole machine, for policies that do not rent."""
+        """The whole machine, for policies that do not rent nodes."""

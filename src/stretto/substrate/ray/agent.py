@@ -22,9 +22,9 @@ from pathlib import Path
 from stretto.core.errors import InputError
 from stretto.substrate.elastic.fork_servers import (
     NO_ENTRY,
-    Nursery,
-    Saying,
+    ForkServerProcess,
     Trainer,
+    WorkerNews,
     trainer_of,
     training_env,
 )
@@ -74,7 +74,7 @@ class ForkServerMessage:
     """What a fork server reports about one of its workers; without a saying: the server has ended."""
 
     entry: str
-    saying: Saying | None
+    saying: WorkerNews | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Agent(LeaseHolder):
         self._lock: RunLock | None = None
         self._shipper: LogShipper | None = None
         self._env: dict[str, str] = {}
-        self._fork_servers: dict[str, Nursery] = {}
+        self._fork_servers: dict[str, ForkServerProcess] = {}
         self._news: queue.SimpleQueue[ForkServerMessage] = queue.SimpleQueue()
         self._ordering = threading.Lock()
         """Guards the fields below."""
@@ -184,7 +184,7 @@ class Agent(LeaseHolder):
                 self._run(order)
             except Exception as error:  # noqa: BLE001 - a failed order must not stop the others
                 why, number = f"a worker cannot be started: {error}", scarce_number(error) or 0
-                gone = Saying("gone", order.worker, error=why, number=number)
+                gone = WorkerNews("gone", order.worker, error=why, number=number)
                 self._news.put(ForkServerMessage(order.entry, gone))
 
     def listen(self) -> AgentNews:
@@ -233,17 +233,17 @@ class Agent(LeaseHolder):
             order.worker, address=start.address, secret=start.secret, log=start.log, env=start.env
         )
 
-    def _fork_server(self, entry: str) -> Nursery:
+    def _fork_server(self, entry: str) -> ForkServerProcess:
         assert self._lock is not None
         if entry not in self._fork_servers:
-            self._fork_servers[entry] = Nursery(
+            self._fork_servers[entry] = ForkServerProcess(
                 entry,
                 trainer_of(entry, self._config.trainer),
                 grace_s=self._config.command_grace_s if entry == NO_ENTRY else self._config.grace_s,
                 env=self._env,
                 log=self._folder / "nursery.log",
                 lock_fd=self._lock.fd,
-                on_saying=lambda saying: self._news.put(ForkServerMessage(entry, saying)),
+                on_news=lambda news: self._news.put(ForkServerMessage(entry, news)),
                 on_end=lambda: self._lose(entry),
             )
         return self._fork_servers[entry]

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stretto.core.errors import InputError
-from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.fork_servers import WorkerNews
 from stretto.substrate.ray.agent import (
     Agent,
     AgentConfig,
@@ -157,7 +157,7 @@ class RemoteForkServer:
 
     agent: AgentClient
     entry: str
-    on_saying: Callable[[Saying], None]
+    on_saying: Callable[[WorkerNews], None]
     on_end: Callable[[], None]
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -179,7 +179,7 @@ class RemoteForkServer:
         """Wait for its end; the agent ends workers that do not end by themselves."""
         self._ended.wait(patience_s)
 
-    def hear(self, saying: Saying | None) -> None:
+    def hear(self, saying: WorkerNews | None) -> None:
         if saying is not None:
             self.on_saying(saying)
         else:

@@ -20,7 +20,7 @@ from stretto.core.cluster import Node, Wish
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobNoted, NodeAdded, NodeDraining, NodeLost, NodeReleased
 from stretto.journal.folds.nodes import NodeRecord
-from stretto.substrate.elastic.fork_servers import Saying
+from stretto.substrate.elastic.fork_servers import WorkerNews
 from stretto.substrate.elastic.workers import Place, Post
 from stretto.substrate.fleet.commands import Resource
 from stretto.substrate.ray.agent import AgentConfig, AgentNews, ForkServerAction, ForkServerMessage
@@ -200,8 +200,8 @@ class RayGround:
     def abandoned(self) -> list[str]:
         return self._leases.abandoned()
 
-    def nursery(
-        self, home: str, entry: str, on_saying: Callable[[Saying], None], on_end: Callable[[], None]
+    def fork_server(
+        self, home: str, entry: str, on_saying: Callable[[WorkerNews], None], on_end: Callable[[], None]
     ) -> RemoteForkServer:
         if home not in self._agents:
             raise OSError(f"node {home} is gone")

@@ -11,7 +11,7 @@ import ray
 from stretto.core.job import Job
 from stretto.substrate.elastic.effects import Rules, TrainingJob
 from stretto.substrate.elastic.fork_servers import Trainer
-from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, Files
+from stretto.substrate.elastic.substrate import PATIENCE_S, ElasticSubstrate, JobFiles
 from stretto.substrate.ray.agent import AgentConfig
 from stretto.substrate.ray.fleet import RayFleet
 from stretto.substrate.ray.ground import RayGround
@@ -40,7 +40,7 @@ class RaySubstrate(ElasticSubstrate):
         run_dir: Path,
         clock: Callable[[], float],
         rules: Rules | None = None,
-        files: Files | None = None,
+        files: JobFiles | None = None,
         trainer: Trainer | None = None,
         idle_s: float = IDLE_S,
         temporary: bool = False,
@@ -50,7 +50,7 @@ class RaySubstrate(ElasticSubstrate):
 
         `temporary`: a trial run for measurements, whose files need not be kept.
         """
-        rules, files, run_dir = rules or Rules(), files or Files(), run_dir.absolute()
+        rules, files, run_dir = rules or Rules(), files or JobFiles(), run_dir.absolute()
         lock = RunLock(run_dir / "lock", patience_s=rules.of_commands.grace_s + PATIENCE_S)
         proof = identity(run_dir)
         run = f"{run_dir.name}-{proof[:8]}"
