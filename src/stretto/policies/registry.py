@@ -174,7 +174,7 @@ def check_targets(options: Options, policies: Iterable[str]) -> None:
 
 
 def unknown_policy(name: str) -> InputError:
-    """What is said of a name that no policy has."""
+    """The error for a name that no policy has."""
     names = policy_names()
     return InputError(
         f"there is no policy {name!r}.",
