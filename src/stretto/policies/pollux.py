@@ -359,6 +359,7 @@ def _held(view: ClusterView) -> list[Placement]:
 
 
 def _restart_factor(job: JobView) -> float:
+    """The restart penalty: the factor of a job's speedup if it changes."""
     cost_s = job.belief.resize.expected_s
     return max(job.age_s - job.restarts * cost_s, 0.0) / (job.age_s + cost_s)
 

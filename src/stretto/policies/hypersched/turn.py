@@ -129,7 +129,7 @@ class HyperSchedTurn:
             self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
     def _fill(self) -> None:
-        """Give free GPUs to trials that lost theirs, then to trials that are admitted."""
+        """Give free GPUs to trials that lost theirs, then to trials that are promoted or admitted."""
         if self._free < 0:
             self._make_do()
         free = self._free
