@@ -27,8 +27,8 @@ def test_a_free_gpu_resumes_the_promotable_before_it_starts_the_new() -> None:
     assert outcome.starts == starts_of((0, 0), (1, 1), (2, 0), (3, 2), (4, 3), (5, 1), (6, 0))
     assert outcome.epochs == {"trial-000": 4, "trial-001": 2, "trial-002": 1, "trial-003": 1}
     assert outcome.end_s == 8.0
-    assert "With accuracy 0.4 rank 1 of 1 at epoch 1; the best 0 go on." in texts(outcome, "trial-000")
-    assert "Now rank 1 of 2 at epoch 1; the best 1 go on." in texts(outcome, "trial-000")
+    assert "With accuracy 0.4 rank 1 of 1 at epoch 1; the best 0 are promoted." in texts(outcome, "trial-000")
+    assert "Now rank 1 of 2 at epoch 1; the best 1 are promoted." in texts(outcome, "trial-000")
 
 
 def test_a_trial_among_the_best_goes_on_without_a_pause() -> None:
@@ -47,7 +47,7 @@ def test_results_at_one_time_are_recorded_before_any_is_judged_and_ties_go_by_id
 def test_a_paused_trial_is_stopped_once_nothing_can_lift_it() -> None:
     study = tuning(trials=4, rungs=(1,), max_epochs=2)
     outcome = run(Asha(tuning=study), study, steady(0.1, 0.2, 0.3, 0.4, epochs=2), gpus=1)
-    assert "no more than 2 can still go on" in outcome.stopped["trial-000"]
+    assert "at most 2 can still be promoted" in outcome.stopped["trial-000"]
 
 
 def test_a_study_ends_when_the_source_ends_early() -> None:
@@ -55,7 +55,7 @@ def test_a_study_ends_when_the_source_ends_early() -> None:
     outcome = run(Asha(tuning=study), study, steady(0.3, 0.2, 0.1, epochs=2), gpus=2)
     assert outcome.epochs == {"trial-000": 2, "trial-001": 1, "trial-002": 1}
     assert set(outcome.stopped) == {"trial-001", "trial-002"}
-    assert "Nobody is left" in outcome.stopped["trial-002"]
+    assert "No trial is left" in outcome.stopped["trial-002"]
 
 
 def test_the_stopping_variant_compares_with_the_quantile_and_resumes_nobody() -> None:

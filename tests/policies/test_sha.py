@@ -29,7 +29,7 @@ def test_the_best_half_goes_on_at_every_rung_without_being_restarted() -> None:
     assert not [change for change in outcome.changes if change.action in {"park", "resize"}]
     assert outcome.finished == ["trial-001", "trial-006"]
     assert outcome.end_s == 12.0
-    assert outcome.stopped["trial-007"] == "Rank 7 of 8 at epoch 1 with accuracy 0.2; 4 of 8 go on."
+    assert outcome.stopped["trial-007"] == "Rank 7 of 8 at epoch 1 with accuracy 0.2; 4 of 8 are promoted."
 
 
 def test_more_trials_than_gpus_take_turns() -> None:

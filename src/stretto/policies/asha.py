@@ -1,12 +1,13 @@
-"""Asynchronous successive halving: a trial that comes to a rung is judged by those that came before it.
+"""Asynchronous successive halving (ASHA): a trial that reaches a rung is judged by those that came before it.
 
-`promote`: it goes on if it is among the best floor(n / eta) of the n at its rung, else it is paused; a free
-GPU resumes the paused trial at the highest rung that is among the best there by now, or starts a new one.
-`stop`: it goes on unless it is below the (1 - 1/eta) quantile of its rung, else it is stopped for good.
+- `promote`: the trial is promoted if it is among the best floor(n / eta) of the n trials at its rung,
+  otherwise it is paused. A free GPU goes to the paused trial that can be promoted now from the highest rung,
+  or else to a new trial.
+- `stop`: the trial continues unless it is below the (1 - 1/eta) quantile of its rung; then it is stopped.
 
-GPUs that neither a paused nor a new trial can use stay free, or are shared among the running ones: `uniform`,
-or `top`, to the best. Shares are set when the trials or the GPUs to share change, and a running trial takes
-its new share at its next result.
+Spare GPUs that neither a paused nor a new trial can use stay free, or are shared among the running trials
+(`share`). Shares are set when the trials or the GPUs to share change, and a running trial takes its new share
+at its next result.
 """
 
 from __future__ import annotations
@@ -15,19 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from stretto.core.decision import Decision
-from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.trials import (
-    TUNING_EVENTS,
-    Share,
-    as_before,
-    beside_others,
+    TrialPolicy,
     decide_counts,
     is_diverged,
-    is_quiet,
     metric_text,
     quiet_note,
     share_with_unseen,
@@ -37,81 +31,46 @@ from stretto.policies.trials import (
 from stretto.search.halving import Rung, finite_score, hopeless, order, promotable, score_at
 
 Variant = Literal["promote", "stop"]
-"""What becomes of a trial that is not among the best of its rung: paused for now, or stopped for good."""
+"""What happens to a trial that is not among the best of its rung: it is paused, or stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asha:
+class Asha(TrialPolicy):
     """Asynchronous successive halving."""
 
     name: ClassVar[str] = "asha"
-    wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
-    looks_up_paused: ClassVar[bool] = True
-    tuning: Tuning
-    interval_s: float = 60.0
     variant: Variant = "promote"
-    share: Share = "none"
-    """What becomes of GPUs that no other trial can use."""
 
-    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
-        del rng
-        rungs = self.tuning.study.rungs
-        return asynchronous(view, memory, self.tuning, rungs, variant=self.variant, share=self.share)
+    def decide_trials(self, trials: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
+        return AsynchronousTurn(self, trials, memory, self.tuning.study.rungs, self.variant).decide()
 
 
-def asynchronous(
-    view: ClusterView,
-    memory: Memory,
-    tuning: Tuning,
-    rungs: Sequence[int],
-    *,
-    variant: Variant,
-    share: Share,
-) -> tuple[Decision, Memory]:
-    """A decision of asynchronous halving at these rungs; without any, every trial runs to its end."""
+class AsynchronousTurn:
+    """One decision: results are recorded and judged, then free GPUs are used.
 
-    def decide(trials: ClusterView) -> tuple[Decision, Memory]:
-        if not trials.total_gpus or (memory is not None and is_quiet(trials, memory["quiet"])):
-            return as_before(trials), memory
-        known = _nothing_yet(len(rungs)) if memory is None else memory
-        return _Turn(trials, known, tuning, epochs=rungs, variant=variant, share=share).decide()
-
-    return beside_others(view, tuning.study, decide)
-
-
-def _nothing_yet(rungs: int) -> dict[str, Any]:
-    """The memory before anything has started."""
-    empty = [Rung().to_memory() for _ in range(rungs)]
-    return {"begun": 0, "rungs": empty, "passed": {}, "paused": {}, "shares": {}}
-
-
-class _Turn:
-    """One decision: results are recorded and judged, then free GPUs are used."""
+    `epochs` are those of the rungs. Without rungs every trial runs to its end.
+    """
 
     def __init__(
-        self,
-        view: ClusterView,
-        memory: dict[str, Any],
-        tuning: Tuning,
-        *,
-        epochs: Sequence[int],
-        variant: Variant,
-        share: Share,
+        self, policy: TrialPolicy, view: ClusterView, memory: Memory, epochs: Sequence[int], variant: Variant
     ) -> None:
         self._view = view
-        self._tuning = tuning
-        self._study = tuning.study
+        self._tuning = policy.tuning
+        self._study = policy.tuning.study
         self._epochs = epochs
         self._variant = variant
-        self._share = share
+        self._share = policy.share
+        if memory is None:
+            rungs = [Rung().to_memory() for _ in epochs]
+            memory = {"begun": 0, "rungs": rungs, "passed": {}, "paused": {}, "shares": {}}
         self._trials = {job.id: job for job in view.jobs}
         self._here = {*self._trials, *view.paused}
         self._begun: int = memory["begun"]
         self._rungs = [Rung.from_memory(rung) for rung in memory["rungs"]]
         self._passed = self._of_those_here(memory["passed"])
-        """How many rungs each trial that has begun was recorded at."""
+        """How many rungs each started trial has passed."""
         self._paused = self._of_those_here(memory["paused"])
-        """The index of the rung each paused trial is at."""
+        """The index of the rung at which each paused trial is."""
         self._shares: dict[str, Any] = memory["shares"]
         self._stops: dict[str, str] = {}
         self._why: dict[str, str] = {}
@@ -144,7 +103,7 @@ class _Turn:
         return decide_counts(self._view, counts, self._why, stops=self._stops), memory
 
     def _racing(self) -> list[str]:
-        """Trials that have begun and are neither paused nor stopped."""
+        """Trials that have started and are neither paused nor stopped."""
         return [trial for trial in self._passed if trial not in self._paused]
 
     def _stop(self, trial: str, why: str) -> None:
@@ -161,7 +120,7 @@ class _Turn:
                     self._rungs[passed] = self._rungs[passed].add(trial, None)
 
     def _reached(self) -> list[str]:
-        """Trials that have come to their next rung."""
+        """Trials that have reached their next rung."""
         return [
             trial
             for trial in self._racing()
@@ -170,7 +129,7 @@ class _Turn:
         ]
 
     def _record(self, trials: Sequence[str]) -> None:
-        """All that came at once are recorded before any of them is judged."""
+        """Record the scores of all trials that reached a rung, before any of them is judged."""
         for trial in trials:
             at = self._passed[trial]
             score = score_at(self._study, self._trial(trial).results, self._epochs[at])
@@ -195,7 +154,7 @@ class _Turn:
         rung = self._rungs[at]
         return (
             f"rank {rung.rank(trial)} of {len(rung)} at epoch {self._epochs[at]}; "
-            f"the best {len(rung) // self._study.eta} go on."
+            f"the best {len(rung) // self._study.eta} are promoted."
         )
 
     def _give_up_hopeless(self) -> None:
@@ -207,11 +166,11 @@ class _Turn:
             at = self._paused[trial]
             rank = self._rungs[at].rank(trial)
             self._stop(
-                trial, f"Rank {rank} at epoch {self._epochs[at]}; no more than {most} can still go on."
+                trial, f"Rank {rank} at epoch {self._epochs[at]}; at most {most} can still be promoted."
             )
 
     def _counts(self) -> dict[str, int]:
-        """GPUs of each trial: running ones go first, then the interrupted, the promoted and the new."""
+        """GPUs of each trial: first running trials, then interrupted, promoted and new ones."""
         gpus = self._view.total_gpus
         held = {job.id: job.allocation.worker_count for job in self._view.jobs if job.allocation}
         racing = self._racing()
@@ -222,13 +181,13 @@ class _Turn:
         queue = [*interrupted, *promotable(self._rungs, self._paused, self._study.eta), *fresh]
         if not racing and not queue:
             for trial, at in list(self._paused.items()):
-                self._stop(trial, f"Nobody is left to compare it with: {self._standing(trial, at)}")
+                self._stop(trial, f"No trial is left to compare it with: {self._standing(trial, at)}")
         if self._share != "none":
             self._set_shares(running, queue, self._study.trials - self._begun - len(fresh))
         return self._sized(counts, running, queue)
 
     def _sized(self, counts: dict[str, int], running: Sequence[str], queue: Sequence[str]) -> dict[str, int]:
-        """Let running trials shrink, those in the queue start, and running ones grow, in this order."""
+        """In this order: running trials shrink, trials in the queue start, running trials grow."""
         reported = [trial for trial in running if self._may_resize(trial)]
         for trial in reported:
             if self._target(trial) < counts[trial]:
@@ -252,14 +211,14 @@ class _Turn:
         if trial in self._paused:
             self._why[trial] = f"Now {self._standing(trial, self._paused.pop(trial))}"
         elif trial in self._passed:
-            self._why[trial] = "It was interrupted, and a slot is free to go on."
+            self._why[trial] = "It was interrupted, and a slot is free to continue."
         else:
             self._begun += 1
             self._passed[trial] = 0
             self._why[trial] = f"Trial {self._begun} of {self._study.trials}: a slot is free for it."
 
     def _set_shares(self, running: Sequence[str], queue: Sequence[str], unseen: int) -> None:
-        """Set the shares anew if others share, or there are more or fewer GPUs for them."""
+        """Set the shares again if the trials that share, or their GPUs, have changed."""
         gpus = self._view.total_gpus
         crowd = [*running, *queue[: gpus - len(running)]]
         names, expected = sorted(crowd), min(unseen, gpus - len(crowd))
@@ -282,11 +241,11 @@ class _Turn:
         return int(self._shares["gpus"].get(trial, 1)) if self._shares else 1
 
     def _may_resize(self, trial: str) -> bool:
-        """Whether the trial has shown a result since the shares were set."""
+        """Whether the trial has reported a result since the shares were set."""
         return bool(self._shares) and self._trial(trial).epoch > self._shares["since"][trial]
 
     def _watch(self, counts: dict[str, int]) -> dict[str, int]:
-        """The epoch at which each running trial matters again: its next rung, or a resize it waits for."""
+        """The epoch at which each running trial needs a decision: at its next rung, or for a resize."""
         watch = {}
         for trial, count in counts.items():
             passed = self._passed.get(trial)

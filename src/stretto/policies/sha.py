@@ -1,8 +1,8 @@
-"""Synchronous successive halving: all trials of a stage come to its rung, then one in eta goes on.
+"""Synchronous successive halving (SHA): when all trials of a stage reach its rung, one in eta is promoted.
 
-Where a stage has more trials than there are GPUs, they take turns. GPUs that a stage leaves free stay so, or
-are shared among the trials that start: `uniform`, or `top`, to the best. A trial changes size only when its
-stage begins. With `sized`, the study is cut to the most trials whose halving is believed to end in time.
+If a stage has more trials than GPUs, they take turns. Spare GPUs stay free, or are shared among the trials
+that start (`share`). A trial changes its size only when a stage begins. With `sized`, the study is limited to
+the most trials whose halving is expected to end by the deadline.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from stretto.core.cluster import Node
 from stretto.core.decision import Decision
 from stretto.core.errors import InputError
@@ -20,13 +18,10 @@ from stretto.core.units import counted
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import ClusterView, JobView, Memory
 from stretto.policies.trials import (
-    TUNING_EVENTS,
     Share,
-    as_before,
-    beside_others,
+    TrialPolicy,
     decide_counts,
     is_diverged,
-    is_quiet,
     metric_text,
     most_useful_gpus,
     quiet_note,
@@ -40,18 +35,12 @@ from stretto.search.study import halving_stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sha:
+class Sha(TrialPolicy):
     """Synchronous successive halving."""
 
     name: ClassVar[str] = "sha"
-    wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
-    looks_up_paused: ClassVar[bool] = True
-    tuning: Tuning
-    interval_s: float = 60.0
-    share: Share = "none"
-    """What becomes of GPUs that a stage leaves free."""
     sized: bool = False
-    """Whether to draw only as many trials as are believed to be through by the deadline."""
+    """Whether to draw only as many trials as are expected to end by the deadline."""
 
     def __post_init__(self) -> None:
         if self.sized and self.tuning.limits.deadline_s is None:
@@ -59,26 +48,19 @@ class Sha:
                 "sha.sized=true needs a deadline to size the study for.", remedy="Give one: --deadline 2h."
             )
 
-    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
-        del rng
-        return beside_others(view, self.tuning.study, lambda trials: self._decide(trials, memory))
-
-    def _decide(self, view: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
-        if not view.total_gpus or (memory is not None and is_quiet(view, memory["quiet"])):
-            return as_before(view), memory
+    def decide_trials(self, trials: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
         if memory is None:
-            memory = no_halving(self._trials(view))
-        brackets = (Bracket(memory["limit"], 0),)
-        return SynchronousTurn(view, memory, self.tuning, brackets, self.share).decide()
+            memory = no_halving(self._limit(trials))
+        return SynchronousTurn(self, trials, memory, (Bracket(memory["limit"], 0),)).decide()
 
-    def _trials(self, view: ClusterView) -> int:
+    def _limit(self, view: ClusterView) -> int:
         if not self.sized:
             return self.tuning.study.trials
         return fitting_trials(self.tuning, view.nodes, view.now_s, self.share)
 
 
 def fitting_trials(tuning: Tuning, nodes: Sequence[Node], now_s: float, share: Share) -> int:
-    """The most trials whose halving is believed to end by the deadline; one if none is."""
+    """The most trials whose halving is expected to end by the deadline; at least one."""
     deadline_s = tuning.limits.deadline_s
     assert deadline_s is not None
     gpus = sum(node.gpus for node in nodes)
@@ -95,7 +77,7 @@ def fitting_trials(tuning: Tuning, nodes: Sequence[Node], now_s: float, share: S
 
 
 def believed_s(tuning: Tuning, trials: int, gpus: int, share: Share) -> float:
-    """How long the halving of so many trials should take: every trial starts anew in every stage."""
+    """The expected time of halving this many trials; every trial starts again in every stage."""
     profile, most = tuning.profile, most_useful_gpus(tuning, gpus)
     total_s = 0.0
     for stage in halving_stages(tuning.study, trials):
@@ -108,29 +90,24 @@ def believed_s(tuning: Tuning, trials: int, gpus: int, share: Share) -> float:
 
 
 def no_halving(limit: int) -> dict[str, Any]:
-    """The memory before anything has started; at most `limit` trials will."""
+    """The memory before any trial has started; at most `limit` trials will."""
     return {"limit": limit, "begun": 0, "opened": 0, "halvings": []}
 
 
 class SynchronousTurn:
-    """One decision: results are recorded, stages that are complete give way to the next, free GPUs are used.
+    """One decision: results are recorded, complete stages are followed by the next, free GPUs are used.
 
-    Brackets are opened in order, over and over, each when those before have all the trials they want.
+    Brackets are opened in order, again and again, each when those before it have all their trials.
     """
 
     def __init__(
-        self,
-        view: ClusterView,
-        memory: dict[str, Any],
-        tuning: Tuning,
-        brackets: Sequence[Bracket],
-        share: Share,
+        self, policy: TrialPolicy, view: ClusterView, memory: Memory, brackets: Sequence[Bracket]
     ) -> None:
         self._view = view
-        self._tuning = tuning
-        self._study = tuning.study
+        self._tuning = policy.tuning
+        self._study = policy.tuning.study
         self._brackets = brackets
-        self._share = share
+        self._share = policy.share
         self._limit: int = memory["limit"]
         self._begun: int = memory["begun"]
         self._opened: int = memory["opened"]
@@ -140,7 +117,7 @@ class SynchronousTurn:
         self._stops: dict[str, str] = {}
         self._why: dict[str, str] = {}
         self._moving_on: set[str] = set()
-        """Trials whose stage begins now: they may change size."""
+        """Trials whose stage begins now, so that they may change their size."""
         members = {trial for halving in self._halvings for trial in halving.members}
         self._fresh = [trial for trial in self._trials if trial not in members]
 
@@ -166,14 +143,14 @@ class SynchronousTurn:
         return decide_counts(self._view, counts, self._why, stops=self._stops), memory
 
     def _turn_away(self) -> None:
-        """Stop the trials beyond those wanted, which ends the drawing of more."""
+        """Stop trials beyond the limit, which ends the drawing of more."""
         wanted = self._limit - self._begun
         for trial in self._fresh[wanted:]:
             self._stops[trial] = f"{self._limit} trials are wanted, and there are as many."
         del self._fresh[wanted:]
 
     def _advance(self, halving: Halving) -> Halving | None:
-        """The halving as of now: recorded, and moved on if its stage is complete; None once it is over."""
+        """Record results and begin the next stage if the current one is complete; None if halving is over."""
         while True:
             halving = self._record(halving)
             complete = not halving.racing and (halving.is_full or not self._fresh)
@@ -203,7 +180,7 @@ class SynchronousTurn:
                 halving = halving.record(trial, score)
                 self._why[trial] = (
                     f"At epoch {halving.rungs[0]} with {metric_text(self._study, score)}; "
-                    "it waits for the others of its stage."
+                    "it waits for the other trials of its stage."
                 )
         return halving
 
@@ -231,11 +208,11 @@ class SynchronousTurn:
         rung = halving.rung
         return (
             f"Rank {rung.rank(trial)} of {len(rung)} at epoch {halving.rungs[0]} with "
-            f"{metric_text(self._study, rung.score(trial))}; {most} of {halving.size} go on."
+            f"{metric_text(self._study, rung.score(trial))}; {most} of {halving.size} are promoted."
         )
 
     def _counts(self) -> dict[str, int]:
-        """GPUs of each trial: those in the middle of a stage keep theirs, older brackets go first."""
+        """GPUs of each trial: trials within a stage keep theirs, and older brackets come first."""
         held = {job.id: job.allocation.worker_count for job in self._view.jobs if job.allocation}
         racing = [trial for halving in self._halvings for trial in halving.racing]
         staying = [trial for trial in racing if trial in held and trial not in self._moving_on]
@@ -248,7 +225,7 @@ class SynchronousTurn:
         return counts | share_with_unseen(self._tuning, starting, unseen, free, self._share)
 
     def _join(self, seats: int) -> list[str]:
-        """Take in so many new trials, opening brackets as needed."""
+        """Add this many new trials, opening brackets as needed."""
         joining = self._fresh[: max(seats, 0)]
         del self._fresh[: len(joining)]
         for trial in joining:
@@ -276,4 +253,4 @@ class SynchronousTurn:
             return why_waits(job)
         if job.allocation:
             return "Its nodes go away."
-        return f"There is room on {counted(counts[job.id], 'slot')} to go on after epoch {job.epoch}."
+        return f"There is room on {counted(counts[job.id], 'slot')} to continue after epoch {job.epoch}."

@@ -1,11 +1,14 @@
-"""What policies that tune a study share: turning numbers of GPUs into a decision, and sharing GPUs out."""
+"""What policies that tune a study have in common: a base class, sharing of GPUs, decisions by GPU counts."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
 
 from stretto.allocate.placements import place_counts
 from stretto.core.allocation import Allocation, BatchChoice
@@ -17,14 +20,41 @@ from stretto.policies.common import BASELINE_EVENTS, explain, requested_batch
 from stretto.search.study import Study
 
 Share = Literal["none", "uniform", "top"]
-"""Who gets GPUs that are left over: nobody, everybody in turn, or the best trial."""
+"""Who gets spare GPUs: no trial, all trials in turn, or the best trial."""
 
 TUNING_EVENTS: Final = BASELINE_EVENTS | {JobReported.kind}
-"""Besides what changes jobs and room, every result."""
+"""Events that change the jobs or the nodes, and every result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPolicy(ABC):
+    """A policy that tunes one study: what sha, asha, hyperband and random search have in common."""
+
+    name: ClassVar[str]
+    wakes_on: ClassVar[frozenset[str]] = TUNING_EVENTS
+    looks_up_paused: ClassVar[bool] = True
+    tuning: Tuning
+    interval_s: float = 60.0
+    share: Share = "none"
+    """Who gets GPUs that no other trial can use."""
+
+    def decide(self, view: ClusterView, memory: Memory, rng: np.random.Generator) -> tuple[Decision, Memory]:
+        del rng
+
+        def decide(trials: ClusterView) -> tuple[Decision, Memory]:
+            if not trials.total_gpus or (memory is not None and is_quiet(trials, memory["quiet"])):
+                return as_before(trials), memory
+            return self.decide_trials(trials, memory)
+
+        return beside_others(view, self.tuning.study, decide)
+
+    @abstractmethod
+    def decide_trials(self, trials: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
+        """Decide about the study's trials; called when there are GPUs and something has changed."""
 
 
 def share_out(best_first: Sequence[str], gpus: int, most: int, how: Share) -> dict[str, int]:
-    """GPUs for each trial: one each, the best first, and the rest as `how` says, at most `most` each."""
+    """GPUs for each trial: one each, the best first, and the rest by `how`, at most `most` each."""
     counts = dict.fromkeys(best_first[:gpus], 1)
     left = gpus - len(counts)
     if how == "none" or not counts:
@@ -44,14 +74,14 @@ def share_out(best_first: Sequence[str], gpus: int, most: int, how: Share) -> di
 
 
 def most_useful_gpus(tuning: Tuning, gpus: int) -> int:
-    """More GPUs than this do not make a trial faster, or are not there."""
+    """The most GPUs, up to `gpus`, that make a trial faster."""
     return max(1, min(tuning.profile.scaling.most_gpus, gpus))
 
 
 def share_with_unseen(
     tuning: Tuning, best_first: Sequence[str], unseen: int, gpus: int, how: Share
 ) -> dict[str, int]:
-    """GPUs for each trial when `unseen` more are still to be drawn, which keep a share for when they come."""
+    """GPUs for each trial, with a share kept free for `unseen` trials that are still to be drawn."""
     places = [f"unseen-{place}" for place in range(min(unseen, gpus - len(best_first)))]
     counts = share_out([*best_first, *places], gpus, most_useful_gpus(tuning, gpus), how)
     return {trial: counts[trial] for trial in best_first if trial in counts}
@@ -63,11 +93,10 @@ def decide_counts(
     why: Mapping[str, str],
     *,
     stops: Mapping[str, str] | None = None,
-    wake_at_s: float | None = None,
 ) -> Decision:
-    """A decision that gives each trial so many GPUs, pauses the others and stops those in `stops`.
+    """A decision that gives trials these GPUs, pauses the others and stops those in `stops`.
 
-    `why` has the sentence of every trial that changes or waits, `stops` that of every one that is stopped.
+    `why` has the reason of every trial that changes or waits, `stops` the reason of every stopped one.
     """
     stops = stops or {}
     view = view.including({**counts, **why, **stops})
@@ -76,11 +105,7 @@ def decide_counts(
     reasons = explain(_changing(view, allocations, stops), allocations, why)
     reasons.update((trial, Reason(ReasonCode.STOPPED, text)) for trial, text in stops.items())
     return Decision(
-        allocations=allocations,
-        batches=_batches(view, allocations),
-        reasons=reasons,
-        stops=frozenset(stops),
-        wake_at_s=wake_at_s,
+        allocations=allocations, batches=_batches(view, allocations), reasons=reasons, stops=frozenset(stops)
     )
 
 
@@ -93,15 +118,15 @@ def is_diverged(job: JobView) -> bool:
 
 
 def quiet_note(view: ClusterView, stops: Mapping[str, str], watch: Mapping[str, int]) -> dict[str, Any]:
-    """What `is_quiet` must know later: who was there, and until which epoch each running trial goes alone."""
+    """What `is_quiet` needs: the GPUs and jobs, and the epoch until which each trial needs no decision."""
     jobs = None if len(watch) >= view.total_gpus else view.job_count - len(stops)
     return {"gpus": view.total_gpus, "jobs": jobs, "watch": dict(watch)}
 
 
 def is_quiet(view: ClusterView, note: Mapping[str, Any]) -> bool:
-    """Whether all is as noted: nobody came, left or diverged, and no trial is as far as was waited for.
+    """Whether nothing has changed since the note: no trial came, left, diverged or reached its epoch.
 
-    While every GPU has a trial of its own, it does not matter who comes.
+    While every GPU has a trial, new trials do not matter.
     """
     if view.total_gpus != note["gpus"] or note["jobs"] not in {None, view.job_count}:
         return False
@@ -116,7 +141,7 @@ def is_quiet(view: ClusterView, note: Mapping[str, Any]) -> bool:
 
 
 def metric_text(study: Study, score: float | None) -> str:
-    """A score as the metric that people know."""
+    """A score as a value of the study's metric."""
     if score is None:
         return f"{study.metric} not a number"
     return f"{study.metric} {study.value_of(score):.4g}"
@@ -125,12 +150,12 @@ def metric_text(study: Study, score: float | None) -> str:
 def why_waits(job: JobView) -> str:
     """Why a trial waits, in words that stay the same while it does."""
     if job.epoch:
-        return f"Paused after epoch {job.epoch} until its turn to go on."
+        return f"Paused after epoch {job.epoch} until it is its turn to continue."
     return "No slot is free for a new trial."
 
 
 def as_before(view: ClusterView) -> Decision:
-    """Everything stays as it is, and every trial waits for what it waited for."""
+    """A decision that leaves everything as it is."""
     allocations: dict[str, Allocation] = {}
     reasons: dict[str, Reason] = {}
     said: dict[int, Reason] = {}
@@ -147,7 +172,7 @@ def as_before(view: ClusterView) -> Decision:
 def beside_others(
     view: ClusterView, study: Study, decide: Callable[[ClusterView], tuple[Decision, Memory]]
 ) -> tuple[Decision, Memory]:
-    """Decide about the trials of a study alone; jobs that are none keep what they hold, or wait."""
+    """Decide about the trials of the study only; other jobs keep what they hold, or wait."""
     others = [job for job in view.jobs if job.job.study != study.name]
     if not others:
         return decide(view)
@@ -175,7 +200,7 @@ def _left_by(view: ClusterView, others: Sequence[JobView]) -> ClusterView:
 
 
 def within(gpus: int, held: Mapping[str, int]) -> dict[str, int]:
-    """Of what trials hold, the first that fit in so many GPUs; the others lost their place."""
+    """The first trials that fit in this many GPUs, with what they hold."""
     kept: dict[str, int] = {}
     for trial, count in held.items():
         if count <= gpus:
@@ -187,7 +212,7 @@ def within(gpus: int, held: Mapping[str, int]) -> dict[str, int]:
 def _changing(
     view: ClusterView, allocations: Mapping[str, Allocation], stops: Mapping[str, str]
 ) -> ClusterView:
-    """Without the trials that are stopped or stay just where they are: most of them, at most times."""
+    """The view without trials that are stopped or unchanged, which are most of them."""
     jobs = tuple(
         job
         for job in view.jobs
@@ -197,7 +222,7 @@ def _changing(
 
 
 def _batches(view: ClusterView, allocations: Mapping[str, Allocation]) -> dict[str, BatchChoice]:
-    """Running trials whose size stays keep their batch."""
+    """Batch sizes of all running trials; a trial of unchanged size keeps its batch."""
     batches = {}
     for job in view.jobs:
         new = allocations.get(job.job.id)
