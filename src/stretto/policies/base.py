@@ -75,7 +75,7 @@ class ClusterView:
     refused: tuple[NodeRefused, ...] = ()
     """Every refusal of requested nodes so far, in order."""
     arrivals: tuple[NodeAdded, ...] = ()
-    """Every submitted and unfinished job, in order of submission, except for `hidden` ones."""
+    """Every rented node that came so far, in order, with its delays."""
     paused: Mapping[str, JobView] = field(default_factory=dict)
     """Paused trials, for a policy that `looks_up_paused`. The views are valid during the decision only."""
     hidden: int = 0
