@@ -9,6 +9,7 @@ from stretto.core.errors import InputError
 from stretto.core.job import BatchLimits
 
 CEIL_TOLERANCE = 1e-8
+"""Float noise that does not count when shares of a batch are rounded up."""
 
 
 def split_batch(limits: BatchLimits, total: int, workers: int) -> BatchChoice:

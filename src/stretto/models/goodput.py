@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stretto.core.allocation import BatchChoice
 from stretto.core.job import BatchLimits, Tier
 from stretto.core.observations import NoiseSample
+from stretto.models.batch import CEIL_TOLERANCE
 from stretto.models.noise import gain
 from stretto.models.speed import MAX_OVERLAP, TINY, AllReduceSpeed, Floats, p_norm
 
@@ -22,7 +23,6 @@ Ints = npt.NDArray[np.int64]
 
 BATCH_SAMPLES = 50
 """Number of total batch sizes tried, in geometric steps from the smallest to the largest."""
-CEIL_TOLERANCE = 1e-8
 CHUNK = 2048
 """Triples evaluated at once, so that the working set stays in the processor's cache."""
 

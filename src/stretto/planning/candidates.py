@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stretto.core.units import HOUR_S
-from stretto.planning.execution import Execution, PlanRun
+from stretto.planning.execution import Execution, Ints, PlanRun
 from stretto.planning.forecast import StudyProgress
 from stretto.planning.plan import Plan, StagePlan, roomy_nodes, tight_nodes
 from stretto.planning.profile import Floats
@@ -27,7 +26,6 @@ from stretto.search.study import Stage
 
 Menu = tuple[StagePlan, ...]
 """The options of one stage."""
-Ints = npt.NDArray[np.intp]
 MOST_SIZES = 128
 """How many sizes of fixed clusters are considered; of more sizes, this many in geometric steps."""
 TIMES = 200

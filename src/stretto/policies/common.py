@@ -21,7 +21,7 @@ from stretto.core.events import (
 from stretto.core.job import Communication, Job, Tier
 from stretto.core.resources import Resources
 from stretto.models.batch import split_batch
-from stretto.models.noise import GradientNoise
+from stretto.models.noise import step_gain
 from stretto.policies.base import ClusterView, JobView
 from stretto.policies.gangs import EmptyCluster, amounts, held_gang, requested_gang
 
@@ -187,5 +187,4 @@ def _believed_units_per_s(job: JobView, empty: EmptyCluster) -> float | None:
         if speed is None or place is None:
             return None
         steps_per_s = 1.0 / float(speed.step_s(len(place.nodes), workers, batch.atomic, batch.accumulation))
-    noise = GradientNoise(job.belief.noise.sqr, job.belief.noise.var, job.job.batch.initial)
-    return steps_per_s * float(noise.gain(batch.total(workers)))
+    return steps_per_s * step_gain(job.belief.noise, job.job.batch.initial, batch.total(workers))

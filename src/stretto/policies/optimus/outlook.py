@@ -11,7 +11,7 @@ import numpy as np
 from stretto.allocate.free import SLACK, FreeCapacity
 from stretto.allocate.marginal import RemainingTime
 from stretto.core.job import Communication, Job
-from stretto.models.noise import GradientNoise
+from stretto.models.noise import step_gain
 from stretto.models.parameter_server import ServerSpeed, ServerSpeedFit
 from stretto.models.speed import AllReduceSpeed
 from stretto.policies.base import JobView
@@ -119,5 +119,4 @@ def fewest_nodes(job: Job, nodes: FreeCapacity) -> list[int]:
 
 
 def _gain(job: JobView, total_batch: int) -> float:
-    noise = job.belief.noise
-    return float(GradientNoise(noise.sqr, noise.var, job.job.batch.initial).gain(total_batch))
+    return step_gain(job.belief.noise, job.job.batch.initial, total_batch)
