@@ -183,7 +183,7 @@ def test_a_failure_after_the_last_epoch_is_told_of(bench: Bench) -> None:
     events = all_events(bench.started(bench.code(code), job=job_of("a", epochs=3)))
     assert [event.kind for event in events] == ["job-reported", "job-noted", "job-finished"]
     assert "no room for the model" in notes(events)[0]
-    assert str(bench.log) in notes(events)[0]
+    assert [event.log for event in events if isinstance(event, JobNoted)] == [str(bench.log)]
 
 
 def test_what_a_command_keeps_in_its_folder_is_there_when_it_is_started_again(bench: Bench) -> None:

@@ -1,11 +1,11 @@
-"""What to run for a job: its arguments filled in, and what its processes are told in their environment.
+"""The command of a job: its arguments, and the environment of its processes.
 
-In arguments, `{name}` stands for a hyperparameter of the job, or, where it has none of that name, for
+In arguments, `{name}` is replaced by the job's hyperparameter of that name. If there is none:
 
-    {workers}    processes of the job
+    {workers}    the number of processes
     {batch}      examples per step, over all workers
-    {epochs}     after how many epochs it is done, if that is known
-    {folder}     a folder of the job's own, the same whenever it is started
+    {epochs}     the number of epochs, if it is known
+    {folder}     the job's own folder, the same for all starts
 
 `{{name}}` stands for `{name}` itself; other braces mean nothing.
 """
@@ -31,25 +31,25 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run for a job."""
+    """The command of a job. With K workers, K processes run, with ranks as from torchrun."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of this process."""
+    """Added to the environment."""
     cwd: Path | None = None
     metric: str | None = None
-    """Of a study's trials: the key in their reports by which they are compared."""
+    """The key in the reports of a trial by which the study compares trials."""
     in_folder: bool = False
-    """It runs in the job's own folder; relative paths among its arguments are those of `cwd`."""
+    """Whether it runs in the job's own folder; relative paths in arguments start from `cwd`."""
 
     @property
     def launch_folder(self) -> Path:
-        """Where it would run; relative paths that its user writes begin there."""
+        """The folder from which relative paths in its arguments start."""
         return (self.cwd or Path()).absolute()
 
 
 def check_placeholders(command: Command, job: Job) -> None:
-    """InputError if an argument has a placeholder that stands for nothing."""
+    """InputError if an argument has an unknown placeholder."""
     known = {**dict(job.config), "workers": "", "batch": "", "folder": "", **_epochs(job)}
     for part in command.argv:
         for match in _PLACEHOLDER.finditer(part):
@@ -63,12 +63,12 @@ def check_placeholders(command: Command, job: Job) -> None:
 
 
 def own_folder(job_folder: Path) -> Path:
-    """Where a job's command keeps what it wants to find again when it is started again."""
+    """The folder in which a command keeps files between its starts."""
     return job_folder / _FOLDER
 
 
 def filled_in(command: Command, job: Job, setup: CommandSetup, *, job_folder: Path) -> list[str]:
-    """The arguments with every placeholder replaced."""
+    """The arguments with all placeholders replaced."""
     workers = setup.allocation.worker_count
     folder = own_folder(job_folder)
     own = {"workers": workers, "batch": setup.batch.total(workers), "folder": folder, **_epochs(job)}
@@ -82,10 +82,10 @@ def filled_in(command: Command, job: Job, setup: CommandSetup, *, job_folder: Pa
 
 
 def resolved(argv: Sequence[str], folder: Path) -> list[str]:
-    """The arguments with every relative path that is there, from the folder on, made absolute.
+    """The arguments, where every existing path relative to the folder is made absolute.
 
-    That is also the value of `--data=PATH`, and not what follows `-m` or `-c`, which names a module or is
-    code. A program without a slash is looked for on the PATH.
+    This includes the value of `--data=PATH`. It excludes what follows `-m` or `-c` (a module or code), and a
+    program without a slash, which is searched on the PATH.
     """
     before = ["", *argv]
     return [
@@ -95,7 +95,7 @@ def resolved(argv: Sequence[str], folder: Path) -> list[str]:
 
 
 def rewritten(argv: Sequence[str], folder: Path) -> list[str]:
-    """Those arguments that would be made absolute, as they are written."""
+    """The arguments that `resolved` would change, as they are written."""
     return [old for old, new in zip(argv, resolved(argv, folder), strict=True) if old != new]
 
 
@@ -111,7 +111,7 @@ def _absolute(part: str, folder: Path) -> str:
 
 
 def importing(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which Python finds modules of the folder where the command was given, too."""
+    """An environment in which Python also finds modules of the launch folder."""
     launch = environ.get(_LAUNCH)
     if not launch:
         return dict(environ)
@@ -119,14 +119,14 @@ def importing(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def token_of(folder_identity: str, job_id: str) -> str:
-    """What the processes of a job carry, and no other process does, not even one of a copy of the run."""
+    """A token by which only the processes of this job are found, not those of a copy of the run."""
     return f"{folder_identity}:{job_id}"
 
 
 def own_environment(
     command: Command, setup: CommandSetup, *, restarts: int, job_folder: Path
 ) -> dict[str, str]:
-    """What processes of the job are told, on whatever node they are."""
+    """Variables for the processes of a job, the same on all nodes."""
     return {
         **({_LAUNCH: str(command.launch_folder)} if command.in_folder else {}),
         **command.env,
@@ -145,7 +145,7 @@ def own_environment(
 def gang_environment(
     job_id: str, *, world: int, local_world: int, restarts: int, port: int, host: str
 ) -> dict[str, str]:
-    """What torchrun would tell every rank of a node; `host` is where the first rank is."""
+    """Variables that torchrun would set on a node; `host` is the node of rank 0."""
     return {
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(local_world),

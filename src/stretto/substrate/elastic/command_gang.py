@@ -1,7 +1,7 @@
-"""A gang that runs a command: whatever is to change, all its processes are stopped and started.
+"""A gang that runs a command: every resize is a restart of all its processes.
 
-Every incarnation of such a gang is one start. It ends with all its processes, each asked to stop by SIGTERM,
-before the next one begins: nothing new meets something old, and what was saved is there.
+Each incarnation of such a gang is one start. All its processes get SIGTERM and end before the next start
+begins, so the new ones find what the old ones saved.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ FLOOD = (
 
 @dataclass(frozen=True, slots=True)
 class LineOutcome:
-    """What a line was."""
+    """What a line of output meant."""
 
     report: bool = False
     result: bool = False
-    """Of a trial: an epoch's result, which was not known before."""
+    """Whether it has a new result of a trial."""
     problems: tuple[str, ...] = ()
-    """What had to be left out, as far as it was not said since the command was started."""
+    """Problems with it that this start has not logged yet."""
     wrong: str = ""
-    """Why the metric it has does not count, the first time."""
+    """Why its metric does not count; given once."""
     passes: bool = False
-    """It is the first to show an epoch after the last one."""
+    """Whether it is the first line after the last epoch."""
 
 
 @dataclass(slots=True)
 class PrintedAccount:
-    """The ledger of a job that runs a command."""
+    """The account of a job that runs a command."""
 
     job: Job
     metric: str | None
     progress: Progress = field(default_factory=Progress)
     missed: tuple[bytes, ...] = ()
-    """Lines from before this process, of which nobody knows whether they were told."""
+    """Lines of the metrics file from before a recovery, which may not have been reported."""
     _mark: EpochMark = field(default_factory=EpochMark)
     _waiting: list[JobReported] = field(default_factory=list)
     _problems: set[str] = field(default_factory=set)
@@ -91,11 +91,11 @@ class PrintedAccount:
 
     @property
     def complete(self) -> bool:
-        """A job that has shown its last epoch is done, whatever its command still does."""
+        """Whether it has shown its last epoch; the job is then done, even if the command still runs."""
         return self._passed or self.asked.is_shown(self.progress)
 
     def begin(self, setup: CommandSetup, *, t_s: float) -> None:
-        """The command is started; first of all, what was missed is told."""
+        """The command starts; missed lines are read first."""
         for line in self.missed:
             self.read_missed(line, setup, t_s=t_s)
         self.missed = ()
@@ -103,7 +103,7 @@ class PrintedAccount:
         self._problems.clear()
 
     def read(self, line: bytes, setup: CommandSetup, *, t_s: float) -> LineOutcome:
-        """Hold what a line says; it is told with the others."""
+        """Read a line and hold its report."""
         reading = read_report(line, setup, self.progress, t_s=t_s, mark=self._mark)
         self._mark = reading.mark
         new = tuple(problem for problem in reading.problems if problem not in self._problems)
@@ -119,11 +119,11 @@ class PrintedAccount:
         return LineOutcome(report=True, result=result, problems=new, wrong=wrong, passes=passes)
 
     def read_missed(self, line: bytes, setup: CommandSetup, *, t_s: float) -> LineOutcome:
-        """Likewise, of a line from before the present start: only results that are not known yet count."""
+        """Read a line from before the present start: only new results count."""
         report = read_report(line, setup, self.progress, t_s=t_s, mark=EpochMark(counts=False)).report
         if report is not None and report.results and not self.complete:
             self._hold(report)
-        return LineOutcome()  # nothing that the present start has shown
+        return LineOutcome()  # it says nothing about the present start
 
     def tell(self, *, t_s: float, resize_s: float | None = None) -> list[JobReported]:
         reports, self._waiting = self._waiting, []
@@ -140,14 +140,14 @@ class PrintedAccount:
 
 @dataclass(slots=True)
 class SaidOnce:
-    """What the commands of a run share: notices that are given once, and the folders in which they run."""
+    """State that all commands of a run share: notes that are given once, and their folders."""
 
     flooding: set[str] = field(default_factory=set)
-    """Studies, and jobs outside of one, whose command prints more than is read."""
+    """Studies (or jobs without one) with a note that their command prints too fast."""
     _folders: dict[Path, SharedFolder] = field(default_factory=dict)
 
     def folder(self, command: Command) -> SharedFolder | None:
-        """Where other commands may run at the same time; None if it has a folder of its own."""
+        """The folder in which a command runs with others; None if it has its own."""
         if command.in_folder:
             return None
         folder = command.launch_folder
@@ -155,15 +155,15 @@ class SaidOnce:
 
 
 def lines_of(metrics: Path) -> tuple[bytes, ...]:
-    """What is in a job's metrics file."""
+    """The lines of a job's metrics file."""
     return tuple(metrics.read_bytes().splitlines()) if metrics.is_file() else ()
 
 
 class CommandGang(Gang):
-    """One job's processes, of which the first one's lines are read.
+    """One job's processes. Rank 0 reports.
 
-    One that has shown its last epoch may end by itself for as long as it would have to leave; then it is
-    asked to, and at once if it shows another. It has finished when nothing of it is left, however it ended.
+    A command that has shown its last epoch may end by itself within the grace; then it is asked to, and at
+    once if it shows another epoch. The job has finished when all processes are gone, however they ended.
     """
 
     _account: PrintedAccount
@@ -184,7 +184,9 @@ class CommandGang(Gang):
         life: str = "",
         said: SaidOnce | None = None,
     ) -> None:
-        """`starts` is how many there were. Its processes carry `token`; `life` is the controller's."""
+        """`starts` counts earlier starts. Processes are found by `token`; `life` identifies the
+        controller.
+        """
         super().__init__(job, spec, rules, log, account=account, losses=losses, places_of=places_of)
         self._command = command
         self._starts = starts
@@ -192,19 +194,19 @@ class CommandGang(Gang):
         self._life = life
         self._said = SaidOnce() if said is None else said
         self._noted: set[str] = set()
-        """Notes of its workers, each of which is passed on once."""
+        """Notes of its workers; each text is passed on once."""
         self._setup: CommandSetup | None = None
-        """What the present incarnation runs with."""
+        """The configuration of the present incarnation."""
         self._starting_s: float | None = None
         """When the present start was asked for; None once its first report has come."""
         self._done = False
-        """All is shown; the job has finished when nothing of it is left."""
+        """Whether all epochs were shown, so that the job finishes when its processes are gone."""
         self._late = ""
-        """What is to be said of how it then ended."""
+        """The note about how it then ended."""
         self._late_log = ""
-        """The log, if it then failed."""
+        """The log for that note, if it failed."""
         self._was_killed = False
-        """The present incarnation did not end in time when it was asked to."""
+        """Whether a process of this incarnation did not end within the grace."""
 
     @property
     def command(self) -> CommandOrder:
@@ -223,11 +225,11 @@ class CommandGang(Gang):
             grace_s=self._rules.command_s,
         )
 
-    # What is asked
+    # Instructions
 
     def instruct(self, instruction: Instruction, now: Moment) -> list[Effect]:
         if self._done and instruction.action in {Action.PARK, Action.STOP}:
-            self._done = instruction.action is Action.PARK  # one that was stopped does not finish as well
+            self._done = instruction.action is Action.PARK  # a stopped job does not finish as well
             self._end_all()
             return self._settle(now)
         return super().instruct(instruction, now)
@@ -243,7 +245,7 @@ class CommandGang(Gang):
         return super().finish_if_complete(now)
 
     def kill(self, now: Moment) -> list[Effect]:
-        """Kill the processes at once. The workers stay to see that nothing of them is left."""
+        """Kill the processes at once. The workers stay until nothing is left of them."""
         self.goal = Goal.OVER if self.goal is Goal.OVER else Goal.REST
         self._hold_no_more(now)
         self._tell_group(EndNow())
@@ -252,7 +254,7 @@ class CommandGang(Gang):
         self._kill_at_s = now.awake_s + self._rules.grace_s
         return self._settle(now)
 
-    # How it goes on
+    # Transitions
 
     def _reach_size(self, now: Moment) -> None:
         if not self._crew.members:
@@ -271,7 +273,7 @@ class CommandGang(Gang):
         trial = None if self.spec.metric is None else Trial(self.spec.metric, self.job.work.epochs)
         self._setup = CommandSetup(self.job.id, on_nodes(order.places), order.batch, trial)
         self._starts += 1
-        # The first report ends a start here, not the first sign of a group.
+        # For a command, the first report ends the start.
         self._starting_s, order.asked_s = now.t_s if order.asked_s is None else order.asked_s, None
         self._account.begin(self._setup, t_s=now.t_s)
         self._tell(now)
@@ -288,7 +290,7 @@ class CommandGang(Gang):
         return setup.allocation == on_nodes(order.places) and setup.batch == order.batch
 
     def _form(self, order: tuple[str, ...], now: Moment) -> None:
-        """Ranks of one node follow each other, as torchrun gives them."""
+        """Ranks of one node are consecutive, as with torchrun."""
         nodes, members = list(self._order.places), self._crew.members
         super()._form(tuple(sorted(order, key=lambda one: nodes.index(members[one].node))), now)
         if folder := self._said.folder(self._command):
@@ -315,12 +317,12 @@ class CommandGang(Gang):
             self._emit(JobFinished(t_s=now.t_s, job_id=self.job.id))
 
     def _lost(self, member: Member, cause: Cause, now: Moment) -> None:
-        """The others need not notice by themselves."""
+        """End the others, which may not notice the loss."""
         super()._lost(member, cause, now)
         if self.phase is Phase.ENDING:
             self._crew.dismiss(*self._crew.members.values())
 
-    # What is heard
+    # Messages of workers
 
     def _take(self, member: Member, message: FromWorker, now: Moment) -> None:
         match message:
@@ -383,8 +385,8 @@ class CommandGang(Gang):
             self._kill_at_s = now.awake_s + self._rules.command_s + self._rules.grace_s
             self._tell_group(LetEnd())
 
-    # Small things
+    # Helpers
 
     def _tell_group(self, message: ToWorker) -> None:
-        """All of it, as processes of a command agree on nothing."""
+        """Tell all ranks, as the processes of a command do not agree on anything."""
         self._crew.out.extend(Send(worker_id, message) for worker_id in self._crew.group)

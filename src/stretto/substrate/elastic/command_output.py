@@ -1,12 +1,11 @@
-"""What a command prints about itself, line by line, and what its end means.
+"""Reads the lines that a command prints as reports, and judges its end.
 
     {"epoch": 3, "accuracy": 0.91}
 
-`epoch` counts completed ones, from 1; what is shown of an epoch 0 is passed over, and told of. Without it
-lines are counted: those of a job that keeps checkpoints go on from the last epoch it showed, those of a
-rigid job begin anew with every start. An epoch shows its result once; when a restarted command goes through
-epochs again, their lines are passed over. Once a start has told an epoch, lines without one, such as those
-of single steps, are no epochs and are passed over.
+`epoch` counts completed epochs, from 1; epoch 0 is ignored, with a note. Lines without `epoch` are counted: a
+job that keeps checkpoints continues after its last epoch, a rigid job begins again at 1 with every start.
+Each epoch has one result; if a restarted command repeats epochs, their lines are ignored. Once a start has
+printed an `epoch`, its lines without one (of single steps, for example) are ignored.
 
     {"work_done": 120, "epoch": 3, "step_s": 0.11, "sync_s": 0.02, "loss": 0.5, "grad_sqr": 1, "grad_var": 9}
 
@@ -19,8 +18,8 @@ of single steps, are no epochs and are passed over.
 
 Every key may be left out. A line without any of them is not a report.
 
-Of a trial, lines with the study's metric count, {"epoch": 3, "accuracy": 0.91} or {"accuracy": 0.91}: see
-`process_trials`. The others only add measurements.
+The lines of a trial count if they have the study's metric: {"epoch": 3, "accuracy": 0.91} or
+{"accuracy": 0.91}. Other lines only add measurements.
 """
 
 from __future__ import annotations
@@ -37,33 +36,33 @@ from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSampl
 from stretto.core.units import counted
 
 MOST_EPOCHS = 10**6
-"""Nobody trains longer; what counts further counts something else."""
+"""A larger number counts something else, such as steps."""
 MOST_WORK = 1e15
-"""Steps; every smaller number of them is exact."""
+"""In steps; every smaller number is exact."""
 LONGEST_S = 1e9
-"""Of a step."""
+"""The longest step."""
 LARGEST_GRADIENT = 1e30
-"""Of a squared norm, so that no sum of them overflows."""
+"""The largest squared norm, so that no sum overflows."""
 
 
 class OutputLine:
-    """The values of one line; whatever is wrong with them is collected."""
+    """The values of one line; problems with them are collected."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
         self.problems: list[str] = []
         self.wrong = ""
-        """Why its epoch or what it shows does not count, where people should know."""
+        """Why its epoch or metric does not count, if the user should know."""
 
     def has(self, key: str) -> bool:
         return key in self._values
 
     def gives(self, key: str) -> bool:
-        """Whether it has the key with anything but null."""
+        """Whether it has the key, with a value other than null."""
         return self._values.get(key) is not None
 
     def shown(self, key: str) -> str:
-        """What it has there, as people are told."""
+        """The value for a message."""
         return repr(str(self._values[key])[:40])
 
     def number(self, key: str, rule: str, *, least: float = 0.0, most: float = math.inf) -> float | None:
@@ -77,7 +76,7 @@ class OutputLine:
         return as_float
 
     def epoch(self) -> int | None:
-        """Epochs that are completed; None, and `wrong`, if that makes no sense."""
+        """Completed epochs; None, and `wrong` is set, if the value makes no sense."""
         rule = f"a whole number from 0 to {MOST_EPOCHS}"
         epoch = self.number("epoch", rule, most=MOST_EPOCHS)
         if epoch is not None and epoch.is_integer():
@@ -89,12 +88,12 @@ class OutputLine:
         return None
 
     def go_back(self, epoch: int, last: int) -> None:
-        """Its epoch is one that the same start has passed."""
+        """Its epoch is before one of the same start."""
         self.wrong = f"epochs count up, and epoch {epoch} came after epoch {last}"
         self.problems.append("epochs that count down")
 
     def measured(self, key: str) -> tuple[float | None, ...]:
-        """What was measured, None if it came out as no number; empty if it makes no sense."""
+        """The measured value, None if it is not finite; empty if it is no measurement."""
         value = self._values[key]
         as_float = _as_float(value)
         if as_float is None and value is not None:
@@ -117,45 +116,45 @@ def _as_float(value: object) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What must be known of a trial to read its reports."""
+    """The metric and length of a trial, which its reports depend on."""
 
     metric: str
     last_epoch: int | None
-    """It is done after this one."""
+    """The trial is done after this epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochMark:
-    """The last result line of the present start, whether it counted or not."""
+    """The last result line of the present start, even if it did not count."""
 
     epoch: int = 0
-    """If there was none yet: the epoch the start goes on from."""
+    """Before the first one: the epoch from which the start continues."""
     t_s: float | None = None
     counts: bool = True
-    """Whether a line that does not say its epoch can be counted."""
+    """Whether lines without an epoch are counted."""
     told: bool = False
-    """Whether a line of this start has said its epoch: then those that do not are no epochs."""
+    """Whether a line of this start had an epoch, so that lines without one are ignored."""
 
     def epoch_s(self, epoch: int, t_s: float) -> float | None:
-        """How long an epoch took since then; None if it cannot be known when it began."""
+        """The seconds of an epoch since this mark; None if its beginning is unknown."""
         return None if self.t_s is None or epoch <= self.epoch else (t_s - self.t_s) / (epoch - self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """What a result line shows."""
+    """The result in a line."""
 
     mark: EpochMark
     result: Result | None = None
-    """None if it is passed over."""
+    """None if the line is ignored."""
     wrong: str = ""
-    """Why the metric that the line has does not count, where people should know."""
+    """Why the metric in the line does not count, if the user should know."""
 
 
 def read_result(
     line: OutputLine, trial: Trial, allocation: Allocation, *, known: int, mark: EpochMark, t_s: float
 ) -> ShownResult:
-    """The result of a line, if results are known up to the epoch `known`."""
+    """The result in a line; results up to the epoch `known` are known."""
     values = line.measured(trial.metric) if line.has(trial.metric) else ()
     if line.has(trial.metric) and not values:
         return ShownResult(mark, wrong=_no_number(trial.metric, line.shown(trial.metric)))
@@ -195,7 +194,7 @@ def _epoch_zero(metric: str) -> str:
 
 
 def _passed_over(epoch: int, trial: Trial, known: int) -> str:
-    """Why a line is passed over; worded alike for many epochs, as it is said once per start."""
+    """Why a line is ignored. The text does not name the epoch, as each text is logged once per start."""
     if epoch == 0:
         return f"{trial.metric} of epoch 0; epochs are counted from 1, when they are completed"
     if epoch <= known:
@@ -211,14 +210,14 @@ _START = EpochMark()
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job has come, as last reported."""
+    """The progress of a job, as last reported."""
 
     work_done: float = 0.0
     epoch: int = 0
     loss_epoch: int = 0
     """The last epoch whose loss is known."""
     result_epoch: int = 0
-    """Of a trial: the last epoch whose result is known."""
+    """The last epoch of a trial whose result is known."""
 
     def after(self, report: JobReported) -> Progress:
         return Progress(
@@ -231,7 +230,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class CommandSetup:
-    """What the command runs with: the configuration its measurements belong to."""
+    """The configuration that a command runs with."""
 
     job_id: str
     allocation: Allocation
@@ -240,26 +239,26 @@ class CommandSetup:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Of which a report has at least one."""
+        """A report has at least one of these keys."""
         return KEYS if self.trial is None else KEYS | {self.trial.metric}
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A line as understood: the report, if it is one, and what had to be left out of it."""
+    """What a line means: the report, if it is one, and the problems with it."""
 
     report: JobReported | None = None
     problems: tuple[str, ...] = ()
     mark: EpochMark = _START
-    """For the lines that follow in the same start."""
+    """The mark for the next lines of the same start."""
     wrong: str = ""
-    """Of a trial: why the metric that the line has does not count, where people should know."""
+    """Why the metric in the line does not count, if the user should know."""
 
 
 def read_report(
     text: bytes, setup: CommandSetup, last: Progress, *, t_s: float, mark: EpochMark = _START
 ) -> Reading:
-    """The report a line of output is, counting from the `last` one and, for a trial, from the `mark`."""
+    """Read a line of output. Epochs count from the `last` progress and, for a trial, from the `mark`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -291,14 +290,14 @@ def read_report(
 
 
 def _wrong(line: OutputLine, wrong: str) -> str:
-    """What people should know of a line: why its metric does not count, or its epoch."""
+    """What the user should know about a line whose metric or epoch does not count."""
     if wrong or not line.wrong:
         return wrong
     return f"it prints lines that do not count as they are: {line.wrong}; this is said once"
 
 
 def _progress(line: OutputLine, last: Progress, mark: EpochMark) -> Progress:
-    """Within a start epochs do not go back; a start may begin anew."""
+    """Within one start epochs do not go back; a new start may begin again."""
     work_done, epoch = (
         line.number("work_done", f"a number from 0 to {MOST_WORK:g}", most=MOST_WORK),
         line.epoch(),
@@ -314,7 +313,7 @@ def _progress(line: OutputLine, last: Progress, mark: EpochMark) -> Progress:
 
 
 def _progress_of_trial(result: Result | None, last: Progress) -> Progress:
-    """A trial's work is counted in epochs, and only their results are progress."""
+    """The work of a trial counts in epochs, and only results are progress."""
     return last if result is None else replace(last, work_done=float(result.epoch), epoch=result.epoch)
 
 
@@ -364,12 +363,12 @@ def _losses(line: OutputLine, progress: Progress) -> tuple[LossPoint, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CommandGoal:
-    """How far a command is to go; whatever it does after that does not count."""
+    """How far a command has to go; later epochs do not count."""
 
     epochs: int | None
-    """None: as far as it goes by itself."""
+    """None: until it ends by itself."""
     metric: str | None
-    """Of a trial: only epochs that show it count."""
+    """The metric of a trial; only epochs that show it count."""
 
     @classmethod
     def of(cls, job: Job, metric: str | None) -> CommandGoal:
@@ -380,19 +379,19 @@ class CommandGoal:
         return self.epochs is not None and self._shown(progress) >= self.epochs
 
     def is_passed(self, reading: Reading) -> bool:
-        """Whether a line shows an epoch after the last: the command will not end soon by itself."""
+        """Whether a line shows an epoch after the last one, so that the command will not end by itself."""
         told = 0 if reading.report is None else reading.report.epoch
         return self.epochs is not None and max(told, reading.mark.epoch) > self.epochs
 
     def why_ended(self, progress: Progress) -> str:
-        """Why a command that had not ended by itself was asked to."""
+        """Why a command was asked to end."""
         if self.is_shown(progress):
             shown = counted(self._shown(progress), "epoch")
             return f"its command was ended: it has shown {shown}, all that were asked for"
         return f"its command was ended: it went on after epoch {self.epochs}, the last that was asked for"
 
     def what_lacks(self, progress: Progress) -> str:
-        """Of a command that has ended by itself; empty if it has shown all that was asked for."""
+        """What a command that ended by itself has not shown; empty if it has shown everything."""
         if self.epochs is None or self.is_shown(progress):
             return ""
         shown = self._shown(progress)
@@ -406,5 +405,5 @@ class CommandGoal:
 
 
 def failed_late(how: str) -> str:
-    """Of a command that has shown all, and then failed."""
+    """The note about a command that failed after its last epoch."""
     return f"after the last epoch that was asked for its command failed: {how}"

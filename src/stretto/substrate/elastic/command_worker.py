@@ -54,11 +54,11 @@ from stretto.wire.messages import (
 _BEAT_S = 1.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _HOST = "STRETTO_HOST"
-"""Set on the nodes of a cluster: where other nodes find this one."""
+"""On nodes of a cluster, the address of this node."""
 
 
 class Notice(Enum):
-    """Why a command must end, other than that it was parked."""
+    """A reason other than Park to end the command."""
 
     DISMISSED = "dismissed"
     ALONE = "the controller is gone"
@@ -69,17 +69,17 @@ _Awaited = TypeVar("_Awaited", Task, Form)
 
 
 class _Unwanted(Exception):  # noqa: N818 - nothing went wrong
-    """There is nothing to run any more."""
+    """The command is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What a worker says of its place: `host:port/devices`, where the port is free."""
+    """Where a worker runs: `host:port/devices`, with a free port."""
 
     host: str
     port: int
     devices: str
-    """As CUDA wants them listed; empty: not managed."""
+    """The value of CUDA_VISIBLE_DEVICES; empty: not managed."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}/{self.devices}"
@@ -92,7 +92,7 @@ class Spot:
 
 
 def main(address: str, secret: str, worker_id: str) -> int:
-    """Run the command that the controller asks for; the exit code."""
+    """Run the command that the controller sends. Returns the exit code."""
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, lambda *_: news.put(Notice.DISMISSED))
     channel = connect(address, secret, worker_id)
@@ -121,16 +121,16 @@ def _beat(channel: Channel) -> None:
 
 
 class Attendant:
-    """Sees one command through."""
+    """Runs one command from its start to its end."""
 
     def __init__(self, channel: Channel, news: queue.SimpleQueue[News]) -> None:
         self._channel = channel
         self._news = news
         self._killed = False
-        """The command is to be killed at once."""
+        """Whether the controller asked to kill the command at once."""
 
     def serve(self) -> Finished | Failed | Left:
-        """Until nothing of the command is left; the last word on it."""
+        """Returns the last message, when nothing of the command is left."""
         try:
             task = self._wait_for(Task)
             with socket.socket() as held:  # meanwhile no other worker of this node gets the port
@@ -232,7 +232,7 @@ def _pass_over(line: bytes) -> None:
 
 
 def _check_program(program: str, cwd: Path) -> None:
-    """InputError if this node of a cluster does not have it. A machine alone says so when it is started."""
+    """InputError if this node of a cluster does not have the program."""
     if _HOST in os.environ and shutil.which(cwd / program if "/" in program else program) is None:
         raise InputError(
             f"{program!r} is not a program that node {_host()} can run.",
@@ -246,14 +246,14 @@ def _check_wanted(said: News) -> None:
 
 
 def _unwanted(said: News) -> str:
-    """Why nothing is to run any more; empty if that was not said."""
+    """Why the command must end; empty if the message does not say so."""
     if isinstance(said, Notice):
         return said.value
     return "parked" if isinstance(said, Park | EndNow) else ""
 
 
 def _group_environment(job_id: str, order: CommandOrder, form: Form) -> dict[str, str]:
-    """The same for all processes of a group on this node. They see the devices of all of them."""
+    """Variables for all processes of a group on this node, including the devices of all of them."""
     first = Spot.read(form.store)
     env = gang_environment(
         job_id,

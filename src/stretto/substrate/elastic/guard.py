@@ -13,26 +13,26 @@ OPTIONS is JSON:
     tells_missed         whether to begin with the lines that the metrics file has
     token, start         what the command has in its environment, too
 
-The command gets a session of its own. Its output comes here and goes to the log; a log that grows too long is
-begun again. LineBuffer of its standard output that may be reports go to the worker, and reports also to the
-metrics file. If they come too fast, the last of several lines stands for all, except for the first line of
-each epoch (see `Sieve`). LineBuffer that the command writes to the metrics file itself go to the worker, too.
-In the long run the guard reads at most `_STEADY_BYTES_PER_S`, so a command that prints without end waits, and
-nobody else.
+The command gets a session of its own. Its output comes here and goes to the log, which begins again when it
+grows too long. Lines of standard output that may be reports go to the worker, and reports also to the metrics
+file. If they come too fast, the last of several lines stands for all, except for the first line of each epoch
+(see `Sieve`). Lines that the command writes to the metrics file itself go to the worker, too. In the long run
+the guard reads at most `_STEADY_BYTES_PER_S`, so a command that prints without end waits, and nothing else.
 
 The command gets SIGTERM, and SIGKILL `grace_s` later, when the worker closes its end of the socket, on
 purpose or by dying. SIGUSR1 to the guard does the same `grace_s` later, unless the command ends before.
 SIGUSR2 kills the command at once. The guard adopts the processes that the command leaves behind, even in
 other sessions, and ends them before it leaves. If the guard itself is killed, the command dies with it.
-Processes that the command had started are then found by their environment, and ended before the next guard of
-the job starts anything (see `end_leftovers`).
+Processes that the command had started are then found by their environment, and ended before the next guard
+of the job starts anything (see `end_leftovers`).
 
 The guard says to the worker, one per line:
 
-    M line       the metrics file had this line before R line       a possible report F            once: lines
-    are left out, or the command prints faster than it is read E n text     the command could not be started;
-    `n` is the number of the error X code asked the command ended with this exit code (negative: a signal);
-    `asked` is 1 after a request to stop
+    M line          the metrics file had this line before
+    R line          a possible report
+    F               once: lines are left out, or the command prints faster than it is read
+    E number text   the command could not be started; the number is that of the error
+    X code asked    the command ended; a negative code is a signal; `asked` is 1 after a request to stop
 """
 
 from __future__ import annotations
@@ -52,37 +52,37 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 TOKEN = "STRETTO_TOKEN"  # noqa: S105 - the name of a variable
-"""In the environment of every process of a job: its run's secret, and the job."""
+"""The variable by which the processes of a job are found: the secret of the run, and the job."""
 START = "STRETTO_START"
-"""Likewise: which start of the job it belongs to."""
+"""The variable that names the start of the job."""
 LOG_BYTES = 64 << 20
-"""A log that has become longer is put aside as its first part, in place of what was put aside before."""
+"""A longer log is renamed to `.1`, which replaces an earlier one."""
 _UNKILLABLE_S = 5.0
-"""How long after SIGKILL a process is waited for."""
+"""How long to wait for a process after SIGKILL."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_REPORT = 1 << 16
-"""A longer line is not a report, so that a command that never ends its line costs no memory."""
+"""A longer line is no report, so that a line without end costs no memory."""
 _CHUNK = 1 << 16
 _LOOK_EVERY_S = 0.1
-"""How often the metrics file is looked at, and lines that were held back go on."""
+"""How often the metrics file is read, and lines that were held back are passed on."""
 _METRICS_PIECE = 1 << 18
-"""Of the metrics file, as much is read at once."""
+"""Bytes of the metrics file that are read at once."""
 _UNREAD_BYTES = 1 << 18
-"""With more than this on its way to the controller, nothing more is read."""
+"""Nothing more is read while more bytes than this wait to be sent."""
 _BURST_BYTES, _STEADY_BYTES_PER_S = 16 << 20, 2 << 20
-"""What is read as fast as it comes, and what is read in the long run."""
+"""Output that is read at once, and the rate in the long run."""
 _BURST_LINES, _STEADY_LINES_PER_S = 256, 20
-"""The same of lines that a later one can stand for."""
+"""The same for lines that a later line can replace."""
 _BURST_EPOCHS, _STEADY_EPOCHS_PER_S = 2000, 200
-"""The same of lines that begin an epoch: none is left out, so the command waits."""
+"""The same for lines that begin an epoch. None is left out, so the command waits."""
 _EPOCH = re.compile(rb'"epoch"\s*:\s*([^,}\s]+)')
 Sourced = tuple[bytes, bool]
 """A line, and whether it comes from the metrics file."""
 
 
 class LineBuffer:
-    """Whole lines of a stream of pieces; one that grows too long is given up (an empty line is left)."""
+    """Splits a stream into lines. A line that grows too long becomes an empty one."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -99,7 +99,7 @@ class LineBuffer:
 
 
 class Allowance:
-    """How much may pass: at first a lot, then as much as comes back with time."""
+    """A token bucket: a burst at first, then a steady rate."""
 
     def __init__(self, burst: float, per_s: float, now_s: float) -> None:
         self._most = self._left = burst
@@ -107,7 +107,7 @@ class Allowance:
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """How long until something may pass."""
+        """Seconds until something may pass."""
         self._left = min(self._most, self._left + self._per_s * max(now_s - self._at_s, 0.0))
         self._at_s = now_s
         return 0.0 if self._left > 0 else (1.0 - self._left) / self._per_s
@@ -117,11 +117,11 @@ class Allowance:
 
 
 class Sieve:
-    """Which of the lines that may be reports go on.
+    """Chooses the lines to pass on, among those that may be reports.
 
-    All do while they come as fast as people print. Of a flood, every line that is the first of its epoch
-    goes on, or shows a trial's metric without an epoch, which counts as one more; of the others, the last one
-    of every tenth of a second.
+    Normally it passes on all. Of a flood it passes on the first line of every epoch, every line with a
+    trial's metric and no epoch (which counts as one more epoch), and of the others the last one in every
+    tenth of a second.
     """
 
     def __init__(self, keys: Iterable[str], metric: str | None, now_s: float) -> None:
@@ -130,18 +130,18 @@ class Sieve:
         self._lines = Allowance(_BURST_LINES, _STEADY_LINES_PER_S, now_s)
         self._epochs = Allowance(_BURST_EPOCHS, _STEADY_EPOCHS_PER_S, now_s)
         self._seen: dict[bool, bytes] = {}
-        """The epoch that was last told, without the metric and with it."""
+        """The last epoch that was passed on, without the metric and with it."""
         self._held: Sourced | None = None
         self._went_s = now_s
         self.has_dropped = False
-        """Some line was left out."""
+        """Whether a line was left out."""
 
     def wait_s(self, now_s: float) -> float:
-        """How long nothing more should be read."""
+        """Seconds in which nothing more should be read."""
         return self._epochs.wait_s(now_s)
 
     def pass_on(self, line: bytes, now_s: float, *, is_in_file: bool = False) -> Iterator[Sourced]:
-        """What goes on now that there is this line."""
+        """The lines to pass on, now that this one came."""
         if not line.startswith(b"{"):
             return
         if self._is_first(line):
@@ -157,13 +157,13 @@ class Sieve:
         yield line, is_in_file
 
     def due(self, now_s: float) -> Iterator[Sourced]:
-        """What was held back for long enough."""
+        """A line that was held back for long enough."""
         if now_s - self._went_s >= _LOOK_EVERY_S:
             self._went_s = now_s
             yield from self.rest()
 
     def rest(self) -> Iterator[Sourced]:
-        """What was held back."""
+        """A line that was held back."""
         if self._held is not None:
             held, self._held = self._held, None
             yield held
@@ -179,7 +179,7 @@ class Sieve:
 
 
 class Log:
-    """What the processes of a job have written; never much longer than is allowed."""
+    """The log of a job, of bounded length."""
 
     def __init__(self, path: str, most_bytes: int = LOG_BYTES, mode: int = 0o600) -> None:
         self._path = path
@@ -197,7 +197,7 @@ class Log:
                 self._look()
 
     def _look(self) -> None:
-        """Another guard of the job may write to it, too: whoever comes first puts it aside."""
+        """Rename a log that is too long. Another guard of the job may have done so."""
         mine, there = os.fstat(self.fd), os.stat(self._path)  # noqa: PTH116 - pathlib is slow
         if (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino):
             if mine.st_size < self._most:
@@ -217,7 +217,7 @@ class Log:
 
 
 class MetricsFile:
-    """The job's file of reports, to which the guard adds and of which it reads what others add."""
+    """The job's file of reports. The guard adds to it, and reads what others add."""
 
     def __init__(self, path: str, keys: list[str], mode: int = 0o600) -> None:
         self._path = path
@@ -229,12 +229,12 @@ class MetricsFile:
         self._inode, self._at = self._end()
 
     def before(self) -> Iterator[bytes]:
-        """LineBuffer that were there already."""
+        """Lines that were there already."""
         end, self._at = self._at, 0
         return self._read(until=end)
 
     def keep(self, line: bytes) -> Iterator[bytes]:
-        """Add a line if it is a report; lines that others added before it."""
+        """Add a line if it is a report. Yields the lines that others added before it."""
         if not self._is_report(line):
             return
         yield from self.added()
@@ -254,7 +254,7 @@ class MetricsFile:
         self._at = end
 
     def added(self) -> Iterator[bytes]:
-        """LineBuffer that were added since the last look, as many as can be read at once."""
+        """Lines that were added since the last look, at most one piece."""
         inode, end = self._end()
         self._is_now(inode)
         if end < self._at:  # begun anew
@@ -262,7 +262,7 @@ class MetricsFile:
         yield from self._read(until=min(end, self._at + _METRICS_PIECE))
 
     def _is_now(self, inode: int) -> None:
-        """Another file may have been given the name."""
+        """Begin at the start if another file has the name now."""
         if inode != self._inode:
             self._inode, self._at = inode, 0
 
@@ -291,7 +291,7 @@ class MetricsFile:
 
 
 class Reports:
-    """Tells reports that are printed and those in the metrics file, and writes the printed ones there."""
+    """Passes on printed reports and those of the metrics file, and writes the printed ones there."""
 
     def __init__(
         self,
@@ -310,15 +310,15 @@ class Reports:
         self._go_on(self._sieve.pass_on(line, self._clock()))
 
     def look(self) -> None:
-        """LineBuffer that others added to the metrics file."""
+        """Pass on lines that others added to the metrics file."""
         self._found(self._metrics.added())
 
     def due(self) -> None:
-        """LineBuffer that were held back for long enough."""
+        """Pass on lines that were held back for long enough."""
         self._go_on(self._sieve.due(self._clock()))
 
     def end(self) -> None:
-        """Whatever is left."""
+        """Pass on everything that is left."""
         self.look()
         self._go_on(self._sieve.rest())
 
@@ -329,7 +329,7 @@ class Reports:
             self._tell(line)
 
     def _found(self, lines: Iterator[bytes]) -> None:
-        """LineBuffer of the metrics file, which is written to only when they have all been read."""
+        """Pass on lines of the metrics file, and write to it only after all of them were read."""
         unwritten = []
         for found in lines:
             for line, is_in_file in self._sieve.pass_on(found, self._clock(), is_in_file=True):
@@ -355,7 +355,7 @@ class Guard:
         self._lines = LineBuffer()
         self._has_told_flood = False
         self._pid = 0
-        """Of the command, which leads a process group."""
+        """Of the command, which leads its process group."""
         self._code: int | None = None
         """The exit code of the command."""
         self._stop_asked = False
@@ -370,7 +370,7 @@ class Guard:
         signal.signal(signal.SIGUSR2, lambda *_: self._end_now())
 
     def tell_missed(self) -> None:
-        """Of what the metrics file has, the first line of each epoch; others would not count."""
+        """Tell the first line of each epoch in the metrics file; others would not count."""
         told = set()
         for line in self._metrics.before():
             epoch = _EPOCH.search(line)
@@ -460,7 +460,7 @@ class Guard:
             self._keep_time()
 
     def _wait(self, sources: Iterable[int], *, stops: bool) -> dict[int, int]:
-        """What can be read or written, as far as anybody is to: within a moment, or as soon as it can."""
+        """Wait a moment for sources that may be read, or for the socket."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         listens = (select.POLLIN if stops else 0) | (select.POLLOUT if self._unsent else 0)
@@ -513,7 +513,7 @@ class Guard:
             self._log.write(b"stretto: no permission to signal the command\n")
 
     def _copy_output(self) -> bool:
-        """Pass on one piece, as a command that never falls silent must be stoppable; False at the end."""
+        """Copy one piece, so that a command that prints without end can be stopped; False at the end."""
         chunk = self._copy(self._output_fd)
         for line in self._lines.add(chunk):
             self._reports.printed(line)
@@ -533,7 +533,7 @@ class Guard:
         self._send()
 
     def _send(self) -> None:
-        """As much as can be sent now."""
+        """Send as much as possible now."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._socket_fd, self._unsent)]
@@ -543,7 +543,7 @@ class Guard:
             self._unsent.clear()
 
     def _flush(self) -> None:
-        """All that was told, and wait until it is sent."""
+        """Send everything, and wait for it."""
         os.set_blocking(self._socket_fd, True)
         self._send()
 
@@ -587,7 +587,7 @@ def _children() -> list[int]:
 
 
 def _opened(path: str, flags: int, mode: int) -> int:
-    """Of this mode whatever the umask is, which belongs to the user's command."""
+    """Open a file and give it this mode; the umask belongs to the user's command."""
     fd = os.open(path, flags, mode)
     with contextlib.suppress(OSError):  # another user's
         os.fchmod(fd, mode)
@@ -595,7 +595,7 @@ def _opened(path: str, flags: int, mode: int) -> int:
 
 
 def processes_of(token: str, *, but_start: str = "") -> list[int]:
-    """Processes of this user that carry a job's token in their environment, but those of one start of it."""
+    """Processes of this user with a job's token in their environment, except those of one start."""
     mine, start = f"{TOKEN}={token}".encode(), f"{START}={but_start}".encode()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes long to import
@@ -610,7 +610,7 @@ def processes_of(token: str, *, but_start: str = "") -> list[int]:
 
 
 def found_before(is_gone: Callable[[], bool], find: Callable[[], list[int]]) -> Callable[[], list[int]]:
-    """Finds only what was there before the controller went: what came later may be its successor's."""
+    """Finds only processes that were there before the controller went; later ones may be its successor's."""
     known: set[int] = set()
 
     def found() -> list[int]:
@@ -630,9 +630,9 @@ def end_leftovers(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """SIGTERM to all that are found, SIGKILL to who is left after the grace; how many there were.
+    """SIGTERM to all that are found, SIGKILL to those left after the grace. Returns their number.
 
-    It looks again until nothing is found: what is about to end may start something.
+    It looks again until it finds none, as a process that is about to end may start another.
     """
     asked: set[int] = set()
     kill_at_s = clock() + grace_s

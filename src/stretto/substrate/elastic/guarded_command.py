@@ -65,7 +65,7 @@ def cannot_start(why: object, number: int | None = None) -> CommandEnd:
 
 
 def end_of(log: Path) -> str:
-    """How a log ends; where it is must be said besides."""
+    """The last lines of a log."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -78,7 +78,7 @@ def end_of(log: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFiles:
-    """Where a job's output, its reports, and the lock against a second start are."""
+    """The job's log and reports, and the lock against a second start."""
 
     log: Path
     metrics: Path
@@ -151,7 +151,7 @@ class GuardedCommand:
         self._listener = threading.Thread(target=self._listen, name=f"listen {argv[0]}", daemon=True)
         try:
             self._listener.start()
-        except RuntimeError as error:  # no more threads can be had
+        except RuntimeError as error:  # there are too many threads
             self._guard.kill()
             self._guard.wait()
             self._socket.close()
@@ -172,9 +172,9 @@ class GuardedCommand:
         self._guard.send_signal(signal.SIGUSR1)
 
     def _ask(self, patience_s: float) -> None:
-        """Have it ended; a guard that does not manage that in time is killed itself."""
+        """Have the guard end it; a guard that takes too long is killed."""
         self._asked = True
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_WR)
         if self._overdue is not None:
             self._overdue.cancel()
@@ -207,12 +207,12 @@ class GuardedCommand:
         self._on_exit(unstarted or ended or cannot_start("nobody says why"))
 
     def _end_leftovers(self) -> None:
-        """Of a guard that was killed: its command is killed with it, but not what that had started."""
+        """End what the command started, after the guard was killed (the command dies with the guard)."""
         if self._token:
             end_leftovers(lambda: processes_of(self._token), grace_s=self._grace_s)
 
     def _said(self) -> Iterator[tuple[bytes, bytes]]:
-        """What the guard says until it is gone."""
+        """The messages of the guard, until it is gone."""
         with contextlib.suppress(ConnectionResetError), self._socket, self._socket.makefile("rb") as lines:
             for line in lines:
                 yield line[:1], line[2:].rstrip(b"\n")

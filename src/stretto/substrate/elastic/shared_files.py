@@ -1,4 +1,4 @@
-"""Files that several jobs may have written in the one folder in which their commands run: told once."""
+"""Finds a file that two jobs have written, if their commands run in the same folder."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _MOST_ENTRIES = 2000
-"""Looked at in one look; of a larger folder, those that come first."""
+"""The most entries of a folder that one look reads."""
 _PASSED_OVER = frozenset({"runs", "venv", "node_modules", "site-packages"})
 _SOURCES = (".py", ".ipynb", ".toml", ".yaml", ".yml", ".sh", ".md", ".cfg", ".ini")
-"""What people write while their jobs run."""
+"""Files that users edit while their jobs run."""
 _SLACK_S = 0.05
-"""Times of files are a little behind the clock."""
+"""File times are slightly behind the clock."""
 _OUTPUTS = (1, 2)
 _PROC = Path("/proc")
 _SHARE, _FREE_S = 0.02, 0.1
-"""Looking takes no more than this part of the time, and a little at the beginning."""
+"""Looking takes at most this share of the time, plus a little at the start."""
 
 Scan = Callable[[Path], Iterator[tuple[str, float]]]
-"""Files under a folder, and when each was last written, in seconds since 1970."""
+"""Yields the files under a folder, and when each was last written, in seconds since 1970."""
 
 
 @dataclass(slots=True)
 class _Written:
-    """One file: when it was last written, and who may have written it every time."""
+    """One file: when it was last written, and the jobs that may have written it every time."""
 
     at_s: float
     by: frozenset[str]
     first: str
-    """One of those that may have written it when it was seen first."""
+    """One of the jobs that may have written it at first."""
 
 
 @dataclass(slots=True)
 class SharedFolder:
     """Looks at a folder whenever a command there ends.
 
-    A file that was written while some jobs ran was written by one of those, unless others write it too. If no
-    job is left that may have written it every time, two jobs may have. A file that was also written while no
-    job ran, or that a process of nobody here has open for writing, is another's.
+    A file that changed while some jobs ran was written by one of them. If no single job ran at all of its
+    changes, two jobs may have written it. A file that also changed while no job ran, or that a process
+    outside this run has open for writing, belongs to somebody else and does not count.
     """
 
     folder: Path
@@ -50,12 +50,12 @@ class SharedFolder:
     stopwatch: Callable[[], float] = time.perf_counter
     _running: dict[str, float] = field(default_factory=dict)
     _left: list[tuple[str, float, float]] = field(default_factory=list)
-    """Who has ended since the last look, with their times."""
+    """Jobs that ended since the last look, with their times."""
     _files: dict[str, _Written] = field(default_factory=dict)
     _anothers: set[str] = field(default_factory=set)
-    """Files that others than these jobs write."""
+    """Files that belong to somebody else."""
     _known_from_s: float | None = None
-    """Since then it is known at all times which jobs ran."""
+    """From this time on we know which jobs ran when."""
     _begun_s: float | None = None
     _looked_s: float = 0.0
     _found: bool = False
@@ -67,14 +67,14 @@ class SharedFolder:
         self._begun_s = self.stopwatch() if self._begun_s is None else self._begun_s
 
     def ended(self, job_id: str) -> tuple[str, str, str] | None:
-        """A file and two jobs that may have written it, if that is known now; said once."""
+        """A file and two jobs that may have written it, if there is one; returned once."""
         begun_s = self._running.pop(job_id, None)
         if begun_s is None or self._found:
             return None
         self._left.append((job_id, begun_s, self.now_s()))
         begun = self.stopwatch()
         if self._looked_s > _FREE_S + _SHARE * (begun - (self._begun_s or begun)):
-            self._left.clear()  # whatever was written meanwhile is nobody's for sure
+            self._left.clear()  # we cannot tell who wrote what meanwhile
             self._files.clear()
             self._known_from_s = self.now_s()
             return None
@@ -116,7 +116,7 @@ class SharedFolder:
 
 
 def files_written(folder: Path) -> Iterator[tuple[str, float]]:
-    """Files in a folder and in its folders, but for what is hidden, source text, or not the jobs' own."""
+    """Files in a folder and its subfolders, without hidden files, source text and packages."""
     left = _MOST_ENTRIES
     waiting = [(folder, True)]
     while waiting and left > 0:
@@ -141,7 +141,7 @@ def files_written(folder: Path) -> Iterator[tuple[str, float]]:
 def written_elsewhere(path: Path, proc: Path = _PROC) -> bool:
     """Whether this process prints to a file, or a process that it did not start has it open for writing.
 
-    Such are the output of this run and of others in the folder, also by way of `tee`.
+    Examples are the output of this run and of other runs in the folder, also through `tee`.
     """
     try:
         file = _identity(path.stat())
@@ -158,7 +158,7 @@ def _identity(stat: os.stat_result) -> tuple[int, int]:
 
 
 def _writes(folder: Path, file: tuple[int, int]) -> bool:
-    """Whether a process has a file open for writing, as its links say."""
+    """Whether a process, given its folder of descriptors, has a file open for writing."""
     try:
         links = list(folder.iterdir())
     except OSError:  # it ended meanwhile, or is another user's
@@ -173,7 +173,7 @@ def _writes(folder: Path, file: tuple[int, int]) -> bool:
 
 
 def _is_ours(pid: int, proc: Path) -> bool:
-    """Whether this process, or one that it started, has started it."""
+    """Whether the process descends from this one."""
     while pid > 1:
         if pid == os.getpid():
             return True
@@ -185,7 +185,7 @@ def _is_ours(pid: int, proc: Path) -> bool:
 
 
 def overwritten(found: tuple[str, str, str], folder: Path) -> str:
-    """What is said of that."""
+    """The note about such a file."""
     name, first, second = found
     return (
         f"{first} and {second} may both have written {name}: their commands run in one folder, {folder}, and "

@@ -1,4 +1,4 @@
-"""The slots of this machine, its GPUs or CPU cores, and slots as nodes for policies that rent."""
+"""The slots of this machine (GPUs or CPU cores), and slots as nodes for policies that rent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What workers can be put on."""
+    """The slots for workers."""
 
     devices: tuple[str, ...]
     """For each slot its CUDA_VISIBLE_DEVICES; empty for a slot without a GPU."""
@@ -49,9 +49,9 @@ def find_slots(
     count_gpus: Callable[[], int] | None = None,
     cores: int | None = None,
 ) -> Slots:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible; without any, the cores this process may use.
+    """One slot for each visible GPU; without GPUs, one for each core that this process may use.
 
-    A `number` makes it so many slots: fewer use the first GPUs only, more share GPUs in turn.
+    With a `number` there are that many slots: fewer use the first GPUs only, more share GPUs in turn.
     """
     if number is not None and number < 1:
         raise InputError(f"{number} slots cannot hold a worker.", where="slots", remedy="Give 1 or more.")
@@ -64,7 +64,7 @@ def find_slots(
 
 
 def _visible(gpus: int, setting: str | None) -> tuple[str, ...]:
-    """The devices CUDA would show: those listed, up to the first that is none."""
+    """The devices that CUDA would show: those listed, up to the first invalid one."""
     if setting is None or gpus == 0:
         return tuple(str(i) for i in range(gpus))
     shown: list[str] = []
@@ -90,7 +90,7 @@ def _count_gpus() -> int:
 
 
 class SlotPool:
-    """Who is on which slot, and who waits for one: first come, first served."""
+    """Assigns slots to workers: first come, first served."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -102,14 +102,14 @@ class SlotPool:
         self._waiting.append(worker_id)
 
     def withdraw(self, worker_id: str) -> bool:
-        """Whether it was still waiting."""
+        """Take back a request. Returns whether the worker was still waiting."""
         if worker_id not in self._waiting:
             return False
         self._waiting.remove(worker_id)
         return True
 
     def grants(self) -> list[tuple[str, int]]:
-        """Whoever can be placed now, and where."""
+        """Workers that can be placed now, and their slots."""
         placed = []
         while self._waiting and self._free:
             worker_id, slot = self._waiting.popleft(), self._free.popleft()
@@ -128,12 +128,12 @@ class SlotPool:
 
 
 def whole_machine(slots: int) -> Node:
-    """The one node of a policy that does not rent."""
+    """The only node, for a policy that does not rent."""
     return Node("local", Resources(gpu=slots))
 
 
 class RentedSlots:
-    """Nodes that come and go. A wish for more than there are slots is granted as far as they go."""
+    """Slots as nodes that come and go. A wish is granted up to the number of slots."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -163,10 +163,10 @@ class RentedSlots:
         return []
 
     def close(self) -> None:
-        """They cost nothing when nobody is there."""
+        """There is nothing to give back."""
 
     def recall(self, history: Iterable[Event], t_s: float) -> list[Event]:
-        """Go on where a run's record ends: what of its last wish had not come true, comes true now."""
+        """Continue after a run's record: grant the rest of its last wish."""
         coming: dict[str, Node] = {}
         wish: Wish | None = None
         for event in history:
