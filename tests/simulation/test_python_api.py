@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stretto.driving.stop import Stop
 from stretto.inputs.arguments import given_options, given_whole
 from stretto.inputs.study import EXAMPLE_STUDY, parse_study
 from stretto.launch.tune import PreparedStudy, StudyLaunch
+from stretto.policies import registry
 from stretto.runs.folder import find_run
 from stretto.runs.results import TuneResult
 from stretto.worlds.synthetic import demo_workload
@@ -180,3 +182,37 @@ def test_a_study_is_told_and_interrupted_alike(monkeypatch: pytest.MonkeyPatch) 
     asked_to_stop = True
     with pytest.raises(KeyboardInterrupt):
         stretto.tune("study.toml", "train.py:train", policy="asha", name="other")
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the target was opened and a policy built."""
+    counts: Counter[str] = Counter()
+
+    def counting(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            counts[what] += 1
+            return function(*given, **named)
+
+        return call
+
+    monkeypatch.setattr(ThisMachine, "opened", counting("opened", ThisMachine.opened))
+    monkeypatch.setattr(registry, "checked_policy", counting("built", registry.checked_policy))
+    return counts
+
+
+def test_a_tune_opens_its_target_once_and_builds_its_policy_once(
+    monkeypatch: pytest.MonkeyPatch, counted: Counter[str]
+) -> None:
+    monkeypatch.setattr(ThisMachine, "make", lambda _, *given: simulated(*given))
+    result = stretto.tune("study.toml", "train.py:train", policy="rubberband", progress=lambda _: None)
+    assert result.succeeded
+    assert counted == {"opened": 1, "built": 1}
+
+
+def test_a_run_opens_its_target_once_and_builds_its_policy_once(here: Path, counted: Counter[str]) -> None:
+    (here / "train.py").write_text("print('{\"epoch\": 1}')\n", encoding="utf-8")
+    words = f'"{sys.executable}", "train.py"'
+    (here / "jobs.toml").write_text(JOBS.format(words=words), encoding="utf-8")
+    assert stretto.run("jobs.toml", policy="fifo", slots=1, progress=lambda _: None).succeeded
+    assert counted == {"opened": 1, "built": 1}
