@@ -475,7 +475,7 @@ class TestMetricGuard:
             guard.observe(self.failed(job_id, "KeyError: 'lr'"))
             guard.tick(1.0)
         told = self.ended(guard, self.failed("c", "KeyError: 'lr'"))
-        assert "the first 3 trials failed, all in the same way" in told
+        assert "the first 3 trials failed in the same way" in told
         assert "KeyError: 'lr'" in told
         assert "jobs/c/stdout.log" in told
 

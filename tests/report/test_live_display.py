@@ -121,8 +121,8 @@ def test_it_says_that_it_stops() -> None:
     stop.ask()
     for _ in range(2):
         lines.tick(2.0)
-    assert out.getvalue().count("stopping: what runs is asked to save") == 1
-    assert "stopping: what runs is asked to save" in drawn(display, terminal())
+    assert out.getvalue().count("stopping: running jobs are asked to save") == 1
+    assert "stopping: running jobs are asked to save" in drawn(display, terminal())
 
 
 def test_every_moment_can_be_drawn(prepared: PreparedStudy, events: list[Event]) -> None:

@@ -1,4 +1,4 @@
-"""Driving a run for real: the controller over a substrate where time passes by itself, to a clean end."""
+"""Drives a real run: the controller over a substrate of processes, to a clean end."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ from stretto.system.threads import one_blas_thread
 BEAT_S = 0.2
 """How soon Ctrl-C is noticed and a display is redrawn."""
 LOOK_S = 1.0
-"""How often it is looked whether the run's folder is still there."""
+"""How often the run's folder is checked for being moved or removed."""
 ALIKE = 100
-"""A built-in policy is shown no more jobs that are alike and wait for their first start, unless more could
-start; one of a user's own is shown all."""
+"""The most equal jobs waiting for their first start that a built-in policy is shown, unless more could
+start. A user's own policy is shown all."""
 
 
 class RealSubstrate(Substrate, Protocol):
     """A substrate of processes."""
 
     def finish_epochs(self) -> None:
-        """Let every running job end its epoch, save it and leave."""
+        """Lets every running job finish its epoch, save and leave."""
 
     def stop_now(self) -> None:
-        """End every process without waiting for anything."""
+        """Kills every process at once."""
 
 
 class Observer(Protocol):
-    """Looks on while a run goes."""
+    """Sees every event of a run, for displays and early stopping."""
 
     def observe(self, event: Event) -> None:
-        """Something happened, or had happened before the run was resumed."""
+        """An event, also those before the run was resumed."""
 
     def tick(self, now_s: float) -> None:
-        """A moment passed."""
+        """Called a few times a second."""
 
 
 class NoObserver:
-    """Nobody looks on."""
+    """Ignores everything."""
 
     def observe(self, event: Event) -> None:
-        """Not seen."""
+        """Does nothing."""
 
     def tick(self, now_s: float) -> None:
-        """Not seen."""
+        """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class RealRun:
     folder: RunFolder
     policy: Policy
     make: Callable[[], RealSubstrate]
-    """Makes what trains."""
+    """Makes the substrate."""
     nodes: tuple[Node, ...]
     source: JobSource
     seed: int = 0
@@ -85,19 +85,19 @@ class RealRun:
 
 
 def wall_clock(started_at_s: float) -> Callable[[], float]:
-    """Seconds since the run first started, downtime included; later changes of the clock do not count."""
+    """Seconds since the run first started, downtime included; immune to later changes of the clock."""
     offset_s = time.time() - started_at_s - _boot_clock_s()
     return lambda: _boot_clock_s() + offset_s
 
 
 def _boot_clock_s() -> float:
-    """A clock that nobody sets, and that goes on while the machine sleeps."""
+    """A clock that cannot be set and that counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def drive(run: RealRun, stop: Stop, observer: Observer) -> EndedBy:
-    """Run, or go on where the journal ends, until the run is over or somebody asks it to stop."""
-    # The lock first: it says at once that the run is going on, where the substrate waits for leftovers.
+    """Starts the run, or resumes it where the journal ends, until it is over or `stop` is asked."""
+    # The lock comes first: it shows at once that the run goes on, while the substrate waits for leftovers.
     with (
         one_blas_thread(),
         holding(run.folder) as lock,
@@ -164,7 +164,7 @@ def _ending(
 
 @contextmanager
 def _running(substrate: RealSubstrate, journal: _ObservedJournal, stop: Stop) -> Iterator[RealSubstrate]:
-    """However the block ends, nothing is left running, and that is journaled; a second request kills."""
+    """However the block ends, all processes are stopped and that is journaled; a second Ctrl-C kills."""
     try:
         try:
             yield substrate
@@ -180,7 +180,7 @@ def _running(substrate: RealSubstrate, journal: _ObservedJournal, stop: Stop) ->
 
 
 class _AtItsPlace:
-    """An observer that also sees to it that the run's folder is where it was."""
+    """An observer that also checks that the run's folder is still in its place."""
 
     def __init__(self, inner: Observer, lock: FileLock) -> None:
         self._inner = inner
@@ -203,7 +203,7 @@ class _AtItsPlace:
 
 
 class _ObservedJournal:
-    """A journal whose new events an observer sees too, of a run under a policy with the limits of now."""
+    """A journal whose new events an observer sees, and that shows the present limits of the policy."""
 
     def __init__(self, inner: Journal, observer: Observer, policy: Policy) -> None:
         self._inner = inner
@@ -221,9 +221,9 @@ class _ObservedJournal:
         return (_with_limits_of(self._policy, event) for event in self._inner.events())
 
     def record_break(self, t_s: float) -> None:
-        """A run that was going on was broken off, and all it had rented is given back."""
+        """Journals that the run was broken off and all its rented nodes are released."""
         if self._grown:
-            with suppress(JournalError):  # what broke it off may be the journal
+            with suppress(JournalError):  # the journal may be the cause
                 self.append([RunPaused(t_s=t_s)])
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class _ObservedJournal:
 
 
 def _with_limits_of(policy: Policy, event: Event) -> Event:
-    """Of what the policy was told, limits may have been moved since; the run's specification says so."""
+    """The event with the present limits: they may have been raised since the run was begun."""
     tuning = getattr(policy, "tuning", None)
     if not isinstance(event, RunStarted) or not isinstance(tuning, Tuning):
         return event

@@ -1,4 +1,4 @@
-"""Ends a study early whose trials cannot be compared."""
+"""Stops a study early if its trials cannot be compared."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from stretto.runs.results import check_reported
 from stretto.search.study import Study
 
 UNCOMPARED_EPOCHS = 10
-"""Code that reports nothing has until the first comparison; in a study without any, so many epochs."""
+"""Code that reports nothing is stopped at the first comparison; without one, after this many epochs."""
 
 
 SAME_FAILURES = 3
-"""Trials that fail alike, before any has shown something: the fault is not theirs."""
+"""If this many trials fail in the same way before any result, the training code is at fault."""
 
 
 class EarlyStop:
-    """Ends a run whose training code can give the study nothing to compare.
+    """Stops a run whose training code gives the study nothing to compare.
 
-    Code that reports other metrics than the study's is believed to have another name for it, and ended at
-    the first report; code that reports nothing has a while; code that fails alike in trial after trial,
-    before any has shown something, is not tried again and again. What was wrong before a run is resumed may
-    have been mended since.
+    - Other metrics than the study's: stopped at the first report.
+    - No metrics: stopped at the first comparison.
+    - The first trials fail in the same way: stopped, before more of them do.
+
+    Events before a resume do not count, since the script may have been fixed.
     """
 
     def __init__(self, folder: RunFolder, study: Study, observer: Observer) -> None:
@@ -34,14 +35,14 @@ class EarlyStop:
         self._observer = observer
         self._reports = 0
         self._epoch = 0
-        """The latest that any trial has reported."""
+        """The last epoch that any trial has reported."""
         self._failures: list[JobFailed] = []
         self._begun = False
         self._sound = False
         self._problem: InputError | None = None
 
     def observe(self, event: Event) -> None:
-        """Look at the first reports and failures, and pass everything on."""
+        """Passes an event on, and checks the first reports and failures."""
         self._observer.observe(event)
         if not self._begun:
             self._sound |= isinstance(event, JobReported) and bool(event.results)
@@ -53,7 +54,7 @@ class EarlyStop:
             self._problem = problem
 
     def tick(self, now_s: float) -> None:
-        """Pass it on, and end the run if need be: not before what happened is journaled and shown."""
+        """Passes the tick on, and raises what was found: by now it is journaled and shown."""
         self._observer.tick(now_s)
         self._begun = True
         if self._problem is not None:
@@ -64,7 +65,7 @@ class EarlyStop:
             case JobReported():
                 self._reports += 1
                 self._sound = self._shows(event)
-            case JobFinished():  # it came to its end without
+            case JobFinished():
                 self._sound = check_reported(self._folder, self._metric, epochs=self._epoch, patience=0)
             case JobFailed():
                 self._failures.append(event)
@@ -75,7 +76,7 @@ class EarlyStop:
     def _shows(self, event: JobReported) -> bool:
         if event.results:
             return True
-        # A command's epochs are known only from its files, which are read ever more rarely.
+        # A command's epochs are known only from its files; these are read at reports 1, 2, 4, 8, ..
         if event.epoch <= self._epoch and self._reports.bit_count() != 1:
             return False
         self._epoch = max(self._epoch, event.epoch)
@@ -85,7 +86,7 @@ class EarlyStop:
         if len(self._failures) < SAME_FAILURES or len({last_line(one.error) for one in self._failures}) > 1:
             return
         raise InputError(
-            f"the first {SAME_FAILURES} trials failed, all in the same way, and none has shown anything.",
+            f"the first {SAME_FAILURES} trials failed in the same way, without any result.",
             where=str(self._folder.path),
             remedy=f"The last one: {self._failures[-1].error.strip()}",
             log=self._failures[-1].log,

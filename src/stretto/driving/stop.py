@@ -1,4 +1,4 @@
-"""Asked to stop by Ctrl-C or SIGTERM: the first time cleanly, the second time at once; and who then saved."""
+"""Requests to stop, by Ctrl-C, SIGTERM or SIGHUP: the first one cleanly, the second one at once."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Whether somebody asked. May be asked from a signal handler or from any thread."""
+    """A request to stop, which signal handlers and any thread may make."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self.impatient = False
-        """The next signal interrupts whatever is going on: nothing is looking at this flag now."""
+        """The next signal raises KeyboardInterrupt: nothing looks at this flag now."""
 
     def __call__(self) -> bool:
         return self._asked.is_set()
 
     def ask(self) -> None:
-        """Stop cleanly at the next occasion."""
+        """Asks for a clean stop."""
         self._asked.set()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """What a signal does; the second one raises KeyboardInterrupt."""
+        """The first signal asks for a clean stop; the second raises KeyboardInterrupt."""
         del number, frame
         if self._asked.is_set() or self.impatient:
             self._asked.set()
@@ -36,15 +36,15 @@ class Stop:
 
 
 def _heard() -> list[signal.Signals]:
-    """Signals that are not ignored, and whose handler Python can put back."""
+    """The signals that are not ignored and whose handler Python can restore."""
     return [number for number in SIGNALS if signal.getsignal(number) not in {signal.SIG_IGN, None}]
 
 
 @contextmanager
 def listening(stop: Stop) -> Iterator[None]:
-    """Signals ask `stop` while the block runs, but for those that are ignored, as under nohup.
+    """Signals ask `stop` while the block runs, except ignored ones, as under nohup.
 
-    Outside the main thread Python training over none.
+    Outside the main thread this does nothing, as Python delivers no signals there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,7 +59,7 @@ def listening(stop: Stop) -> Iterator[None]:
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does, wherever nothing in it listens for them."""
+    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does, unless something in it listens for them."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -78,7 +78,7 @@ def signals_interrupt() -> Iterator[None]:
 
 @contextmanager
 def interrupting() -> Iterator[Stop]:
-    """For who calls from Python: a request to stop is obeyed first, and then interrupts the caller, too."""
+    """For Python callers: after a clean stop, KeyboardInterrupt is raised."""
     stop = Stop()
     yield stop
     if stop():

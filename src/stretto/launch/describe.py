@@ -1,4 +1,4 @@
-"""Asking the training code of jobs what it wants, before they are run."""
+"""Asks the training code of jobs for its batch limits and loaders before they run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from stretto.substrate.elastic.substrate import ElasticSubstrate
 from stretto.wire.messages import Described
 
 DESCRIBE_S = 300.0
-"""Training code that has not come to its first batch by then is not waited for."""
+"""The longest wait for the first batch of a training code."""
 SILENCE_S = 10.0
-"""After so much of it, and whenever that has doubled, it is said who is waited for."""
+"""After this much silence, and whenever it has doubled, a line names the job."""
 LOOK_S = 0.1
 HOW = (
     "Give the loader to run.prepare, and go through it inside run.epochs; code that draws its own data loops "
@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 
 
 class Describing(Substrate, Protocol):
-    """What starts training code and hears what it says of itself."""
+    """A substrate whose training code describes itself."""
 
     def described(self, job_id: str) -> Described | None: ...
 
@@ -48,7 +48,7 @@ class Describing(Substrate, Protocol):
 def describe_entries(
     jobs: Sequence[JobSpec], target: OpenTarget, log: Path, *, tell: Tell
 ) -> dict[str, Described]:
-    """Start the training code of each job and let it come to its first batch, which tells what it wants."""
+    """Starts the training code of each job up to its first batch, which shows what the job needs."""
     works = {job.name: job.work for job in jobs}
     training = TrainingSpec(
         work=lambda job: works.get(job.id, jobs[0].work),
@@ -70,7 +70,7 @@ def describe_entries(
 def described_by(
     substrate: Describing, jobs: Sequence[JobSpec], slot_map: SlotMap, *, slots: int, tell: Tell
 ) -> dict[str, Described]:
-    """As many at once as there are slots; jobs of the same training and configuration are asked once."""
+    """Asks one job per slot at a time; jobs with equal training and configuration are asked once."""
     alike: dict[tuple[object, object], list[str]] = {}
     for job in jobs:
         alike.setdefault((job.work, job.config), []).append(job.name)
@@ -91,7 +91,7 @@ def _first(alike: dict[tuple[object, object], list[str]], job: JobSpec) -> str:
 
 @dataclass(slots=True)
 class _Open:
-    """A job that was asked and has not answered."""
+    """A job that has not answered yet."""
 
     job: JobSpec
     since_s: float
@@ -99,7 +99,7 @@ class _Open:
 
 
 class _Asking:
-    """Jobs that are asked at present."""
+    """The jobs that are being asked."""
 
     def __init__(self, substrate: Describing, slot_map: SlotMap, tell: Tell, *, of: int) -> None:
         self._substrate = substrate
@@ -119,7 +119,7 @@ class _Asking:
         self.open[job.id] = _Open(spec, self._substrate.now_s())
 
     def look(self) -> Iterable[tuple[JobSpec, Described]]:
-        """Wait a moment; who has answered."""
+        """Waits a moment and returns the jobs that have answered."""
         event = self._substrate.next_event(self._substrate.now_s() + LOOK_S)
         answers = [(one.job, said) for one in self.open.values() if (said := self._said(one)) is not None]
         for job, _ in answers:

@@ -1,4 +1,4 @@
-"""What a study is expected to take on this machine, said before it starts."""
+"""The forecast of a study before it starts: when it finishes, what it costs, how many epochs it trains."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from stretto.simulation.studies import OutOfTimeError, simulate_study
 from stretto.worlds.curves import FAMILIES
 
 WORLDS = (3, 16)
-"""Simulated worlds that a forecast is made of: at least, and at most."""
+"""The least and most simulated worlds per forecast."""
 EPOCHS = 6_000
-"""Of all trials in all worlds together: where there would be more, there are fewer worlds."""
+"""The most epochs of all trials in all worlds; fewer worlds are simulated to stay below."""
 MOST_EPOCHS = 30_000
-"""Of all trials together: a study that could train more is not simulated beforehand."""
+"""A study whose trials could train more epochs than this is not simulated beforehand."""
 PLANNING_S = 20.0
-"""Simulations may take so long; with a deadline, at most PLANNING_SHARE of the time until then."""
+"""The longest that simulations take; with a deadline, at most PLANNING_SHARE of the time left."""
 PLANNING_SHARE = 1 / 4
 INSTANT_S = 1e-3
-"""Left for training where loading code takes all the time there is."""
+"""Left for training if loading code takes all the time."""
 DRAWS_EACH = 25
-"""Draws from what is believed of which a world is the middle one."""
+"""Profiles drawn per world; the median is used."""
 SAMPLES = 1000
-"""Of a plan's execution, for what is expected of it here."""
+"""Monte Carlo samples of a plan's execution."""
 LOADING_SD = 0.1
-"""How much the time that loading code takes varies, relative to it: a probe sees it once."""
+"""Relative standard deviation of the time that loading code takes: a probe sees it once."""
 P90 = 1.2816
 """A normal's 0.9-quantile, in standard deviations."""
 
@@ -62,13 +62,13 @@ class Expectation(Prediction):
     """A prediction with what it was made from."""
 
     planned: Planned | None = None
-    """The plan behind it, of the policy that makes one."""
+    """The plan behind it, if the policy makes one."""
     first_usd_per_s: float = 0.0
-    """What the slots cost that are held from the start."""
+    """Cost of the slots that are held from the start."""
     loading_s: float = 0.0
-    """What of the finish is the time that loading the training code takes."""
+    """The part of the finish time that loading the training code takes."""
     kept_usd: float = 0.0
-    """What of a budget is kept for stopping."""
+    """The part of the budget that is kept for stopping."""
 
 
 UNKNOWN = Expectation(finish_s=None, cost_usd=None, epochs=None)
@@ -118,7 +118,7 @@ def loading_s_of(checked: CheckedStudy) -> float:
 
 
 def once_loaded(tuning: Tuning, loading_s: float) -> Tuning:
-    """What the limits leave a policy that holds all slots for training, and not for loading and stopping."""
+    """The limits without loading and stopping, for a policy that holds all slots from the start."""
     limits = tuning.limits
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     if deadline_s is not None:
@@ -131,11 +131,11 @@ def once_loaded(tuning: Tuning, loading_s: float) -> Tuning:
 
 
 def check_pays_an_epoch(tuning: Tuning, loading_s: float, *, rents: bool) -> None:
-    """Refuse a budget that is spent before a first epoch can have ended."""
+    """InputError if the budget is spent before a first epoch can end."""
     budget_usd, profile = tuning.limits.budget_usd, tuning.profile
     if budget_usd is None:
         return
-    if rents:  # what is rented need not be held before, and it may be one slot
+    if rents:  # a single slot may be rented, and only for the epoch
         slots, needed_s = 1, profile.latency.epoch_s
         usd_per_s = min(one.usd_per_hour / one.gpus for one in tuning.instances) / HOUR_S
     else:
@@ -153,7 +153,7 @@ def check_pays_an_epoch(tuning: Tuning, loading_s: float, *, rents: bool) -> Non
 
 
 def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, ...]) -> Expectation:
-    """What the plan comes to that the policy will follow, if the run begins at once."""
+    """The forecast of the plan that the policy will follow, if the run begins at once."""
     planned = plan_to_begin(tuning, nodes, planner=policy.planner, rule=policy.rule, seed=seed)
     plan, start = planned.outcome.followed(tuning.limits).plan, progress_at_start(tuning, nodes)
     run = carried_out(tuning, plan, child_rng(seed, "expect"), start)
@@ -171,13 +171,13 @@ def _planned(tuning: Tuning, policy: RubberBand, seed: int, nodes: tuple[Node, .
 
 
 def with_own(tuning: Tuning, nodes: Iterable[Node], machine: MachineSpec) -> Tuning:
-    """The study of a policy that rents, where its run has nodes of one's own from its start to its end."""
+    """The study of a policy that rents, with the user's own nodes that the run has throughout."""
     types = (node_type(node.gpus, machine.usd_per_slot_hour) for node in nodes if not node.instance)
     return dataclasses.replace(tuning, own=tuple(types))
 
 
 def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
-    """The policy that follows the plan behind an expectation, if there is one."""
+    """The policy, which now follows the plan behind the forecast if there is one."""
     if isinstance(policy, RubberBand) and expectation.planned is not None:
         return dataclasses.replace(policy, agreed=expectation.planned.outcome)
     return policy
@@ -186,9 +186,9 @@ def as_agreed(policy: Policy, expectation: Expectation) -> Policy:
 def carried_out(
     tuning: Tuning, plan: Plan, rng: np.random.Generator, start: StudyProgress | None = None
 ) -> PlanRun:
-    """The plan over many samples, with epochs and starts as they are on a machine as busy as it makes it.
+    """The plan over many samples, with the epochs and starts of a machine as busy as the plan makes it.
 
-    Plans are compared as if all slots were busy always; one that holds few of them is faster than that.
+    Plans are compared as if all slots were always busy; a plan that holds few slots is faster.
     """
     draws, profile = draw_study(tuning, rng, SAMPLES), tuning.profile
     if not isinstance(profile, MachineProfile):
@@ -245,9 +245,9 @@ def _simulated(
 
 
 def _truths(profile: Profile, rng: np.random.Generator, count: int) -> Iterator[Profile]:
-    """Profiles that may be the true one, from that of the shortest epochs to that of the longest.
+    """Possible true profiles, ordered from the shortest epochs to the longest.
 
-    One from each part of what is believed, as few drawn at random would lie too close together, or too far.
+    One from each part of the belief: a few random draws would lie too close together, or too far apart.
     """
     draws = profile.latency.draw(rng, count * DRAWS_EACH)
     chosen = np.argsort(draws.epoch_s, kind="stable")[DRAWS_EACH // 2 :: DRAWS_EACH]
@@ -264,7 +264,7 @@ def _truths(profile: Profile, rng: np.random.Generator, count: int) -> Iterator[
 
 
 def _most_epochs(tuning: Tuning) -> float:
-    """What all trials together could train: all they may, or all there is time for on all slots."""
+    """The most epochs that all trials together can train: by the study, and by the deadline on all slots."""
     deadline_s = tuning.limits.deadline_s
     in_time = (
         math.inf if deadline_s is None else deadline_s * tuning.max_nodes / tuning.profile.latency.epoch_s
@@ -273,7 +273,7 @@ def _most_epochs(tuning: Tuning) -> float:
 
 
 def simulated_file(outline: StudyOutline, tuning: Tuning, truth: Profile, *, rents: bool) -> StudyFile:
-    """The study as a simulation on this machine; how good trials are plays no part, so more is better."""
+    """The study as a simulation on this machine. Metric values do not matter, so more is better."""
     study = dataclasses.replace(tuning.study, direction=Direction.MAX)
     instances = tuning.instances if rents else (machine_instance(tuning),)
     return StudyFile(
@@ -293,9 +293,9 @@ def _machine_usd_per_s(tuning: Tuning) -> float:
 
 
 def after_loading(expectation: Expectation, loading_s: float, deadline_s: float | None) -> Expectation:
-    """The same with the time that loading the training code takes before the first start.
+    """The forecast with the time that loading the training code takes before the first start.
 
-    It is paid for: a plan holds the slots of its first stage meanwhile, any other policy the whole machine.
+    That time costs money: a plan holds the slots of its first stage, any other policy the whole machine.
     """
     finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
     if finish_s is None or cost_usd is None or loading_s <= 0:
@@ -320,7 +320,7 @@ def after_loading(expectation: Expectation, loading_s: float, deadline_s: float 
 
 
 def until(expectation: Expectation, deadline_s: float | None, budget_usd: float | None = None) -> Expectation:
-    """The same of a run that ends at its limits, whatever is not done; a plan says what it takes."""
+    """The forecast of a run that ends at its limits; a plan states its own finish and cost."""
     finish_s, cost_usd = expectation.finish_s, expectation.cost_usd
     if finish_s is None or cost_usd is None or expectation.planned is not None:
         return expectation
@@ -334,7 +334,7 @@ def until(expectation: Expectation, deadline_s: float | None, budget_usd: float 
 
 
 def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:
-    """The same with what it has cost to measure the training."""
+    """The forecast with the cost of measuring the training."""
     cost_usd = expectation.cost_usd
     if cost_usd is None:
         return expectation
@@ -343,14 +343,14 @@ def after_measuring(expectation: Expectation, spent_usd: float) -> Expectation:
 
 
 def _held_usd(expectation: Expectation, until_s: float) -> float:
-    """What the slots held from the start cost until then; without bound where none are, and all is rented."""
+    """Cost until then of the slots held from the start; infinite if all nodes are rented later."""
     if not expectation.first_usd_per_s:
         return math.inf
     return expectation.first_usd_per_s * float(OWN_MACHINE.charged_s(np.array([until_s]))[0])
 
 
 def _plus(estimate: Estimate, more: float, most: float) -> Estimate:
-    """With something added that varies by itself, so that squares of deviations add up."""
+    """The sum with an independent quantity: squares of deviations add up."""
     mean, spread = estimate.mean + more, P90 * LOADING_SD * more
     low = mean - math.hypot(estimate.mean - estimate.p10, spread)
     high = mean + math.hypot(estimate.p90 - estimate.mean, spread)
@@ -362,9 +362,9 @@ def _at_most(estimate: Estimate, most: float) -> Estimate:
 
 
 def corrected(forecast: Estimate, now_s: float, slowness: float, deadline_s: float | None) -> Estimate:
-    """A forecast of the finish while the run goes on: what is left of it takes `slowness` times as long.
+    """The forecast of the finish during the run: the rest takes `slowness` times as long.
 
-    A forecast that a deadline ends says nothing of when it would end without, so it stays.
+    A forecast that is cut off by the deadline stays: it does not say when the run would end otherwise.
     """
     latest_s = math.inf if deadline_s is None else max(deadline_s, now_s)
 
@@ -380,19 +380,19 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
-    # Positions k / (n + 1): of few values, the quantiles of those at hand lie too close together.
+    # Positions k / (n + 1): the plain quantiles of a few values lie too close together.
     low, high = np.percentile(finite, [10.0, 90.0], method="weibull")
     return Estimate(float(np.mean(finite)), float(low), float(high))
 
 
 STOPPING_S = (2.0, 15.0)
-"""What it is expected to take to save all trials and end: at least, and at most."""
+"""The least and most time that saving all trials and ending is expected to take."""
 
 
 def stopping_s(profile: Profile) -> float:
-    """How long stopping a run is expected to take, which a budget must pay for, too.
+    """How long stopping a run is expected to take; the budget must pay for that, too.
 
-    A trial is started again once it was saved, so that a start takes no less than saving does.
+    A start includes the saving of the trial before it, so it takes at least as long as saving.
     """
     least_s, most_s = STOPPING_S
     return min(max(profile.start_s, least_s), most_s)

@@ -1,4 +1,4 @@
-"""Resuming a study: limits may be raised, nodes that a killed run left are released."""
+"""Extending a study: later limits for a run that was begun, and the release of nodes that it left behind."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from stretto.runs.status import holding, read_ending
 from stretto.substrate.fleet.provision import NodeFleet, noting_nodes
 
 SAME_S = 1.0
-"""Deadlines that are no further apart are the same in other words."""
+"""Deadlines that differ by less than this are equal, only written differently."""
 _RAISED = ("deadline", "budget_usd")
 
 
 def extend(checked: CheckedStudy) -> str:
-    """Give a run that was begun the later deadline or the larger budget that is asked for now.
+    """Gives a begun run the later deadline or larger budget that is asked for now.
 
-    Says what was done; nothing if there is nothing to do, or if more than that differs or a limit is just
-    left out, which is refused elsewhere. A duration counts from the first start, as ever. InputError if the
-    run cannot use it.
+    Returns a sentence; an empty one if nothing is to be done, or if other settings differ or a limit is
+    omitted, which `check_same` refuses. A duration counts from the first start. InputError if the run
+    cannot use the new limit.
     """
     folder, spec = checked.folder, checked.folder.spec()
     if spec is None or spec.asked == checked.asked or _besides(spec.asked) != _besides(checked.asked):
@@ -63,7 +63,7 @@ def extend(checked: CheckedStudy) -> str:
 
 
 def _is_gone_from_file(checked: CheckedStudy, spec: RunSpec) -> bool:
-    """Whether a limit that the run has is written nowhere now, not even as `none`."""
+    """Whether a limit of the run is now given nowhere, not even as `none`."""
     request, limits = checked.request, checked.limits
     pairs = (
         (request.deadline_s, limits.deadline_s, spec.deadline_s),
@@ -73,7 +73,7 @@ def _is_gone_from_file(checked: CheckedStudy, spec: RunSpec) -> bool:
 
 
 def _move(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> None:
-    """In an order in which a kill in between leaves the run as it was, or over, to be extended again."""
+    """Writes the new limits. After a kill in between, the run is as it was, or can be extended again."""
     ending = read_ending(folder)
     past = PastLimits(until_s=now_s, deadline_s=spec.deadline_s, budget_usd=spec.budget_usd)
     moved = dataclasses.replace(
@@ -94,7 +94,7 @@ def _move(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float) -> Non
 
 
 def _rest(journal: SqliteJournal, spec: RunSpec, ending: EndedBy) -> Iterator[RunPaused]:
-    """Nothing ran from its end to now, and nothing was rented."""
+    """The pause from the run's end until now: nothing ran and nothing was rented."""
     end_s, last = 0.0, None
     for last in journal.events():
         end_s = max(end_s, last.t_s)
@@ -103,7 +103,7 @@ def _rest(journal: SqliteJournal, spec: RunSpec, ending: EndedBy) -> Iterator[Ru
 
 
 def _besides(asked: Tables) -> Tables:
-    """What was asked, without the limits that may be raised."""
+    """The settings without the limits that may be raised."""
     study = asked.get("study")
     if not isinstance(study, dict):
         return asked
@@ -112,7 +112,7 @@ def _besides(asked: Tables) -> Tables:
 
 
 def _deadline_s(checked: CheckedStudy, spec: RunSpec, now_s: float) -> float | None:
-    """From the first start."""
+    """The deadline that is asked for, from the first start."""
     deadline_s = checked.limits.deadline_s
     if deadline_s is None:
         return None
@@ -121,13 +121,13 @@ def _deadline_s(checked: CheckedStudy, spec: RunSpec, now_s: float) -> float | N
     else:
         given_s = given_duration_s(spec.asked)
         if given_s is not None and spec.deadline_s is not None:
-            deadline_s -= given_s - spec.deadline_s  # what was measured before the first start took time, too
+            deadline_s -= given_s - spec.deadline_s  # measuring before the first start took time
     same = spec.deadline_s is not None and abs(deadline_s - spec.deadline_s) <= SAME_S
     return spec.deadline_s if same else deadline_s
 
 
 def _is_less(limit: float | None, than: float | None) -> bool:
-    """None is no limit."""
+    """Whether a limit is lower than another; None: no limit."""
     return (math.inf if limit is None else limit) < (math.inf if than is None else than)
 
 
@@ -137,7 +137,7 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
         raise _is_past(spec, limits.deadline_s, now_s, where)
     if ending is EndedBy.JOBS:
         raise InputError(
-            "every trial came to its end, finished or stopped for good: more time or money changes nothing.",
+            "every trial finished or was stopped for good: more time or money changes nothing.",
             where=where,
             remedy=f"`stretto report {folder.name}` shows what came of it; another --name begins anew.",
         )
@@ -150,7 +150,7 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
 
 
 def _is_past(spec: RunSpec, deadline_s: float, now_s: float, where: str) -> InputError:
-    """In terms of what was given, of which measuring had taken some before the first start."""
+    """The error for a deadline that has passed, counted as the user gave it: with the time for measuring."""
     begun = deadline_of(spec)
     measuring_s = 0.0 if begun is None else begun.measuring_s
     since = "the first start" if measuring_s < SAME_S else "when measuring began"
@@ -180,9 +180,9 @@ def _told(spec: RunSpec, limits: Limits, now_s: float) -> Iterator[str]:
 def release_leftover_nodes(
     folder: RunFolder, target: Target, rented: Rented | None, started_at_s: float
 ) -> None:
-    """End what a run that nobody drives has launched; InputError or JournalError if that cannot be tried.
+    """Releases the nodes that a dead run had launched; InputError or JournalError if that cannot be tried.
 
-    It is journaled: until now the nodes have cost.
+    The release is journaled, because the nodes have cost money until now.
     """
     names = () if rented is None else _launched(folder, rented)
     if not names:
@@ -208,7 +208,7 @@ def release_leftover_nodes(
 
 
 def _launched(folder: RunFolder, rented: Rented) -> Sequence[str]:
-    """What may be up: there are files of what commands launched; the autoscaler leaves none."""
+    """Nodes that may still be up: commands leave a file per node, the autoscaler only the journal."""
     if rented.nodes.launch:
         return [path.stem for path in sorted(folder.nodes.glob("*.json"))]
     board = LiveState()

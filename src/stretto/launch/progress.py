@@ -1,4 +1,4 @@
-"""What a real run tells while it goes, in lines: on a console, or to who calls from Python."""
+"""The progress of a real run as lines of text, for a console or a callback in Python."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from stretto.runs.live_state import JobPhase, LiveState
 from stretto.runs.metrics_files import Metrics, metrics_text
 from stretto.search.study import Study
 
-STOPPING = "stopping: what runs is asked to save and leave; Ctrl-C once more stops at once"
+STOPPING = "stopping: running jobs are asked to save and leave; Ctrl-C once more stops at once"
 BEST_EVERY_S = 5.0
-"""Lines about the best trial are no closer together: of many improvements in between, the last is told."""
+"""The least time between two lines about the best trial; the last improvement is told."""
 
 Reported = Callable[[str, int], Metrics]
-"""What a job that is no trial reported after an epoch."""
+"""Metrics that a job reported after an epoch, by job and epoch; empty for trials."""
 
 
 def nothing_reported(job_id: str, epoch: int) -> Metrics:
-    """Of trials, whose metric the journal has."""
+    """Nothing, for trials: the journal has their metric."""
     del job_id, epoch
     return {}
 
@@ -52,7 +52,7 @@ def telling(
     study: Study | None = None,
     reported: Reported = nothing_reported,
 ) -> Iterator[Observer]:
-    """Tells a run to somebody while the block runs; to nobody, if that is None."""
+    """An observer that calls `progress` with a line for every change while the block runs."""
     if progress is None:
         yield NoObserver()
         return
@@ -66,13 +66,13 @@ def telling(
 
 
 def measuring_line(progress: ProbeProgress, where: str = "") -> str:
-    """What a probe does, and how long that takes at most."""
+    """The line about a probe: what it does, and how long that takes at most."""
     most = " ".join((f"{math.ceil(progress.time_s)} s at most", progress.since)).rstrip()
     return f"measuring{where}, {most}: {progress.doing}"
 
 
 class ProgressLines:
-    """Tells one line for every change worth a note."""
+    """One line for every change worth a note."""
 
     def __init__(
         self,
@@ -91,27 +91,27 @@ class ProgressLines:
         self._study = study
         self._begun = False
         self._best: tuple[float, str] | None = None
-        """The best value, and whose it is."""
+        """The best value and its trial."""
         self._untold: tuple[str, str] | None = None
-        """Whose the last improvement is, and what to say of it, until that is told."""
+        """The trial of the last improvement and the line about it, until that is written."""
         self._told_s = -math.inf
 
     def observe(self, event: Event) -> None:
-        """Tell what is news."""
+        """Writes the lines about an event."""
         self._board.observe(event)
         changes = self._changes.observe(event)
-        if not self._begun:  # what had happened before a resumed run went on
+        if not self._begun:  # events of a run that is resumed
             return
         if isinstance(event, JobReported) and event.results and self._study is not None:
             self._note_best(self._study)
         for job_id, text in self._news(event, changes):
-            if self._untold is not None and self._untold[0] == job_id:  # first what it did before
+            if self._untold is not None and self._untold[0] == job_id:  # the improvement came first
                 self._tell_best(event.t_s, 0.0)
             self._say(event.t_s, text)
         self._tell_best(event.t_s, BEST_EVERY_S)
 
     def tick(self, now_s: float) -> None:
-        """From the first moment on, events are news."""
+        """Events after the first tick are news; those before belong to a resumed run."""
         if not self._begun and self._study is not None and (best := self._board.best()) is not None:
             value = self._board.best_value(best)
             self._best = None if value is None else (value, best.job.id)
@@ -122,11 +122,11 @@ class ProgressLines:
             self._say(now_s, STOPPING)
 
     def close(self) -> None:
-        """Tell what was kept back."""
+        """Writes the line that is still held back."""
         self._tell_best(self._board.now_s, 0.0)
 
     def _say(self, t_s: float, text: str) -> None:
-        """Lines are in order of time, also where something is heard of late."""
+        """Keeps lines in order of time, even if an event arrives late."""
         self._said_s = max(self._said_s, t_s)
         self._write(self._said_s, text)
 
@@ -145,11 +145,11 @@ class ProgressLines:
         if before is None or study.score(result.value) > study.score(before[0]):
             self._untold = best.job.id, f"{best.job.id} has the best {study.metric}: {shown}"
         elif result.value == before[0] and best.job.id != before[1]:
-            # Of equals the first one is named, here as in the end.
+            # The summary, too, names the first of equals.
             self._untold = best.job.id, f"{best.job.id} has the same {study.metric} as {before[1]}: {shown}"
 
     def _news(self, event: Event, changes: list[Change]) -> Iterator[tuple[str, str]]:
-        """What to say, each with what it is about; a batch that is only split otherwise is no news."""
+        """Pairs of a subject and a line about it; a batch that is only split differently is no news."""
         for change in changes:
             if change.what != "set-batch" or change.batch:
                 yield change.job_id, _with(f"{change.job_id} {change.past}", change.said)
@@ -165,7 +165,7 @@ def _with(what: str, more: str) -> str:
 
 
 def trouble_lines(event: Event) -> Iterator[str]:
-    """What went wrong in a job, or it says of itself."""
+    """What went wrong in a job, and notes from its training code."""
     match event:
         case JobRetried():
             yield f"{event.job_id} is retried ({event.attempt}): {last_line(event.error)}"
@@ -178,7 +178,7 @@ def trouble_lines(event: Event) -> Iterator[str]:
 
 
 def node_lines(event: Event) -> Iterator[str]:
-    """Nodes that come and go; slots of this machine do at once, and without a word."""
+    """Nodes that come and go, except the slots of this machine."""
     match event:
         case NodeRefused():
             yield f"{event.count} of {event.instance} will not come: {event.why}"
@@ -188,8 +188,8 @@ def node_lines(event: Event) -> Iterator[str]:
             took = f" after {format_duration(event.init_s)}" if event.init_s else ""
             yield f"node {event.node.id} is here{took}: {counted(event.node.gpus, 'slot')}"
         case NodeLost():
-            yield f"node {event.node_id} is lost; what ran there goes on elsewhere"
+            yield f"node {event.node_id} is lost; its jobs continue elsewhere"
         case NodeDraining():
-            yield f"node {event.node_id} will go soon; what runs there moves"
+            yield f"node {event.node_id} will go soon; its jobs move"
         case _:
             pass

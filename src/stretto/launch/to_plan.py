@@ -1,4 +1,4 @@
-"""A study that is to be planned: as its file has it, or for the place where it would be tuned."""
+"""The study that `plan` plans: for the cluster of its file, or for the target where `tune` would train it."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ ONE_SLOT_EACH = (
 
 @dataclass(frozen=True, slots=True)
 class PlannableStudy:
-    """A study that can be planned, and what its reader should know of its speeds."""
+    """A study that can be planned, with notes on its speeds."""
 
     file: StudyFile
-    """Within the limits that were asked for."""
+    """With the limits that were asked for."""
     notes: tuple[str, ...] = ()
     held: tuple[Node, ...] | None = None
-    """The nodes that a run would have from its start; None: it is planned for nowhere in particular."""
+    """The nodes that a run would have from its start; None: the plan is for the file's [cluster]."""
 
     def plan(self, *, deadline_s: float | None, planner: Planner, rule: LimitRule, seed: int) -> Planned:
-        """The plan, as `tune` would make it where there is a place for it; None: the deadline stays."""
+        """The plan, as `tune` would make it if there is a target. `deadline_s` None keeps the deadline."""
         file = with_limits(self.file, deadline_s=deadline_s)
         if self.held is None:
             return plan(file, planner=planner, rule=rule, seed=seed)
@@ -60,9 +60,9 @@ def study_to_plan(
     request: TuneRequest,
     on_progress: OnProgress = lambda _: None,
 ) -> PlannableStudy:
-    """The study as its file has it; without a profile its training is probed, and kept where `tune` looks.
+    """The study to plan. Without a profile its training is probed; `tune` finds that profile later.
 
-    Without a [cluster] it is to run where the request says. So it is with one that is brought up there.
+    It is planned for the target of the request if there is no [cluster], or if the target launches that.
     """
     outline = read_outline(request.study)
     if outline.profile is not None:
@@ -88,7 +88,7 @@ def study_to_plan(
 
 
 def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
-    """A study with a profile: for a cluster that is there, or as its file has it."""
+    """A study with a profile: for a Ray cluster, or as its file says."""
     _check_nothing_is_measured(request, outline)
     if request.on == LOCAL:
         return PlannableStudy(_within(study_of(_with_slots(outline, request.slots), outline.path), request))
@@ -103,7 +103,7 @@ def _known(request: TuneRequest, outline: StudyOutline) -> PlannableStudy:
 
 
 def _with_slots(outline: StudyOutline, slots: int | None) -> dict[str, Any]:
-    """The file's tables, with so many slots in [machine] if a number is given."""
+    """The tables of the file, with this number of slots in [machine] unless None."""
     if slots is None:
         return outline.tables
     machine = outline.tables.get("machine", {})
@@ -113,7 +113,7 @@ def _with_slots(outline: StudyOutline, slots: int | None) -> dict[str, Any]:
 def _on_target(
     outline: StudyOutline, tuning: Tuning, target: OpenTarget, notes: tuple[str, ...], *, elastic: bool
 ) -> PlannableStudy:
-    """The study on what there is, as `tune` counts on it."""
+    """The study with the resources of the target, as `tune` would plan it."""
     file = StudyFile(
         tuning=with_own(tuning, target.held, outline.machine),
         space=outline.space,
@@ -131,12 +131,12 @@ def _within(file: StudyFile, request: TuneRequest) -> StudyFile:
 
 
 def _is_elsewhere(outline: StudyOutline, target: OpenTarget) -> bool:
-    """Whether its [cluster] is not what `tune` would have there."""
+    """Whether its [cluster] differs from what `tune` would have there."""
     return outline.has_cluster and (outline.rented is None or target.offer != outline.rented.offer)
 
 
 def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> None:
-    """What is about measuring says nothing of a study with a profile."""
+    """InputError for arguments about measuring: a study with a profile is not measured."""
     cluster_is_meant = outline.has_cluster and (request.on == LOCAL or outline.rented is None)
     here = "as the plan is for [cluster]"
     slots_are_given = request.slots is not None and cluster_is_meant
@@ -157,7 +157,7 @@ def _check_nothing_is_measured(request: TuneRequest, outline: StudyOutline) -> N
 
 
 def _check_needs_no_node(checked: CheckedStudy, target: OpenTarget) -> None:
-    """A plan spends nothing."""
+    """InputError if a node had to be launched: a plan spends nothing."""
     needed = node_to_launch(checked, target)
     if needed is not None:
         raise InputError(
@@ -169,7 +169,7 @@ def _check_needs_no_node(checked: CheckedStudy, target: OpenTarget) -> None:
 
 
 def _check_same(checked: CheckedStudy, target: OpenTarget) -> None:
-    """A run that was begun keeps its profile, though another training may bear its name by now."""
+    """InputError if the profile of a begun run is of another training that had the same name."""
     measured = read_profile(checked.folder.profile)
     if not is_of(measured, checked, target):
         raise InputError(
