@@ -1,4 +1,4 @@
-"""The substrate of a real run on this machine, and what it is told of each job."""
+"""The substrate of a real run on this machine, and the training of each job."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ LARGEST_SEED = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """What a substrate must know of a run."""
+    """What a run trains, and with what."""
 
     work: Callable[[Job], RealWork]
-    """What a job trains."""
+    """The function or command of a job."""
     slots: int
     nodes: tuple[Node, ...] = ()
-    """That are there from the start."""
+    """Those present from the start."""
     study: Study | None = None
     seed: int = 0
     retries: int = 2
     tensorboard: bool = False
     temporary: bool = False
-    """To see how it goes: nothing of it is kept."""
+    """Whether this is a trial run, whose files are not kept."""
     describe_only: bool = False
-    """Training code need not go further than to say what it wants."""
+    """Whether training code only has to say what it wants."""
     runs_commands: bool = False
     """Whether some jobs are commands."""
 
 
 MakeSubstrate = Callable[[TrainingSpec, RunFolder, Callable[[], float]], RealSubstrate]
-"""Makes the substrate of a run in a folder, given its clock."""
+"""Makes the substrate of a run in a folder, with a clock."""
 
 
 def count_slots() -> int:
-    """One for every GPU of this machine that may be used; without any, one for every core."""
+    """One slot for every GPU that may be used; without GPUs, one for every core."""
     return len(find_slots())
 
 
 def make_substrate(
     training: TrainingSpec, folder: RunFolder, clock: Callable[[], float], store: str = ""
 ) -> RealSubstrate:
-    """Workers on this machine. `store` is where checkpoints of functions go, too."""
+    """Workers on this machine. Checkpoints of functions are also copied to `store`."""
     check_tensorboard(training)
     return LocalSubstrate(
         spec_of=lambda job: training_job(training, job),
@@ -70,7 +70,7 @@ def make_substrate(
 
 
 def check_tensorboard(training: TrainingSpec) -> None:
-    """InputError if it is asked of commands."""
+    """InputError if commands are asked to write for TensorBoard."""
     if training.tensorboard and training.runs_commands:
         raise InputError(
             "--tensorboard is for training functions; a command writes its own files.", remedy="Leave it out."
@@ -78,7 +78,7 @@ def check_tensorboard(training: TrainingSpec) -> None:
 
 
 def training_job(training: TrainingSpec, job: Job) -> TrainingJob:
-    """What an elastic substrate is told of a job."""
+    """What a job trains, for an elastic substrate."""
     work, study = training.work(job), training.study if job.study is not None else None
     metric = None if study is None else study.metric
     if isinstance(work, CommandLine):
