@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -245,10 +245,14 @@ class ElasticSubstrate:
             losses=Losses(self._rules.retries, past.failures),
             places_of=self._land.places_of,
             starts=past.starts,
-            token=token_of(folder_identity(self._folder), past.job.id),
+            token=token_of(self._identity, past.job.id),
             life=self._life,
             said=self._said,
         )
+
+    @cached_property
+    def _identity(self) -> str:
+        return folder_identity(self._folder)
 
     def _instruct(self, instruction: Instruction) -> None:
         wanted = instruction.allocation.worker_count
