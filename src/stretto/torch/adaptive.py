@@ -82,11 +82,6 @@ class GpuMemory:
         return self._batches.most(USABLE * (free_bytes + torch.cuda.memory_reserved()))
 
 
-def gpu_memory() -> GpuMemory | None:
-    """The memory of the current GPU; None on a CPU, where only the user's bound applies."""
-    return GpuMemory() if torch.cuda.is_available() else None
-
-
 WARM_UP_STEPS = EARLY_STEPS
 """No change before this step: early in training the noise changes quickly."""
 WORTHWHILE = 1.05
@@ -119,7 +114,7 @@ class BatchTuner:
         import scipy.optimize  # noqa: F401, PLC0415  (slow: better now than during training)
 
         self._limits = limits
-        self._memory = memory or gpu_memory()
+        self._memory = memory or (GpuMemory() if torch.cuda.is_available() else None)
         self._observed = Observations()
         self._fitted_to: tuple[SpeedSample, ...] = ()
         self._speed: AllReduceSpeed | None = None

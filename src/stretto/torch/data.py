@@ -323,7 +323,7 @@ class ElasticLoader:
         """The batches of the leading loop."""
         while not self._engine.is_over(self):
             if self.left == 0:
-                self.next_pass()
+                self.position = DataPosition(self.position.pass_number + 1)
                 if self.left == 0:  # even a new pass has no batch
                     return
             yield from self._stretch()
@@ -389,9 +389,6 @@ class ElasticLoader:
             else [dataset[index] for index in indices]
         )
         return self._batches.collate_fn(examples)
-
-    def next_pass(self) -> None:
-        self.position = DataPosition(self.position.pass_number + 1)
 
     def _stretch(self) -> Iterator[Any]:
         """The next batches, until the pass ends, the loop ends or steps are split differently."""

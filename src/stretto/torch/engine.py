@@ -141,8 +141,9 @@ class Engine:
             self.current.updates = 0
             self.current.stepped_ids.clear()
         self._refuse_no_data()
-        if self.session.task is None:
-            self._refuse_wrappers()
+        if self.session.task is None and dist.is_initialized():  # DistributedDataParallel needs a group
+            trained = [one for stepper in self.steppers for one in stepper.parameters()]
+            refuse_wrappers_of(trained, gc.get_objects)
         if self.session.task is not None or self.group.world > 1:
             refuse_loose_parameters([one.optimizer for one in self.steppers], self.prepared.things)
             self._guard.begin()
@@ -201,11 +202,6 @@ class Engine:
             f"never called.{lacks}",
             remedy="Call step() of the prepared optimizer. To evaluate only, prepare no optimizer.",
         )
-
-    def _refuse_wrappers(self) -> None:
-        if dist.is_initialized():  # DistributedDataParallel needs a process group
-            trained = [one for stepper in self.steppers for one in stepper.parameters()]
-            refuse_wrappers_of(trained, gc.get_objects)
 
     def _take_up(self, *, share_state: bool) -> None:
         """Rank 0 loads its checkpoint, if there is one; the others get rank 0's state."""
@@ -458,21 +454,14 @@ class Engine:
         if self._loops.beside:
             self._settle_beside(loader)
         self._record_batch(loader)
-        self.current.step += 1
-        if self.current.is_updated or loader is self.step_loop or not self.steppers:
-            self.current.updates += 1
-        self.current.is_updated = False
+        current = self.current
+        current.step += 1
+        if current.is_updated or loader is self.step_loop or not self.steppers:
+            current.updates += 1
+        current.is_updated = False
         self.session.count_step()
         self.progress.advance(loader)
-        usual = (
-            self.current.share.step_examples == self.current.base.total
-            and self.current.layout == self.current.base
-        )
-        usual &= self.progress.counts or not self.batching.adaptive
-        waits = [wait for stepper in self.steppers for wait in stepper.reducer.waits]
-        self._meter.boundary(self.current.base, self.group.nodes, waits, usual=usual)
-        if self.batching.adaptive:
-            self._tuning_meter.boundary(self.current.base, self.group.nodes, waits, usual=usual)
+        self._time_step()
         if self.progress.counts:
             self.progress.units += self._worth()
             self._worth_of = None
@@ -487,6 +476,15 @@ class Engine:
         order = self._order_here(loader)
         self._report_and_save(loader)
         return self._obey(order)
+
+    def _time_step(self) -> None:
+        current = self.current
+        usual = current.share.step_examples == current.base.total and current.layout == current.base
+        usual &= self.progress.counts or not self.batching.adaptive
+        waits = [wait for stepper in self.steppers for wait in stepper.reducer.waits]
+        self._meter.boundary(current.base, self.group.nodes, waits, usual=usual)
+        if self.batching.adaptive:
+            self._tuning_meter.boundary(current.base, self.group.nodes, waits, usual=usual)
 
     def _worth(self) -> float:
         """How many steps at the initial batch the current one is worth; cached until the step ends."""

@@ -90,7 +90,9 @@ def refuse_wrappers_of(parameters: Iterable[Tensor], objects: Callable[[], list[
     """InputError if an unprepared DistributedDataParallel contains any of these parameters."""
     trained = {id(one) for one in parameters}
     for wrapper in objects():
-        if not issubclass(type(wrapper), DistributedDataParallel) or _refuse_call in _pre_hooks(wrapper):
+        if not issubclass(type(wrapper), DistributedDataParallel):
+            continue
+        if _refuse_call in wrapper._forward_pre_hooks.values():  # noqa: SLF001
             continue
         if any(id(one) in trained for one in wrapper.parameters()):
             raise InputError(
@@ -98,10 +100,6 @@ def refuse_wrappers_of(parameters: Iterable[Tensor], objects: Callable[[], list[
                 "gradients would be averaged twice.",
                 remedy="Give the model to run.prepare and call what it returns, or leave the wrapper out.",
             )
-
-
-def _pre_hooks(module: torch.nn.Module) -> list[Any]:
-    return list(module._forward_pre_hooks.values())  # noqa: SLF001
 
 
 def _refuse_call(module: torch.nn.Module, _: object) -> NoReturn:
