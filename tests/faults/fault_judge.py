@@ -21,7 +21,7 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.results import TrialResult
 from stretto.torch import Run
 from stretto.torch.checkpoint import CheckpointStore
-from stretto.wire.checkpoint_meta import whole_checkpoints
+from stretto.wire.checkpoints import whole_checkpoints
 
 TOLERANCE = 1e-9
 """Of losses computed with 64 bits in another order; a lost step or momentum shows at 1e-3."""

@@ -32,7 +32,7 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.live_state import LiveState
 from stretto.runs.results import TuneResult, checkpoint_at
 from stretto.search.study import Direction, Study
-from stretto.wire.checkpoint_meta import FORMAT, META_FILE, STATE_FILE, CheckpointMeta, meta_text
+from stretto.wire.checkpoints import FORMAT, META_FILE, STATE_FILE, CheckpointMeta, meta_text
 from tune_world import STUDY, SimulatedWorkers, simulated, write_study
 
 POLICIES = ("hypersched", "asha", "sha", "hyperband", "random", "rubberband")

@@ -23,7 +23,7 @@ from stretto.substrate.ray.agent import (
     WorkerStart,
 )
 from stretto.substrate.ray.placement import LeaseHolder
-from stretto.wire.store_url import UNCOPIED
+from stretto.wire.checkpoints import UNCOPIED
 
 
 def config(folder: Path, *, proof: str = "this run") -> AgentConfig:

@@ -18,7 +18,7 @@ from stretto.runs.folder import RunFolder
 from stretto.runs.metrics_files import metrics_after, reported_metrics
 from stretto.runs.results import tune_result
 from stretto.system.plain_json import MOST_DEPTH, UnreadableError, parse_json, read_json
-from stretto.wire.checkpoint_meta import (
+from stretto.wire.checkpoints import (
     FORMAT,
     META_FILE,
     STATE_FILE,

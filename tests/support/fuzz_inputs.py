@@ -63,7 +63,7 @@ from stretto.simulation.plan import plan, plan_json
 from stretto.substrate.elastic.command_output import CommandSetup, EpochMark, Progress, Trial, read_report
 from stretto.system.threads import one_blas_thread
 from stretto.torch.checkpoint import CheckpointStore
-from stretto.wire.checkpoint_meta import META_FILE, newest_best, whole_checkpoints
+from stretto.wire.checkpoints import META_FILE, newest_best, whole_checkpoints
 from stretto.worlds.applications import builtin_catalogue
 from stretto.worlds.curve_files import load_curves
 from stretto.worlds.workload_files import load_workload

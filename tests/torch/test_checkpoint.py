@@ -24,7 +24,7 @@ import torch
 
 from stretto.core.errors import InputError
 from stretto.torch.checkpoint import CheckpointStore
-from stretto.wire.checkpoint_meta import BestCheckpoint, CorruptError, meta_text, parse_meta, read_meta
+from stretto.wire.checkpoints import BestCheckpoint, CorruptError, meta_text, parse_meta, read_meta
 
 
 class Opened:

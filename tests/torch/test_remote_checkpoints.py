@@ -28,8 +28,8 @@ from stretto.core.errors import InputError
 from stretto.torch.checkpoint import CheckpointStore, FileDigest, measured
 from stretto.torch.persistence import Persistence, SavingSettings
 from stretto.torch.remote_checkpoints import RemoteCheckpoints, RemoteStore, StoreError
+from stretto.wire.checkpoints import UNCOPIED
 from stretto.wire.messages import Saved
-from stretto.wire.store_url import UNCOPIED
 
 
 class Flaky(LocalFileSystem):  # type: ignore[misc]

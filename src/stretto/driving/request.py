@@ -36,7 +36,7 @@ from stretto.runs.mend import mend
 from stretto.runs.results import left_usd, measuring_usd
 from stretto.runs.status import holding
 from stretto.search.samplers import make_sampler
-from stretto.wire.store_url import check_store
+from stretto.wire.checkpoints import check_store
 
 
 def find_target(request: TargetRequest) -> Target:

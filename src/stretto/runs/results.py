@@ -29,7 +29,7 @@ from stretto.runs.folder import PastLimits, RunFolder, RunSpec, Tables, unreadab
 from stretto.runs.live_state import ENDED, NOT_STARTED, JobPhase, LiveJob, LiveState
 from stretto.runs.metrics_files import never_numeric, reported_metrics
 from stretto.runs.status import read_ending, shown_state, status_of
-from stretto.wire.checkpoint_meta import usable_checkpoints
+from stretto.wire.checkpoints import usable_checkpoints
 
 NOTABLE_S = 2.0
 """From a deadline until everything has ended; less is not worth a word."""

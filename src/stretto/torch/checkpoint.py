@@ -32,7 +32,7 @@ from torch import Tensor
 from stretto.core.errors import InputError
 from stretto.system.private_files import make_private_folder, open_private, write_private
 from stretto.torch.pack import put_together, take_apart
-from stretto.wire.checkpoint_meta import (
+from stretto.wire.checkpoints import (
     FORMAT,
     META_FILE,
     STATE_FILE,

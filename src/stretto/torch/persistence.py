@@ -15,7 +15,7 @@ from typing import Any
 from stretto.system.private_files import make_private_folder, open_private, private_opener
 from stretto.torch.checkpoint import CheckpointStore, LoadedCheckpoint, RemoteCheckpoint
 from stretto.torch.remote_checkpoints import RemoteCheckpoints, RemoteStore
-from stretto.wire.checkpoint_meta import STATE_FILE, BestCheckpoint
+from stretto.wire.checkpoints import STATE_FILE, BestCheckpoint
 from stretto.wire.messages import Saved
 
 OWN_NAMES = frozenset({"epoch", "workers", "batch"})

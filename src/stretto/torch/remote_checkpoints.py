@@ -23,16 +23,17 @@ from typing import Any, TypeVar
 
 from stretto.core.errors import InputError
 from stretto.torch.checkpoint import FileDigest, RemoteCheckpoint, measured, mismatch
-from stretto.wire.checkpoint_meta import (
+from stretto.wire.checkpoints import (
     META_FILE,
     STATE_FILE,
+    UNCOPIED,
     CheckpointMeta,
     CorruptError,
+    check_store,
     parse_meta,
     read_meta,
 )
 from stretto.wire.messages import Saved
-from stretto.wire.store_url import UNCOPIED, check_store
 
 
 class StoreError(Exception):

@@ -33,7 +33,7 @@ from stretto.substrate.ray.placement import LeaseHolder
 from stretto.system.identity import RunLock
 from stretto.system.limits import scarce_number
 from stretto.system.private_files import make_private_folder
-from stretto.wire.store_url import UNCOPIED
+from stretto.wire.checkpoints import UNCOPIED
 
 _SIOCGIFADDR = 0x8915
 LISTEN_S = 0.5

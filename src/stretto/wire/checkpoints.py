@@ -1,4 +1,4 @@
-"""The meta.json of a checkpoint: what can be known without reading its state."""
+"""What can be known of checkpoints without torch: their meta.json, and whether a store can hold them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ STATE_FILE = "state.pt"
 META_FILE = "meta.json"
 CHECK = "check"
 """The key of the checksum over all other keys, in any format."""
+UNCOPIED = "uncopied"
+"""A file of this name beside a job's checkpoints means: not all of them are in the store."""
 _DIGITS = 8
 _MOST_BYTES = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -155,6 +157,33 @@ def parse_meta(content: bytes, where: str) -> CheckpointMeta:
                 remedy="Use the version of Stretto that wrote it, or give this run another name.",
             )
     return _meta(values)
+
+
+def check_store(url: str) -> None:
+    """InputError if fsspec is not installed or cannot open this URL."""
+    try:
+        import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InputError(
+            "checkpoints at a URL need the package fsspec.",
+            where=f"store {url}",
+            remedy="Install it wherever workers run: pip install 'stretto[store]'.",
+        ) from error
+    protocol = fsspec.utils.get_protocol(url)
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ValueError as error:
+        raise InputError(
+            f"fsspec knows no protocol {protocol!r}.",
+            where=f"store {url}",
+            remedy="Give a folder, or a URL that it knows, such as s3://bucket/runs or gs://bucket/runs.",
+        ) from error
+    except ImportError as error:
+        raise InputError(
+            f"{protocol}:// needs a package that is not installed.",
+            where=f"store {url}",
+            remedy=f"fsspec says: {error}. Do that on every node where workers run.",
+        ) from error
 
 
 def _meta(values: dict[str, Any]) -> CheckpointMeta:
