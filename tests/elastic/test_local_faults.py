@@ -87,7 +87,7 @@ def test_a_lost_worker_costs_what_was_done_since_the_last_checkpoint(
     assert isinstance(retried, JobRetried)
     assert retried.attempt == 1
     assert said in retried.error
-    assert str(bench.folder / "jobs" / "a" / "stdout.log") in retried.error
+    assert retried.log == str(bench.folder / "jobs" / "a" / "stdout.log")
     assert isinstance(events[-1], JobFinished)
     assert results_of(events) == [1, 2, 3, 4, 5, 6]
     starts = [e.resize_s for e in events if isinstance(e, JobReported) and e.resize_s is not None]
