@@ -330,7 +330,7 @@ def test_only_the_machine_that_wrote_the_end_of_a_journal_may_have_lost_it(
     else:
         done = mend_after_restart(folder)
         assert "10 of 170 events are missing, as the machine went down. It is kept as journal.sq" in done
-        assert "the run goes on after event 160" in done
+        assert "the run continues after event 160" in done
         assert folder.path.joinpath("journal.sqlite.damaged-1").read_bytes() == content
         assert folder.path.joinpath("journal.sqlite.damaged-1.end").exists()
         assert len(list(folder.events())) == 160
@@ -459,8 +459,8 @@ def test_a_run_goes_on_from_before_the_damage_if_somebody_agrees(folder: RunFold
         return True
 
     done = mend(folder, yes=False, ask=agree)
-    assert "goes on after event 42, at 10s" in asked[0]
-    assert "It is kept as journal.sqlite.damaged-1; the run goes on after event 42, at 10s" in done
+    assert "continues after event 42, at 10s" in asked[0]
+    assert "It is kept as journal.sqlite.damaged-1; the run continues after event 42, at 10s" in done
     assert folder.path.joinpath("journal.sqlite.damaged-1").read_bytes() == damaged
     assert not folder.damage()
     with closing(SqliteJournal(folder.journal, run="r")) as journal:
@@ -510,8 +510,8 @@ def test_a_kept_part_that_is_not_needed_any_more_never_comes_back(folder: RunFol
 
 def test_a_run_of_which_nothing_can_be_read_begins_anew_if_somebody_agrees(folder: RunFolder) -> None:
     folder.journal.write_bytes(b"")
-    assert "nothing is known of the run" in folder.damage()
-    assert "the run begins anew" in mend(folder, yes=True)
+    assert "no event can be read" in folder.damage()
+    assert "the run starts anew" in mend(folder, yes=True)
     assert not folder.damage()
     assert list(folder.events()) == []
 

@@ -293,7 +293,7 @@ def test_who_starts_it_again_after_its_deadline_is_told_of_a_later_one(
     words = ("tune", short.request.study, "train.py:train", "--policy", "asha", "--deadline")
     _, _, err = StudyCommand(monkeypatch, capsys)(*words, "39s")
     found = re.search(
-        r"tiny: its deadline has passed; a later --deadline lets it go on, such as --deadline (\w+)\.",
+        r"tiny: its deadline has passed; to continue, give a later one, such as --deadline (\w+)\.",
         err,
     )
     assert found is not None, err

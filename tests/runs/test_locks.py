@@ -91,7 +91,9 @@ def test_starts_at_once_never_mix_two_runs(tmp_path: Path) -> None:
         thread.join(60.0)
     assert broken == []
     assert len(refused) == ROUNDS * (STARTERS - 1)
-    assert all("another process is working on" in text or "was begun otherwise" in text for text in refused)
+    assert all(
+        "another process is working on" in text or "was begun with other settings" in text for text in refused
+    )
     for number in range(ROUNDS):
         folder = RunFolder(tmp_path / "runs" / str(number))
         (first,) = folder.events()
@@ -112,7 +114,7 @@ def test_two_real_starts_under_one_name(tmp_path: Path) -> None:
     told = [start.communicate(timeout=100.0)[1] for start in starts]
     assert sorted(start.returncode for start in starts) == [0, 2], told
     loser = told[[start.returncode for start in starts].index(2)]
-    assert "working on this run" in loser or "was begun otherwise" in loser
+    assert "working on this run" in loser or "was begun with other settings" in loser
     winner = ("first", "second")[[start.returncode for start in starts].index(0)]
     folder = RunFolder(tmp_path / "runs" / "shared")
     assert folder.begun_spec().asked["works"] == {winner: "sleep 0.1"}

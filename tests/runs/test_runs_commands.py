@@ -329,7 +329,7 @@ class TestRm:
         assert "links are not followed" in stretto.refused("rm", "link", "--yes")
         (here / "project").mkdir()
         (here / "project" / "spec.json").write_text('{"name": "npm"}')
-        assert "not surely the folder of a run" in stretto.refused("rm", "./project", "--yes")
+        assert "may not be the folder of a run" in stretto.refused("rm", "./project", "--yes")
         for wrong in (".", "..", "/", str(here), "runs"):
             assert "run" in stretto.refused("rm", wrong, "--yes")
         folder.nodes.mkdir()
@@ -363,7 +363,7 @@ class TestRm:
         with monkeypatch.context() as patched:
             patched.setattr("stretto.runs.manage.shutil.rmtree", full)
             told = stretto.refused("rm", "tiny", "--yes")
-        assert "could not be removed whole: runs/tiny/jobs: Directory not empty." in told
+        assert "could not be removed completely: runs/tiny/jobs: Directory not empty." in told
         assert (folder.path / "id").exists()
         assert folder.is_begun
         assert stretto("rm", "tiny", "--yes")[0] == 0
@@ -462,7 +462,7 @@ class TestStop:
         monkeypatch.setattr("stretto.cli.runs.wait_until_stopped", lambda _: None)
         with holding(folder) as lock:
             if is_named:
-                assert "cannot be seen from here" in stretto.refused("stop", "tiny")
+                assert "is not visible here" in stretto.refused("stop", "tiny")
             else:
                 os.ftruncate(lock.fd, 0)
                 assert stretto("stop", "tiny")[0] == 0

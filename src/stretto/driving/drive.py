@@ -145,7 +145,7 @@ def _drive(
         stop.impatient = False
     substrate.close()
     controller.record_rest(substrate.now_s())
-    if not ended_by.for_good:
+    if not ended_by.is_final:
         controller.record_pause()
     return ended_by
 

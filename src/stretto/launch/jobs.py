@@ -178,7 +178,7 @@ class JobsLaunch:
     def start(self, run: RealRun, stop: Stop | None = None, observer: Observer | None = None) -> RunResult:
         """Starts or resumes the run and drives it until every job is over or `stop` is asked."""
         ended_by = drive(run, stop or Stop(), observer or NoObserver())
-        if ended_by.for_good:
+        if ended_by.is_final:
             self._folder.write("result", {"ended_by": str(ended_by)})
         return run_result(self._folder, ended_by)
 

@@ -177,10 +177,10 @@ class StudyLaunch:
             folder.write("plan", plan_tables(prepared.expectation))
         early_stop = EarlyStop(folder, prepared.tuning.study, observer or NoObserver())
         ended_by = drive(self._real_run(prepared, spec), stop or Stop(), early_stop)
-        if ended_by.for_good:
+        if ended_by.is_final:
             folder.write("result", {"ended_by": str(ended_by)})
         result = tune_result(folder, ended_by)
-        if ended_by.for_good:
+        if ended_by.is_final:
             folder.write("result", {"ended_by": str(ended_by), **best_tables(result)})
         return result
 

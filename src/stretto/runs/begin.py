@@ -17,7 +17,7 @@ from stretto.system.private_files import make_private_folder
 
 
 def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
-    """The specification as it was first written; its place in a store, if it has one, is its own."""
+    """Write the specification of a new run and reserve its place in the store; returns the first one."""
     begun = folder.spec()
     if begun is not None:
         check_same(folder, begun, spec.kind, spec.asked)
@@ -35,26 +35,32 @@ def begin(folder: RunFolder, spec: RunSpec) -> RunSpec:
 
 
 def check_same(folder: RunFolder, begun: RunSpec, kind: Kind, asked: Tables) -> None:
-    """Refuse to resume a run with another specification, and tell the difference.
+    """Refuse to resume a run with another specification, and say what differs.
 
-    How its nodes are launched may be mended.
+    Only the commands that launch nodes may differ.
     """
     if begun.kind != kind:
         raise InputError(
             f"{folder.path} was begun by `stretto {begun.kind}`.",
             remedy=f"Give `stretto {kind}` another --name, or move the folder away.",
         )
-    changed = [text for text in differences(begun.asked, asked) if not text.startswith("study.ray.")]
+    changed = list(differences(_without_launchers(begun.asked), _without_launchers(asked)))
     if changed:
         raise InputError(
-            f"{folder.path} was begun otherwise: {'; '.join(changed)}.",
-            remedy="Use what it was begun with to resume it, or another --name to begin anew; a study may be "
-            "given a later deadline or a larger budget.",
+            f"{folder.path} was begun with other settings: {'; '.join(changed)}.",
+            remedy="Resume it with the same settings, or begin another run with a new --name. A study may "
+            "get a later deadline or a larger budget.",
         )
 
 
+def _without_launchers(asked: Tables) -> Tables:
+    """The settings without [ray], which says how nodes are launched."""
+    study = asked.get("study")
+    return asked if study is None else {**asked, "study": {**study, "ray": "ray" in study}}
+
+
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """What differs between two pieces of JSON data, in words."""
+    """The differences between two pieces of JSON data, as clauses."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
@@ -67,14 +73,14 @@ def _value_text(value: Any) -> str:
 
 
 LEAST_BYTES = 1 << 20
-"""A journal and the files around it need this much soon, without any checkpoint."""
+"""What a journal and the files around it need, without checkpoints."""
 
 
 TRIED_BYTES = 1 << 16
 
 
 def check_room(folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:
-    """InputError with the path and the bytes that are free, if a run could not be written there."""
+    """Refuse a folder without room for a run, with the bytes that are free there."""
     place = folder.absolute()
     while not place.is_dir() and place != place.parent:
         place = place.parent
@@ -82,7 +88,7 @@ def check_room(folder: Path, *, least_bytes: int = LEAST_BYTES) -> None:
     if free_bytes < least_bytes:
         raise _no_room(folder, f"a run needs {least_bytes:,} bytes at least, without checkpoints", free_bytes)
     try:
-        with tempfile.TemporaryFile(dir=place, buffering=0) as file:  # there may be a quota
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:  # a quota may apply
             written_bytes = file.write(bytes(TRIED_BYTES))
     except OSError as error:
         raise _no_room(folder, f"it cannot be written: {error.strerror}", free_bytes) from error

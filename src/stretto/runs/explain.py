@@ -1,4 +1,4 @@
-"""Why a run did what it did: its journal told in time order."""
+"""Explains a run: its journal in time order, with the reason of every change."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from stretto.runs.metrics_files import Metrics, metrics_by_epoch, metrics_text
 from stretto.search.study import Study
 
 _TRIAL = re.compile(r"trial-(\d{3}|[1-9]\d{3,})")
-"""Trials are numbered from 0, in three digits or as many as it takes."""
+"""Trials are numbered from 0, with at least three digits."""
 
 MOST_AT_ONCE = 100
-"""Epochs that one report ends and that are told one by one."""
+"""The most epochs of one report that get a line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoryLine:
-    """Something that happened, and what there is to say about it."""
+    """One line of the story."""
 
     t_s: float
     subject: str
@@ -58,45 +58,45 @@ class StoryLine:
     what: str
     text: str
     places: tuple[tuple[str, int], ...] = ()
-    """Of one job: how many of its workers are on which node from then on."""
+    """In the story of one job: (node, workers) from then on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """One job in a line."""
+    """The summary of one job."""
 
     id: str
     state: str
     epochs: int
     restarts: int
-    """Starts and resizes after the first start, also those of a run that goes on."""
+    """Starts and resizes after the first start, also those after a resume."""
     retries: int
-    """After failures, where it was."""
+    """Restarts after failures."""
     value: float | None
-    """Of a trial: its best."""
+    """The best value of a trial."""
     metrics: Metrics
-    """Of a job of its own: what it reported after its last epoch."""
+    """The metrics of a job after its last epoch."""
     last_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A run, or one job of it, explained."""
+    """The story of a run or of one job."""
 
     run: str
     job: str | None
     lines: tuple[StoryLine, ...]
     jobs: tuple[JobSummary, ...]
-    """Every job; empty where the story is of one."""
+    """All jobs; empty in the story of one job."""
     is_study: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """As a JSON-serialisable dict."""
         return dataclasses.asdict(self)
 
 
 def explain(folder: RunFolder, job_id: str | None = None) -> Story:
-    """The story of a run, or of one job of it."""
+    """The story of a run, or of one of its jobs."""
     spec = folder.begun_spec()
     study = spec.study
     if job_id is None:
@@ -111,7 +111,7 @@ def explain(folder: RunFolder, job_id: str | None = None) -> Story:
     found = job_lines(fed_to(folder.events(), live), job_id, metrics_by_epoch(folder, job_id))
     lines, known = tuple(found), list(live.jobs)
     if job_id not in live.jobs and study is not None and _is_of(study, job_id):
-        drawn = f"the run has come to {len(known)} of the study's {counted(study.trials, 'trial')}, not to it"
+        drawn = f"only {len(known)} of the study's {counted(study.trials, 'trial')} were drawn so far"
         lines = (StoryLine(0.0 if live.last is None else live.last.t_s, job_id, NOT_STARTED, drawn),)
     elif job_id not in live.jobs:
         raise InputError(
@@ -122,7 +122,7 @@ def explain(folder: RunFolder, job_id: str | None = None) -> Story:
 
 
 def cluster_lines(events: Iterable[Event], spec: RunSpec | None = None) -> Iterator[StoryLine]:
-    """The story of the cluster: nodes, wishes, and what every job was told; `spec` has its deadlines."""
+    """The story of a run: its nodes, requests for nodes, and the changes of every job."""
     changes = ChangeFold()
     for event in events:
         match event:
@@ -145,15 +145,15 @@ def cluster_lines(events: Iterable[Event], spec: RunSpec | None = None) -> Itera
 def job_lines(
     events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics] | None = None
 ) -> Iterator[StoryLine]:
-    """Everything about one job: what was decided and why, what it showed, what went wrong, and where.
+    """The story of one job: decisions and reasons, epochs, failures and places.
 
-    `metrics` are those it reported after its epochs, which the journal has of trials only.
+    `metrics` are its reports by epoch, which the journal has of trials only.
     """
     return iter(sorted(_job_lines(events, job_id, metrics or {}), key=lambda line: line.t_s))
 
 
 def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metrics]) -> Iterator[StoryLine]:
-    """In the order in which they were heard of."""
+    """The lines in the order of the journal."""
     changes, epochs, best = ChangeFold(), _Epochs(job_id, metrics), ""
     for event in events:
         held = changes.held(job_id)
@@ -161,7 +161,7 @@ def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metri
         lines = [_change_line(change) for change in told] or list(_about_job(event, job_id, held))
         lines += epochs.told(event, held, changed=bool(told))
         if isinstance(event, CheckpointSaved) and event.job_id == job_id and event.best:
-            # A job that goes on says once more which one it has.
+            # A resumed job reports its best checkpoint again.
             lines = [] if event.path == best else lines
             best = event.path
         held = told[-1].after if told else changes.held(job_id)
@@ -169,19 +169,19 @@ def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metri
 
 
 class _Epochs:
-    """The epochs of a job that is no trial, which says no more of them than that they are over."""
+    """Makes lines of the epochs of a job that is not a trial: the journal only has that they ended."""
 
     def __init__(self, job_id: str, metrics: Mapping[int, Metrics]) -> None:
         self._job_id = job_id
         self._metrics = metrics
         self._epoch = 0
         self._since_s: float | None = None
-        """When the present epoch began; None: not known."""
+        """When the present epoch began; None if not known."""
         self._told_s: float | None = None
-        """When it was told to start or resize."""
+        """When it was last told to start or resize."""
 
     def told(self, event: Event, held: Allocation, *, changed: bool) -> list[StoryLine]:
-        """Those that an event ends, of a job that held so much and may have been told something by it."""
+        """The lines of the epochs that an event ends; `changed` if the event changed what the job holds."""
         if changed or (isinstance(event, JobRetried | WorkerLost) and event.job_id == self._job_id):
             self._since_s = None
             self._told_s = event.t_s if changed else None
@@ -197,17 +197,17 @@ class _Epochs:
         return lines
 
     def _lines(self, event: JobReported, ended: range, held: Allocation) -> list[StoryLine]:
-        """One for each epoch; of more than anybody reads one by one, for the last ones."""
+        """A line for each of the last epochs, and one for all before."""
         few = ended[-MOST_AT_ONCE:]
         lines = [self._line(event, epoch, len(ended), held) for epoch in few]
         if len(few) < len(ended):
             lines.insert(
-                0, StoryLine(event.t_s, self._job_id, f"epochs {ended[0]} to {few[0] - 1}", "told at once")
+                0, StoryLine(event.t_s, self._job_id, f"epochs {ended[0]} to {few[0] - 1}", "in one report")
             )
         return lines
 
     def _trains_s(self, event: JobReported) -> float | None:
-        """When it trained again, if this is the first report since; from then on an epoch is timed."""
+        """When training began after a start or resize, if this is the first report since."""
         if event.resize_s is None:
             return None
         told_s, self._told_s = self._told_s, None
@@ -222,7 +222,7 @@ class _Epochs:
 
 
 def _about_job(event: Event, job_id: str, held: Allocation) -> Iterator[StoryLine]:
-    """What an event that tells a job nothing says of it; so much it held before."""
+    """The lines of an event that does not change what the job holds."""
     match event:
         case Decided():
             if (reason := event.reasons.get(job_id)) is not None:
@@ -253,7 +253,7 @@ def _change_line(change: Change) -> StoryLine:
 
 
 def _where(held: Allocation) -> str:
-    """How many workers, and on which nodes."""
+    """How many workers on which nodes."""
     where = ", ".join(f"{node}: {count}" for node, count in held.workers)
     return f"{counted(held.worker_count, 'worker')} ({where})"
 
@@ -264,8 +264,8 @@ def _about_run(event: RunStarted | RunPaused | RunResumed, spec: RunSpec | None)
         return StoryLine(event.t_s, event.subject, "run started", nodes or "without nodes")
     if isinstance(event, RunPaused):
         if spec is not None and is_at_deadline(event.t_s, spec.past_limits):
-            return StoryLine(event.t_s, "run", "ended", "the deadline came, which was moved later on")
-        return StoryLine(event.t_s, "run", "stopped", "nothing runs from here on")
+            return StoryLine(event.t_s, "run", "ended", "the deadline came; it was raised later")
+        return StoryLine(event.t_s, "run", "stopped", "nothing runs until it is resumed")
     return StoryLine(event.t_s, "run", "resumed", f"nothing ran for {time_text(event.down_s)}")
 
 
@@ -306,7 +306,7 @@ def _about(event: Event) -> Iterator[StoryLine]:
 
 
 def _reported(event: JobReported) -> Iterator[StoryLine]:
-    """Epochs; reports in between say nothing that a decision hangs on."""
+    """A line for each epoch. Reports within an epoch change no decision."""
     for result in event.results:
         value = "not a number" if result.value is None else f"{result.value:.6g}"
         took = "" if result.epoch_s is None else f" in {result.epoch_s:.2f} s"
@@ -341,7 +341,7 @@ def _summaries(folder: RunFolder, study: Study | None) -> Iterator[JobSummary]:
 
 
 def _is_of(study: Study, job_id: str) -> bool:
-    """Whether a trial of the study has this name, drawn or not."""
+    """Whether this is the name of a trial of the study, drawn or not."""
     found = _TRIAL.fullmatch(job_id)
     return found is not None and int(found[1]) < study.trials
 
@@ -352,5 +352,5 @@ def _few(names: list[str]) -> str:
 
 
 def time_text(t_s: float) -> str:
-    """A time with tenths where those matter."""
+    """A time, with tenths below one minute."""
     return f"{t_s:.1f}s" if t_s < 60 else format_duration(t_s)

@@ -1,15 +1,15 @@
 """The folder of a real run: `runs/<name>/` with its specification, its journal and its jobs' files.
 
-spec.json        what was asked for, and when the run first started on the wall clock
+spec.json        what was asked for, and the wall clock time of the first start
 profile.json     what a probe measured, where there was one
-plan.json        what was expected before anything started
-journal.sqlite   everything that happened; journal.sqlite.end says which event was the last
-journal.sqlite.lock  held by the process that works on the run, and says which it is
-stop.asked       `stretto stop` was called, and the run is stopping
-result.json      what it came to, once it is over
-failed.log       what training printed that failed before the run was begun, while it was tried
-id               what tells it from others of its name, where some of it lies elsewhere
-nodes/           what was launched for it: a file for each node that is up, logs of launches that failed
+plan.json        what was predicted before the start
+journal.sqlite   every event; journal.sqlite.end says which was the last
+journal.sqlite.lock  names the process that works on the run, which holds it
+stop.asked       the run is stopping, as `stretto stop` asked
+result.json      the result, once the run is over
+failed.log       output of the training code that failed while it was tried, before the run began
+id               tells the run from others of its name, in a store or on other machines
+nodes/           a file for each launched node that is up, and logs of failed launches
 jobs/<id>/       stdout.log, metrics.jsonl, checkpoints/
 """
 
@@ -37,23 +37,23 @@ from stretto.system.plain_json import UnreadableError, checksum, read_json
 from stretto.system.private_files import write_private
 
 RUNS = Path("runs")
-"""Where runs are kept unless another folder is named."""
+"""The default folder of runs."""
 
 FORMAT = 2
-"""Of the folder's JSON files; those of version 0.1 have neither this nor a checksum."""
+"""The version of the JSON files; those of version 0.1 have neither this nor a checksum."""
 _FORMAT_KEY, _CHECK_KEY = "/format", "/check"
-"""No job has such a name."""
+"""No job can have these names."""
 
 Tables = dict[str, Any]
 """Plain JSON data."""
 
 Kind = Literal["tune", "run"]
-"""The command that a run was begun by."""
+"""The command that began a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastLimits:
-    """What a run was told to take, until somebody gave it more."""
+    """Limits that a run had until they were raised."""
 
     until_s: float
     """Seconds from the first start."""
@@ -63,29 +63,29 @@ class PastLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """What a run was begun with."""
+    """The settings that a run began with."""
 
     kind: Kind
-    """A study, or jobs."""
+    """A study (tune) or jobs (run)."""
     started_at_s: float
-    """The first start, on the wall clock."""
+    """The first start, in wall clock time."""
     asked: Tables
-    """What must be the same for the run to be resumed."""
+    """The settings that must be the same when the run is resumed."""
     slots: int
-    """How many there were, or may be."""
+    """The number of slots; the most there may be if nodes are rented."""
     offer: Offer | None = None
-    """Of a study: what its policy was told that there is."""
+    """Of a study: the nodes that its policy could use."""
     deadline_s: float | None = None
-    """Of a study; from the first start."""
+    """Of a study, in seconds from the first start."""
     budget_usd: float | None = None
     past_limits: tuple[PastLimits, ...] = ()
-    """Those it had before, the first ones first."""
+    """Earlier limits, in order of time."""
     file: str = ""
-    """Of a study: where it was read."""
+    """Of a study: the path of its file."""
     usd_per_slot_hour: float = 0.0
-    """Of jobs; a study's is in its file."""
+    """Of jobs; a study's price is in its file."""
     command: str = ""
-    """The words it was begun by; empty before version 0.2."""
+    """The command line that began it; empty before version 0.2."""
 
     def __post_init__(self) -> None:
         needed = {"policy": str, "seed": int} | ({"study": dict} if self.is_study else {})
@@ -116,13 +116,13 @@ class RunSpec:
 
     @property
     def elastic(self) -> bool:
-        """Whether a trial that was paused or resized goes on from where it was."""
+        """Whether trials continue from a checkpoint after a pause or a resize."""
         return self.asked.get("checkpoints") is not False
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where everything of one run lies."""
+    """The folder of one run."""
 
     path: Path
 
@@ -136,12 +136,12 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the process that drives the run, or measures for it."""
+        """Held by the process that works on the run."""
         return self.path / "journal.sqlite.lock"
 
     @property
     def stop_asked(self) -> Path:
-        """Says that the run's process was asked to stop; whoever drives the run next removes it."""
+        """Exists while a request to stop is being served."""
         return self.path / "stop.asked"
 
     @property
@@ -150,12 +150,12 @@ class RunFolder:
 
     @property
     def failed_log(self) -> Path:
-        """Of training that failed while it was tried, before the run was begun."""
+        """The output of training code that failed before the run began."""
         return self.path / "failed.log"
 
     @property
     def nodes(self) -> Path:
-        """What commands have brought up for it, and is not let go of."""
+        """The nodes that were launched for the run and may still be up."""
         return self.path / "nodes"
 
     def log(self, job_id: str) -> Path:
@@ -175,11 +175,11 @@ class RunFolder:
     def is_begun(self) -> bool:
         try:
             return (self.path / "spec.json").is_file()
-        except OSError:  # a name that is too long is no folder's
+        except OSError:  # the name is too long
             return False
 
     def spec(self) -> RunSpec | None:
-        """What the run was begun with; None if it was not."""
+        """The settings of the run; None if it has not begun."""
         tables = self.read("spec")
         if tables is None:
             return None
@@ -193,7 +193,7 @@ class RunFolder:
             ) from error
 
     def begun_spec(self) -> RunSpec:
-        """What the run was begun with."""
+        """The settings of the run; InputError if it has not begun."""
         spec = self.spec()
         if spec is None:
             raise InputError(
@@ -202,7 +202,7 @@ class RunFolder:
         return spec
 
     def read(self, name: str) -> Tables | None:
-        """A JSON file of the folder; None if it is not there."""
+        """The content of a JSON file of the folder; None if there is no such file."""
         path = self.path / f"{name}.json"
         try:
             found = read_json(path)
@@ -221,34 +221,34 @@ class RunFolder:
         return found
 
     def write(self, name: str, tables: Tables) -> None:
-        """A JSON file of the folder, whole or not at all."""
+        """Write a JSON file of the folder, completely or not at all."""
         checked = {_FORMAT_KEY: FORMAT, **tables}
         text = json.dumps({**checked, _CHECK_KEY: checksum(checked)}, indent=1, allow_nan=False) + "\n"
         write_private(self.path / f"{name}.json", text.encode())
 
     def events(self) -> Iterator[Event]:
-        """Everything journaled so far, also while the run goes on; of a damaged journal what is before that.
+        """All events so far, also of a live run; if the journal is damaged, those before the damage.
 
-        Decisions come without the memory of their policy.
+        Decisions come without the policy's memory.
         """
         return read_events(self.journal)
 
     def known_until_s(self) -> float | None:
-        """When the last event before the damage of its journal was; None of a whole journal."""
+        """The time of the last event before the damage; None if the journal is whole."""
         damage = find_damage(self.journal)
         return None if damage is None else damage.until_s
 
     def damage(self) -> str:
-        """What is missing of a damaged journal, in a sentence; empty if it is whole."""
+        """What is wrong with the journal, in a sentence; empty if it is whole."""
         damage = find_damage(self.journal)
         return "" if damage is None else damage_text(self, damage)
 
 
 def damage_text(folder: RunFolder, damage: Damage) -> str:
-    """What is wrong with a run's journal, and what is left of it."""
-    left = f"what is known of the run ends at {format_duration(damage.until_s)}, before that"
+    """What is wrong with a run's journal, and which part of it can be read."""
+    left = f"the events until {format_duration(damage.until_s)}, before the damage, can be read"
     if not damage.events:
-        left = "nothing is known of the run"
+        left = "no event can be read"
     why = ", as the machine went down" if damage.machine_went_down else ""
     return f"{folder.journal} is damaged: {damage.problem}{why}; {left}."
 
@@ -265,13 +265,13 @@ def unreadable(path: Path, problem: str = "is not as it was written.") -> InputE
 
 
 def first_nodes(folder: RunFolder) -> tuple[Node, ...] | None:
-    """The nodes a run was begun with; None if it was not. Events tell what has become of them."""
+    """The nodes that a run began with; None if it has not begun."""
     first = next(folder.events(), None)
     return first.nodes if isinstance(first, RunStarted) else None
 
 
 def run_folder(name: str, runs: Path = RUNS) -> RunFolder:
-    """The folder of a run that is begun or resumed under this name."""
+    """The folder for a run of this name."""
     if not is_folder_name(name):
         raise InputError(
             f"{reprlib.repr(name)} cannot be the name of a run: {NAME_RULE}.",
@@ -281,7 +281,7 @@ def run_folder(name: str, runs: Path = RUNS) -> RunFolder:
 
 
 def find_run(run: str, runs: Path = RUNS) -> RunFolder:
-    """The folder of a run that was begun: a name under `runs`, or a path."""
+    """The folder of an existing run: a name under `runs`, or a path."""
     for path in (runs / run, Path(run)):
         if RunFolder(path).is_begun:
             return RunFolder(path)
@@ -296,12 +296,12 @@ def find_run(run: str, runs: Path = RUNS) -> RunFolder:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long for a name, or not one at all
+    except (OSError, ValueError):  # it cannot be a path
         return False
 
 
 def no_such_run(run: str, there: list[str], runs: Path) -> InputError:
-    """With the names that are like it, or that there are."""
+    """The error for an unknown run, with similar names."""
     hint = f"There are {several(there)}; or give a path." if there else f"{runs}/ has none; or give a path."
     return InputError(
         f"there is no run {reprlib.repr(run)}.", remedy=f"{did_you_mean(run, there, most=3)}{hint}"

@@ -1,4 +1,4 @@
-"""What a real run of jobs came to."""
+"""The result of jobs that were trained for real, read from the files of their run."""
 
 from __future__ import annotations
 
@@ -25,62 +25,62 @@ from stretto.runs.status import shown_state, status_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """One job."""
+    """The result of one job."""
 
     id: str
     state: str
     epochs: int
     jct_s: float | None
-    """From submission to completion; None if it did not finish."""
+    """Seconds from submission to completion; None if it did not finish."""
     batch: int | None
-    """Of a job whose batch may be adapted: the last one, of all workers together."""
+    """The last batch over all workers, if the batch is adaptive."""
     restarts: int
-    """Starts and resizes after the first start, also those of a run that goes on."""
+    """Starts and resizes after the first start, also those after a resume."""
     retries: int
-    """After failures, where it was."""
+    """Restarts after failures."""
     metrics: Metrics
-    """What it reported after its last epoch."""
+    """The metrics after its last epoch."""
     gpu_hours: float
     error: str
-    """Of a job that failed: its own traceback, and where its log is."""
+    """The traceback of a failed job."""
     log: Path
     checkpoint: Path | str | None
-    """A URL if that is where it is kept."""
+    """In a store, a URL."""
     files: Path | None = None
-    """The folder of its command, if it keeps something there."""
+    """The folder that its command keeps files in, if there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run of jobs came to."""
+    """The result of a run of jobs."""
 
     run: Path
     policy: str
     ended_by: str
-    """jobs, stalled or request. Of a run that is not over: "unfinished" while it goes on, "stopped" if it
-    was asked to, "interrupted" if it was killed."""
+    """jobs, stalled or request. If the run is not over: "unfinished" while it is live, "stopped" or
+    "interrupted" (killed)."""
     finished_s: float
     mean_jct_s: float | None
     gpu_hours: float
     cost_usd: float
     jobs: tuple[JobResult, ...]
     damaged: tuple[str, ...] = ()
-    """Checkpoints that are not as they were written, in words."""
+    """A sentence for each damaged checkpoint."""
     known_until_s: float | None = None
-    """Of a run whose journal is damaged: when the last event before the damage was."""
+    """The time of the last event before the damage, if the journal is damaged."""
 
     @property
     def succeeded(self) -> bool:
-        """Every job finished."""
+        """Whether every job finished."""
         return self.ended_by == EndedBy.JOBS and all(job.state == JobPhase.FINISHED for job in self.jobs)
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """As a JSON-serialisable dict."""
         return json.loads(json.dumps(dataclasses.asdict(self), default=str, allow_nan=False))  # type: ignore[no-any-return]
 
 
 def run_result(folder: RunFolder, ended_by: EndedBy | None) -> RunResult:
-    """The summary of a run of jobs, over or not."""
+    """The result of a run of jobs so far."""
     spec = folder.begun_spec()
     live, meter = LiveState(), CostMeter((), OWN_MACHINE, spec.usd_per_slot_hour)
     history = history_of(fed_to(folder.events(), live, meter))

@@ -1,4 +1,4 @@
-"""Where a real run stands: a fold over its events, for displays and summaries."""
+"""The live state of a real run, folded from its events: for displays and summaries."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from stretto.planning.profile import Profile
 from stretto.search.study import Study
 
 RECENT = 5
-"""Reports whose pace says how fast a job is now."""
+"""The number of reports that a job's present pace is measured over."""
 LATELY = 50
-"""Epochs that say how fast the whole run is now."""
+"""The number of epochs that the pace of the whole run is measured over."""
 
 
 class JobPhase(StrEnum):
-    """Where a job stands."""
+    """The phase of a job."""
 
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
     PAUSED = "paused"
     STOPPED = "stopped"
-    """Ended by the policy before its end."""
+    """The policy ended it early."""
     FINISHED = "finished"
     FAILED = "failed"
     NOT_STARTED = "not started"
-    """Said of trials that never ran: those that wait, those that are not wanted, those not even drawn."""
+    """Shown for trials that never ran, also for those that were not drawn."""
 
 
 ENDED = frozenset({JobPhase.STOPPED, JobPhase.FINISHED, JobPhase.FAILED})
@@ -59,7 +59,7 @@ NOT_STARTED = str(JobPhase.NOT_STARTED)
 
 @dataclass(slots=True)
 class LiveJob:
-    """One job as it stands."""
+    """The live state of one job."""
 
     job: Job
     number: int = 0
@@ -70,7 +70,7 @@ class LiveJob:
     epoch: int = 0
     work_done: float = 0.0
     results: list[Result] = field(default_factory=list)
-    """Of a trial: its metric after each epoch."""
+    """The metric of a trial after each epoch."""
     reason: Reason | None = None
     retries: int = 0
     error: str = ""
@@ -81,11 +81,11 @@ class LiveJob:
     checkpoint: str = ""
     best_checkpoint: str = ""
     pace: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
-    """Times and work done of the last reports since the last start or resize."""
+    """(time, work done) of the last reports since the last start or resize."""
 
     @property
     def shown_phase(self) -> JobPhase:
-        """Where it stands, as people are told: of a trial that never ran, that it was not started."""
+        """The phase as users see it: a trial that never ran was not started."""
         never_ran = self.job.study is not None and self.started_s is None
         return JobPhase.NOT_STARTED if never_ran else self.phase
 
@@ -99,7 +99,7 @@ class LiveJob:
         return None if total is None else max(total - self.work_done, 0.0)
 
     def finish_s(self, now_s: float) -> float | None:
-        """When it would be done at its present pace; None if that is not known."""
+        """When it will finish at its present pace; None if the pace is not known."""
         left = self.work_left
         if left is None or self.phase is not JobPhase.RUNNING or len(self.pace) < 2:
             return None
@@ -110,7 +110,7 @@ class LiveJob:
 
 
 class LiveState:
-    """Every job of a run, in order of submission."""
+    """All jobs of a run, in order of submission."""
 
     def __init__(self, study: Study | None = None) -> None:
         self._study = study
@@ -120,12 +120,12 @@ class LiveState:
         self.now_s = 0.0
         self.last: Event | None = None
         self.down_s = 0.0
-        """How long, of that time, the run stood still between its sessions."""
+        """The part of that time in which the run stood still."""
         self._epochs: deque[tuple[float, int]] = deque(maxlen=LATELY)
-        """Time and workers of the last undisturbed epochs of all jobs."""
+        """(time, workers) of the last undisturbed epochs of all jobs."""
 
     def observe(self, event: Event) -> None:
-        """Take note of what happened."""
+        """Add an event."""
         self.now_s = max(self.now_s, event.t_s)
         self.last = event
         handovers = self._holdings.observe(event)
@@ -147,28 +147,28 @@ class LiveState:
             self._heard(line, event)
 
     def best(self) -> LiveJob | None:
-        """The trial with the best value that did not diverge; of equals, the one submitted first."""
+        """The trial with the best value that did not diverge; the first of equals."""
         assert self._study is not None
         return self._best
 
     def best_value(self, line: LiveJob) -> float | None:
-        """The best a trial showed; None if it showed nothing or diverged."""
+        """The best value of a trial; None if it has none or diverged."""
         best = self.best_result(line)
         return None if best is None else best.value
 
     def best_result(self, line: LiveJob) -> Result | None:
-        """The epoch with that value; of equals, the first."""
+        """The epoch with the best value; the first of equals."""
         return None if line.value is None else max(line.results, key=lambda one: self._score(one.value))
 
     def counts(self) -> dict[str, int]:
-        """How many jobs stand where; of a study all its trials, also those that were not drawn."""
+        """The number of jobs in each phase; of a study also the trials that were not drawn."""
         counts = Counter(line.shown_phase for line in self.jobs.values())
         if self._study is not None:
             counts[JobPhase.NOT_STARTED] += self._study.trials - len(self.jobs)
         return {str(phase): counts[phase] for phase in JobPhase if counts[phase]}
 
     def slowness(self, profile: Profile) -> float:
-        """How much longer epochs took lately than the profile says; 1 if nothing is known."""
+        """Recent epoch times relative to the profile; 1 if there are none."""
         expected = [profile.latency.epoch_s / profile.scaling.speedup(workers) for _, workers in self._epochs]
         return sum(epoch_s for epoch_s, _ in self._epochs) / sum(expected) if expected else 1.0
 
@@ -188,7 +188,7 @@ class LiveState:
         line.pace.clear()
 
     def _stands_still(self, event: RunPaused | RunResumed) -> None:
-        """Who holds slots is saved and leaves them, and is started there again when the run is resumed."""
+        """Jobs leave their slots when the run pauses, and start there again when it resumes."""
         resumed = isinstance(event, RunResumed)
         self.down_s += event.down_s if isinstance(event, RunResumed) else 0.0
         for line in self.jobs.values():
@@ -230,7 +230,7 @@ class LiveState:
             line.pace.append((event.t_s, event.work_done))
 
     def _compare(self, line: LiveJob) -> None:
-        """A trial has shown something: it may be the best now, or have diverged and be the best no more."""
+        """Update the best trial after a trial's new result, which may have diverged."""
         if line is self._best:
             if line.value is None:
                 shown = [one for one in self.jobs.values() if one.value is not None]

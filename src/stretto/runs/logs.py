@@ -1,4 +1,4 @@
-"""What the jobs of a run have printed, also while they print."""
+"""The logs of a run's jobs, also while they grow."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ LAST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogInfo:
-    """The log of a job."""
+    """One log, as listed."""
 
     job: str
-    """The job; empty for a log of the run itself."""
+    """Its job; empty for a log of the run itself."""
     path: Path
     size_bytes: int
     changed_s: float | None
-    """On the wall clock; None: nothing was printed yet."""
+    """Wall clock time; None if nothing was printed yet."""
     last_line: str
 
 
 def list_logs(folder: RunFolder) -> tuple[LogInfo, ...]:
-    """Of every job, then of the run itself: training that failed while it was tried, launches that failed."""
+    """The logs of all jobs, then those of the run: failed trials of the training code, failed launches."""
     own = [folder.failed_log, *sorted(folder.nodes.glob("*.log"))]
     jobs = [_line(job, folder.log(job)) for job in jobs_of(folder)]
     return (*jobs, *(_line("", path) for path in own if path.is_file()))
 
 
 def log_of(folder: RunFolder, job: str) -> Path:
-    """Where a job's log is, or will be; InputError if there is no such job."""
+    """The path of a job's log, which may not exist yet; InputError if there is no such job."""
     jobs = jobs_of(folder)
     if not is_folder_name(job) or job not in jobs:
         there = f"It has {several(jobs)}." if jobs else "It has none yet."
@@ -53,7 +53,7 @@ def log_of(folder: RunFolder, job: str) -> Path:
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:
-    """The content of a log, in pieces; nothing if there is none."""
+    """The content of a log, in pieces."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -65,9 +65,9 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class FollowedLog:
-    """A log from where it was last read; one that was begun anew is read from its beginning.
+    """Reads what is added to a log. A log that was replaced is read from its beginning.
 
-    A log that grew too long becomes `<path>.1`, and that is read to its end first.
+    A log that grew too long is renamed `<path>.1`; its rest is read first.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class FollowedLog:
     _at: int = 0
 
     def more(self) -> bytes:
-        """What was added, a piece at most."""
+        """The next piece that was added; empty if there is none."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -86,7 +86,7 @@ class FollowedLog:
                 elif status.st_size < self._at:
                     self._at = 0
                 return self._read(file)
-        except OSError:  # not there yet, or its folder was removed
+        except OSError:  # it does not exist yet, or its folder was removed
             return b""
 
     def _more_put_aside(self) -> bytes:
@@ -105,7 +105,7 @@ class FollowedLog:
 
 @dataclass(slots=True)
 class PrefixedLines:
-    """Pieces of one log made into whole lines, with the job in front of each; a long line becomes several."""
+    """Joins pieces of a log to whole lines and puts the job before each. A very long line is split."""
 
     prefix: bytes
     _rest: bytearray = field(default_factory=bytearray)
@@ -129,7 +129,7 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     is_over: Callable[[RunFolder], bool] = lambda folder: not is_going_on(folder),
 ) -> None:
-    """Write what is printed from now on and was before, until the run ends; of all jobs with their names."""
+    """Write a log until the run ends; without a job, all logs with the job before each line."""
     logs: dict[str, FollowedLog] = {}
     lines: dict[str, PrefixedLines] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Runs as people ask for them: listing, stopping and removing."""
+"""Lists, stops and removes runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEASURING = "measuring"
 RUNNING = "running"
 FINISHED = "finished"
 NOT_BEGUN = "not begun"
-"""Measured only, or ended before it began."""
+"""Only measured, or ended before its first start."""
 DAMAGED = "damaged"
 STATES = {
     RunStatus.UNFINISHED: RUNNING,
@@ -47,37 +47,37 @@ STATES = {
     EndedBy.DEADLINE: "deadline came",
     EndedBy.BUDGET: "budget spent",
 }
-"""What a status is called in a list; others are called as they are."""
+"""The names of states in the list, where they differ."""
 MARKS = ("spec.json", "journal.sqlite", "journal.sqlite.lock", "profile.json", "failed.log")
-"""Whoever has one of these is the folder of a run, whole or not."""
+"""A folder with one of these files is the folder of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """One run."""
+    """One run, as listed."""
 
     name: str
     path: Path
     kind: str
-    """tune or run; empty if that is not known."""
+    """tune or run; empty if not known."""
     state: str
     """running, measuring, stopped, interrupted, finished, deadline came, budget spent, not begun, damaged."""
     best: str
-    """Of a study its best value; of jobs how many of them are done."""
+    """The best value of a study; the number of finished jobs."""
     best_metric: float | None
     age_s: float
-    """Since its first start; of one that was not begun, since its folder last changed."""
+    """Seconds since its first start; if it has not begun, since its folder changed."""
     size_bytes: int
     command: str
-    """The one that began it; empty if that is not known."""
+    """The command that began it; empty if not known."""
     pid: int | None
-    """Of the process that works on it."""
+    """The process that works on it."""
     problem: str = ""
     """What is wrong with its files."""
 
 
 def list_runs(runs: Path = RUNS, *, now_s: float | None = None) -> tuple[RunInfo, ...]:
-    """Every run in a folder, the newest first; whatever else lies there is passed over."""
+    """Every run in a folder, the newest first."""
     now_s = time.time() if now_s is None else now_s
     try:
         found = [run_info(RunFolder(path), now_s) for path in runs.iterdir() if is_run_folder(path)]
@@ -91,7 +91,7 @@ def list_runs(runs: Path = RUNS, *, now_s: float | None = None) -> tuple[RunInfo
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether something of a run lies there."""
+    """Whether this folder has files of a run."""
     if path.name.startswith("."):
         return False
     try:
@@ -101,7 +101,7 @@ def is_run_folder(path: Path) -> bool:
 
 
 def run_info(folder: RunFolder, now_s: float) -> RunInfo:
-    """How a run stands; nothing that is wrong with its files is raised."""
+    """The line of one run. Damage to its files becomes its `problem`."""
     spec: RunSpec | None = None
     state, best, best_metric, problem = NOT_BEGUN, "", None, ""
     going_on = is_going_on(folder)
@@ -168,17 +168,17 @@ def _changed_s(folder: RunFolder, now_s: float) -> float:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Of everything in a folder; links are not followed."""
+    """The sizes of all files in a folder; links are not followed."""
     for place, _, names in os.walk(folder):
         for name in names:
             try:
                 yield os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - there may be many
-            except OSError:  # it was removed meanwhile
+            except OSError:  # it was removed
                 continue
 
 
 def find_folder(run: str, runs: Path = RUNS) -> RunFolder:
-    """The folder of a run, begun, damaged or only measured for: a name under `runs`, or a path."""
+    """The folder of a run, even if it is damaged or was only measured: a name under `runs`, or a path."""
     places = [runs / run] if is_folder_name(run) else []
     for path in (*places, Path(run)):
         if is_run_folder(path):
@@ -193,7 +193,7 @@ def find_folder(run: str, runs: Path = RUNS) -> RunFolder:
 
 
 def jobs_of(folder: RunFolder) -> list[str]:
-    """The names of a run's jobs, as far as they are known: by its journal, and by their folders."""
+    """The names of a run's jobs, from its journal and their folders."""
     names: dict[str, None] = {}
     with suppress(JournalError, OSError):
         submitted = (event for event in folder.events() if isinstance(event, JobSubmitted))
@@ -205,34 +205,33 @@ def jobs_of(folder: RunFolder) -> list[str]:
 
 
 SECOND_S = 0.5
-"""Between two requests: signals that come at once are one."""
+"""The time between two signals, as signals that arrive together count once."""
 LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedJobs:
-    """What the jobs of a run that stands still have saved."""
+    """What the jobs of a stopped run have saved."""
 
     saved: tuple[str, ...]
-    """Jobs that go on from a checkpoint, with the epoch they came to."""
+    """Jobs that will continue from a checkpoint, with their epoch."""
     unsaved: tuple[str, ...]
-    """Jobs that were asked to save, and did not."""
+    """Jobs that did not save when asked."""
     own: tuple[str, ...]
-    """Jobs whose command keeps what it likes."""
+    """Jobs whose command keeps its own checkpoints, if any."""
 
 
 def ask_to_stop(folder: RunFolder, *, at_once: bool) -> Holder | None:
-    """Send the process of a running run what Ctrl-C sends, or twice that; says which process it is.
+    """Signal a run's process to stop, as Ctrl-C does; `at_once` is a second Ctrl-C. Returns the process.
 
-    None if the run has ended meanwhile. A second request without `at_once` is not sent: the run is stopping
-    already.
+    None if the run has ended. A second request without `at_once` is not sent, as the run is already stopping.
     """
     holder = _controller(folder)
     if holder is None:
         return None
     asked = _was_asked(folder, holder)
     if not asked:
-        with suppress(OSError):  # a full disk keeps no one from stopping
+        with suppress(OSError):  # a full disk must not prevent stopping
             write_private(folder.stop_asked, _token(holder))
         try:
             os.kill(holder.pid, signal.SIGTERM)
@@ -249,7 +248,7 @@ def ask_to_stop(folder: RunFolder, *, at_once: bool) -> Holder | None:
 
 
 def wait_until_stopped(folder: RunFolder, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Until nobody works on the run any more."""
+    """Wait until no process works on the run."""
     while is_going_on(folder):
         sleep(LOOK_S)
     with suppress(OSError):
@@ -257,7 +256,7 @@ def wait_until_stopped(folder: RunFolder, sleep: Callable[[float], None] = time.
 
 
 def saved_by(folder: RunFolder) -> SavedJobs:
-    """What a run that was stopped goes on from."""
+    """What the jobs of a stopped run will continue from."""
     events = list(folder.events())
     live = LiveState()
     for event in events:
@@ -276,7 +275,7 @@ def saved_by(folder: RunFolder) -> SavedJobs:
 
 
 def unsaved_jobs(events: Iterable[Event]) -> list[str]:
-    """Jobs of a run that stands still which had to leave, last of all, and did not save."""
+    """Jobs of a stopped run that did not save when they last had to leave."""
     unsaved: dict[str, None] = {}
     for event in events:
         match event:
@@ -295,34 +294,31 @@ def unsaved_jobs(events: Iterable[Event]) -> list[str]:
 
 
 def _controller(folder: RunFolder) -> Holder | None:
-    """The process that works on a run, None if none does any more.
-
-    InputError if it cannot be told, or cannot be reached from here.
-    """
+    """The process that works on a run; None if none does. InputError if it cannot be reached from here."""
     where, host = str(folder.path), socket.gethostname()
     holder = holder_of(folder.lock)
     if holder is not None and holder.host != host:
         raise InputError(
-            f"process {holder.pid} on {holder.host} works on it, and this is {host}.",
+            f"process {holder.pid} on {holder.host} works on it; this machine is {host}.",
             where=where,
             remedy=f"Run `stretto stop` on {holder.host}.",
         )
     pids = _with_open(folder.lock)
     if holder is not None and holder.pid in pids:
         return holder
-    if holder is None and len(pids) == 1:  # of version 0.1, which does not write down who it is
+    if holder is None and len(pids) == 1:  # version 0.1 does not write down its pid
         return Holder(pid=pids[0], since_s=0.0, command="", host=host)
     if not is_going_on(folder):
         return None
     raise InputError(
-        "a process works on it that cannot be seen from here: another user's, or in another container.",
+        "the process that works on it is not visible here: it has another user or container.",
         where=where,
         remedy="Stop it where it was started.",
     )
 
 
 def _with_open(path: Path) -> list[int]:
-    """The processes that have a file open, as far as this user may know."""
+    """The visible processes that have a file open."""
     try:
         wanted = path.stat()
     except OSError:
@@ -355,18 +351,18 @@ def _was_asked(folder: RunFolder, holder: Holder) -> bool:
 
 
 def what_was_saved(folder: RunFolder) -> str:
-    """In words; empty where nothing ran."""
+    """What the jobs saved, in words; empty if nothing ran."""
     try:
         found = saved_by(folder)
     except (JournalError, KeyError, TypeError, ValueError) as error:
-        return f"what it saved cannot be told: {error}"
+        return f"it is not known what was saved: {error}"
     parts = []
     if found.saved:
         parts.append(f"saved: {several(found.saved)}")
     if found.unsaved:
         parts.append(f"did not save: {several(found.unsaved)}")
     if found.own:
-        parts.append(f"without a checkpoint of ours, so as their commands saved: {several(found.own)}")
+        parts.append(f"with their commands' own checkpoints, if any: {several(found.own)}")
     return "; ".join(parts)
 
 
@@ -374,7 +370,7 @@ _JOURNAL = b"SQLite format 3\0"
 
 
 def check_removable(folder: RunFolder) -> None:
-    """InputError unless it is the folder of a run that nobody works on, with nothing up that costs."""
+    """Refuse to remove a folder that is no run, a run in use, or a run whose rented nodes may be up."""
     path = folder.path
     if path.is_symlink():
         raise InputError(
@@ -384,7 +380,7 @@ def check_removable(folder: RunFolder) -> None:
         )
     if not _is_surely_a_run(path):
         raise InputError(
-            "is not surely the folder of a run: it has neither a spec.json of ours nor a journal.",
+            "may not be the folder of a run: it has neither a spec.json of ours nor a journal.",
             where=str(path),
             remedy="Look at what is in it, and remove it by hand.",
         )
@@ -392,18 +388,18 @@ def check_removable(folder: RunFolder) -> None:
     _check_jobs_ended(folder)
     if up := sorted(one.stem for one in folder.nodes.glob("*.json")):
         raise InputError(
-            f"{', '.join(up)} may still be up and cost, and only this folder says so.",
+            f"{', '.join(up)} may still be up and cost money, and only this folder has their names.",
             where=str(folder.nodes),
-            remedy="Start the run's command again, which ends what it does not need; or end them by hand and "
-            "remove these files.",
+            remedy="Start the run's command again, which releases what it does not need; or end them by "
+            "hand and remove these files.",
         )
 
 
 def remove_run(folder: RunFolder) -> None:
-    """Everything in the folder, links themselves and not what they lead to; the marks of a run go last.
+    """Remove everything in the folder, without following links.
 
-    So what a kill leaves behind is still known as a run, and can be removed again. Its identity goes just
-    before them: no other run of that name may take over its part of a store.
+    The files that mark a run go last, so that a kill leaves a folder that can be removed again. The id goes
+    just before them: until then no other run of that name gets the place in the store.
     """
     last = (ID_FILE, *MARKS)
     with holding(folder):
@@ -417,16 +413,16 @@ def remove_run(folder: RunFolder) -> None:
                     _remove(folder.path / name)
         except OSError as error:
             raise InputError(
-                f"could not be removed whole: {error.filename or folder.path}: {error.strerror}.",
+                f"could not be removed completely: {error.filename or folder.path}: {error.strerror}.",
                 where=str(folder.path),
-                remedy="See that nothing writes there and that you may remove it, then give the same command "
-                "again: what is left is still known as a run.",
+                remedy="Check that nothing writes there and that you may remove it, then repeat the "
+                "command: what is left still counts as a run.",
             ) from error
-    # Letting go of the lock of a run that is not begun removes it, and the folder, as nothing is in it.
+    # `holding` removes the lock and the empty folder.
 
 
 def _check_jobs_ended(folder: RunFolder) -> None:
-    """Processes of jobs outlive a controller that was killed, for as long as they may save."""
+    """Refuse while job processes of a killed controller are still saving."""
     locks = [*sorted((folder.path / "jobs").glob("*/lock")), folder.path / "lock"]
     held = [lock for lock in locks if is_held(lock)]
     if not held:
@@ -435,7 +431,7 @@ def _check_jobs_ended(folder: RunFolder) -> None:
     raise InputError(
         f"processes of {several(jobs) if jobs else 'its jobs'} are still ending, and write there.",
         where=str(folder.path),
-        remedy="Wait until they have ended, then give the same command again.",
+        remedy="Wait until they have ended, then repeat the command.",
     )
 
 
@@ -447,7 +443,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_surely_a_run(path: Path) -> bool:
-    """By what is in its files, not by their names alone; one that was only measured for has our profile."""
+    """Judge by the content of the files, not by their names."""
     try:
         with (path / "journal.sqlite").open("rb") as file:
             if file.read(len(_JOURNAL)) == _JOURNAL and file.read(84)[52:56] == b"STRT":
@@ -462,7 +458,7 @@ def _is_surely_a_run(path: Path) -> bool:
 
 
 def _is_lock(path: Path) -> bool:
-    """Of version 0.1, which leaves it empty, or one that says who holds it."""
+    """Whether it is a lock of ours: one that names its holder, or an empty one of version 0.1."""
     try:
         return path.is_file() and (not path.stat().st_size or holder_of(path) is not None)
     except OSError:

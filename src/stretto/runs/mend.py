@@ -1,4 +1,4 @@
-"""A run whose journal is damaged: it goes on from before the damage, if somebody agrees to that."""
+"""Repairs a damaged journal: the run continues from before the damage, if the user agrees."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stretto.runs.folder import RunFolder, damage_text
 from stretto.runs.status import holding
 
 Ask = Callable[[str], bool]
-"""Whether somebody agrees to what is said."""
+"""Asks the user a question; True if the user agrees."""
 
 
 def mend(folder: RunFolder, *, yes: bool, ask: Ask | None = None) -> str:
-    """Put a damaged journal aside and keep what is before the damage; what was done, empty if nothing was.
+    """Set a damaged journal aside and keep the events before the damage; returns what was done.
 
-    InputError unless that is agreed to: by `yes`, or by who is asked. Nobody is asked where the machine went
-    down before the last events were on its disk.
+    InputError if the user does not agree, by `yes` or when asked.
+    No agreement is needed if the machine went down before it wrote the last events.
     """
     if not folder.is_begun:
         return ""
@@ -33,36 +33,36 @@ def mend(folder: RunFolder, *, yes: bool, ask: Ask | None = None) -> str:
             _be_sure(folder, damage, ask)
         aside = cut(folder.journal, folder.name, lock=lock)
     why = f"{damage.problem}{', as the machine went down' if damage.machine_went_down else ''}"
-    return f"{folder.journal} was damaged: {why}. It is kept as {aside.name}; {_goes_on(damage)}."
+    return f"{folder.journal} was damaged: {why}. It is kept as {aside.name}; {_continues(damage)}."
 
 
 def mend_after_restart(folder: RunFolder) -> str:
-    """The same, but only of what nobody is asked about: the machine went down."""
+    """Repair the journal if its last events are missing because the machine went down."""
     damage = find_damage(folder.journal)
     return mend(folder, yes=False) if damage is not None and damage.machine_went_down else ""
 
 
 def _finished(folder: RunFolder, aside: Path) -> str:
     return (
-        f"{folder.journal} was damaged, and a kill came while it was put aside. It is kept as "
-        f"{aside.name}; the run goes on with what is before the damage."
+        f"{folder.journal} was damaged, and the process was killed while it was set aside. It is kept as "
+        f"{aside.name}; the run continues with the events before the damage."
     )
 
 
 def _be_sure(folder: RunFolder, damage: Damage, ask: Ask | None) -> None:
-    if ask is not None and ask(f"{damage_text(folder, damage)} If it is put aside, {_goes_on(damage)}."):
+    if ask is not None and ask(f"{damage_text(folder, damage)} If it is set aside, {_continues(damage)}."):
         return
     raise InputError(
         f"is damaged: {damage.problem}.",
         where=str(folder.journal),
-        remedy="Restore a copy. Or add --yes (in Python yes=True): then the damaged file is put aside, and "
-        f"{_goes_on(damage)}.",
+        remedy="Restore a copy. Or add --yes (in Python yes=True): then the damaged file is set aside, and "
+        f"{_continues(damage)}.",
     )
 
 
-def _goes_on(damage: Damage) -> str:
-    """From where, in words."""
+def _continues(damage: Damage) -> str:
+    """Where the run continues, as a clause."""
     if not damage.events:
-        return "the run begins anew, with the checkpoints that its jobs have saved"
+        return "the run starts anew, with the checkpoints that its jobs have saved"
     after = f"event {damage.events}, at {format_duration(damage.until_s)}"
-    return f"the run goes on after {after}, with the checkpoints that its jobs have saved"
+    return f"the run continues after {after}, with the checkpoints that its jobs have saved"

@@ -1,4 +1,4 @@
-"""What the training code of a run has reported: the names of its metrics, and how far it came."""
+"""The metrics that a run's training code has reported, read from its files."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from stretto.runs.folder import RunFolder, Tables
 from stretto.system.plain_json import UnreadableError, parse_json
 
 NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
-"""What `metrics.jsonl` has beside what the training code reports."""
+"""Keys of `metrics.jsonl` that are not metrics."""
 Metrics = dict[str, float | None]
-"""Values by name, as somebody calls them; None: not a number."""
+"""Values by name; None is not a number."""
 MOST_PRINTED = 100
-"""Lines of a log that are looked at for the names of metrics."""
+"""The most lines of a log that are searched for names of metrics."""
 TAIL_BYTES = 2**14
-"""Of a metrics file, where only its last epochs are asked for."""
+"""The part of a metrics file that is read for its last epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedMetrics:
-    """What the metrics files of a run hold."""
+    """What the jobs of a run have reported."""
 
     names: list[str]
-    """What the code of the jobs calls its metrics."""
+    """The names of the metrics."""
     epochs: int
     """The latest epoch of any job."""
 
 
 def reported_metrics(folder: RunFolder) -> ReportedMetrics:
-    """What has been reported so far."""
+    """What the jobs have reported so far."""
     names: dict[str, None] = {}
     epochs = 0
     for line in (line for path in sorted(folder.path.glob("jobs/*/metrics.jsonl")) for line in _lines(path)):
@@ -43,7 +43,7 @@ def reported_metrics(folder: RunFolder) -> ReportedMetrics:
 
 
 def never_numeric(folder: RunFolder, metric: str) -> str | None:
-    """How a metric was reported of which no value is a number or null; None: some is, or there is none."""
+    """A metric's first value if none of its values is a number or null; otherwise None."""
     paths = sorted(folder.path.glob("jobs/*/metrics.jsonl"))
     values = [line[metric] for path in paths for line in _lines(path) if metric in line]
     if not values or any(value is None or _is_number(value) for value in values):
@@ -56,13 +56,13 @@ def _is_number(value: object) -> bool:
 
 
 def metrics_by_epoch(folder: RunFolder, job_id: str) -> dict[int, Metrics]:
-    """What a job reported after each of its epochs; of one that it repeated, the last time."""
+    """What a job reported after each epoch; for a repeated epoch, the last report."""
     path = folder.metrics(job_id)
     return _by_epoch(_lines(path)) if path.is_file() else {}
 
 
 def metrics_after(folder: RunFolder, job_id: str, epoch: int) -> Metrics:
-    """What a job reported after one of its last epochs; a file that grows is read at its end only."""
+    """What a job reported after one of its last epochs. Only the end of its file is read."""
     path = folder.metrics(job_id)
     try:
         with path.open("rb") as file:
@@ -90,13 +90,13 @@ def _numbers(values: Tables) -> Iterator[tuple[str, float | None]]:
 
 
 def metrics_text(values: Metrics) -> str:
-    """As people read them: accuracy 0.93, loss 0.21."""
+    """Text such as: accuracy 0.93, loss 0.21."""
     shown = ((name, "not a number" if value is None else f"{value:.6g}") for name, value in values.items())
     return ", ".join(f"{name} {value}" for name, value in shown)
 
 
 def _printed(folder: RunFolder) -> list[str]:
-    """What commands print in lines that are like reports, and have neither an epoch nor the metric."""
+    """Names in printed lines that look like reports but have neither an epoch nor the metric."""
     names: dict[str, None] = {}
     for path in sorted(folder.path.glob("jobs/*/stdout.log")):
         for line in islice(_lines(path), MOST_PRINTED):
@@ -105,7 +105,7 @@ def _printed(folder: RunFolder) -> list[str]:
 
 
 def _lines(path: Path) -> Iterator[Tables]:
-    """Those that were written to their end."""
+    """The complete lines of a file."""
     with path.open(encoding="utf-8", errors="replace") as file:
         yield from _parsed(file)
 

@@ -1,4 +1,4 @@
-"""What a real study came to, read off the files of its run."""
+"""The result of a study that was trained for real, read from the files of its run."""
 
 from __future__ import annotations
 
@@ -32,95 +32,95 @@ from stretto.runs.status import read_ending, shown_state, status_of
 from stretto.wire.checkpoints import usable_checkpoints
 
 NOTABLE_S = 2.0
-"""From a deadline until everything has ended; less is not worth a word."""
+"""The shortest time after the deadline that is reported as an overrun."""
 AT_ONCE_S = 1.0
-"""Between a forecast and the start; times no further apart are the same."""
+"""Two times no further apart than this are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One trial."""
+    """The result of one trial."""
 
     id: str
     config: dict[str, Value]
     state: str
     epochs: int
     best_metric: float | None
-    """None if it showed no number or diverged."""
+    """None if it reported no number or diverged."""
     retries: int
     error: str
     """The traceback of a trial that failed."""
     log: Path
     checkpoint: Path | str | None
-    """Of its best epoch; a URL if that is where it is kept."""
+    """The checkpoint of its best epoch, in a store a URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """What a study came to."""
+    """The result of a study."""
 
     run: Path
     policy: str
     metric: str
     ended_by: str
-    """jobs, deadline, budget, stalled or request. Of a run that is not over: "unfinished" while it goes on,
-    "stopped" if it was asked to, "interrupted" if it was killed."""
+    """jobs, deadline, budget, stalled or request. If the run is not over: "unfinished" while it is live,
+    "stopped" or "interrupted" (killed)."""
     best_trial: str | None
     best_config: dict[str, Value] | None
     best_metric: float | None
     checkpoint: Path | str | None
-    """Of the best trial's best epoch."""
+    """The checkpoint of the best trial's best epoch."""
     files: Path | None = None
-    """The folder of the best trial's command, if it keeps something there."""
+    """The folder that the best trial's command keeps files in, if there are any."""
     file_names: tuple[str, ...] = ()
-    """What is in that folder."""
+    """The names of those files."""
     cost_usd: float
     finished_s: float
-    """Seconds from the first start to the last event, and no less than to the deadline that ended it."""
+    """Seconds from the first start to the last event, or to the deadline that ended it if that is later."""
     gpu_hours: float
     predicted_finish_s: Estimate | None
     predicted_cost_usd: Estimate | None
     predicted_epochs: Estimate | None = None
-    """Of all trials together."""
+    """Epochs of all trials together."""
     deadline: Deadline | None = None
     trials: tuple[TrialResult, ...]
-    """Those that were drawn, the first ones first."""
+    """The trials that were drawn, in order."""
     not_drawn: int = 0
-    """Trials of the study that it did not come to."""
+    """The number of trials that were not drawn."""
     gaps: tuple[Gap, ...] = ()
-    """When nobody drove it."""
+    """Periods without a running controller."""
     past_limits: tuple[PastLimits, ...] = ()
-    """Limits that were raised on the way; what was predicted with them is not compared."""
+    """Limits that were raised later; predictions made with them are not compared."""
     problem: str = ""
-    """Why there is no best trial, where that can be said."""
+    """Why there is no best trial; empty if that is not known."""
     damaged: tuple[str, ...] = ()
-    """Checkpoints and files that are not as they were written, in words."""
+    """A sentence for each damaged checkpoint or file."""
     known_until_s: float | None = None
-    """Of a run whose journal is damaged: when the last event before the damage was."""
+    """The time of the last event before the damage, if the journal is damaged."""
 
     @property
     def succeeded(self) -> bool:
-        """It is over, and there is a model."""
+        """Whether the run is over and there is a model."""
         return self.best_metric is not None and self.is_over
 
     @property
     def failed(self) -> int:
-        """Trials that failed for good."""
+        """The number of trials that failed, after all retries."""
         return sum(trial.state == JobPhase.FAILED for trial in self.trials)
 
     @property
     def is_over(self) -> bool:
-        """There is nothing to resume."""
-        return self.ended_by in {str(ending) for ending in EndedBy if ending.for_good}
+        """Whether there is nothing to resume."""
+        return self.ended_by in {str(ending) for ending in EndedBy if ending.is_final}
 
     @property
     def epochs(self) -> int:
-        """Of all trials together."""
+        """Epochs of all trials together."""
         return sum(trial.epochs for trial in self.trials)
 
     @property
     def is_cut_as_foreseen(self) -> bool:
-        """The deadline ended it, as was certain: its finish says nothing of the forecast, its epochs do."""
+        """If the deadline was certain to cut the run short, epochs are compared instead of the finish."""
         expected, deadline = self.predicted_finish_s, self.deadline
         if self.ended_by != EndedBy.DEADLINE or expected is None or deadline is None:
             return False
@@ -128,7 +128,7 @@ class TuneResult:
 
     @property
     def overrun_s(self) -> float:
-        """How long what ran took to end after the deadline had come; 0 if that is not worth a word."""
+        """How long after the deadline the last trial ended; 0 if that took hardly any time."""
         if self.ended_by != EndedBy.DEADLINE or self.deadline is None:
             return 0.0
         late_s = self.finished_s - self.deadline.after_s
@@ -141,7 +141,7 @@ class TuneResult:
         return dict(+counts)
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines."""
+        """As a JSON-serialisable dict."""
         plain = dataclasses.asdict(self)
         plain["trials_by_state"] = self.trials_by_state
         plain["epochs"] = self.epochs
@@ -159,7 +159,7 @@ def run_outline(folder: RunFolder, spec: RunSpec) -> StudyOutline:
 
 
 def run_tuning(outline: StudyOutline, spec: RunSpec, measured_usd: float) -> Tuning:
-    """What its policy was told, after so much was spent to measure."""
+    """What the policy knew at the start; `measured_usd` was spent on measuring before."""
     budget_usd = left_usd(spec.budget_usd, measured_usd)
     limits = Limits(deadline_s=spec.deadline_s, budget_usd=budget_usd, q=outline.limits.q)
     assert spec.offer is not None
@@ -208,7 +208,7 @@ def read_prediction(folder: RunFolder) -> Prediction | None:
 
 
 def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
-    """The summary of a run, over or not."""
+    """The result of a run so far."""
     spec = folder.begun_spec()
     outline = outline_of(spec.asked["study"], Path(spec.file))
     measured_usd, plan = 0.0, None
@@ -265,7 +265,7 @@ def tune_result(folder: RunFolder, ended_by: EndedBy | None) -> TuneResult:
 
 @contextlib.contextmanager
 def _noted(damaged: list[str]) -> Iterator[None]:
-    """A file that adds to a result, and that is not as it was written, does not end it."""
+    """Note a damaged file instead of failing."""
     try:
         yield
     except InputError as error:
@@ -273,7 +273,7 @@ def _noted(damaged: list[str]) -> Iterator[None]:
 
 
 def _ended_s(events: Iterable[Event], deadline_s: float) -> float:
-    """When a run was over that its deadline ended; whoever took it up later only let go of its nodes."""
+    """When the deadline ended the run. A later resume, which only released its nodes, does not count."""
     driven = takewhile(lambda one: not isinstance(one, RunResumed) or one.t_s <= deadline_s, events)
     return max(deadline_s, max((event.t_s for event in driven), default=0.0))
 
@@ -293,9 +293,9 @@ def _trial(folder: RunFolder, live: LiveState, line: LiveJob, status: str) -> Tr
 
 
 def kept_checkpoint(folder: RunFolder, line: LiveJob) -> Path | str | None:
-    """The best one in the run's folder, or the newest if the best was found damaged.
+    """A job's best checkpoint; the newest if the best is damaged.
 
-    Whoever saved it may have been killed before it could tell.
+    The folder comes first: a worker may have been killed after it saved, before it reported that.
     """
     if "://" not in (line.best_checkpoint or line.checkpoint):
         usable = usable_checkpoints(folder.checkpoints(line.job.id))
@@ -307,7 +307,7 @@ def kept_checkpoint(folder: RunFolder, line: LiveJob) -> Path | str | None:
 
 
 def damaged_checkpoints(folder: RunFolder, line: LiveJob) -> Iterator[str]:
-    """What is said of a job whose checkpoints are not all as they were written."""
+    """A sentence for each damaged checkpoint of a job."""
     usable = usable_checkpoints(folder.checkpoints(line.job.id))
     used = usable.best or usable.newest
     instead = f"{used.parent.name} is used instead" if used is not None else "there is no other"
@@ -316,7 +316,7 @@ def damaged_checkpoints(folder: RunFolder, line: LiveJob) -> Iterator[str]:
 
 
 def checkpoint_at(*places: str) -> Path | str | None:
-    """The first of some files that is there, or the URL of one; one that was damaged was put aside."""
+    """The first of these places that is a URL or an existing file."""
     for place in filter(None, places):
         if "://" in place:
             return place
@@ -326,7 +326,7 @@ def checkpoint_at(*places: str) -> Path | str | None:
 
 
 def command_files(folder: RunFolder, job_id: str) -> Path | None:
-    """The folder that a job's command keeps files in, if there are any."""
+    """The folder that a job's command keeps files in; None if it is empty."""
     files = folder.files(job_id)
     with contextlib.suppress(OSError):
         return files.absolute() if any(files.iterdir()) else None
@@ -342,7 +342,7 @@ def _file_names(files: Path | None) -> tuple[str, ...]:
 
 
 def best_tables(result: TuneResult) -> Tables:
-    """What `result.json` says of the best trial."""
+    """What result.json says about the best trial."""
     if result.best_trial is None:
         return {}
     best = {
@@ -362,7 +362,7 @@ def _estimate(table: object) -> Estimate | None:
 
 
 def _problem(folder: RunFolder, metric: str, lines: Sequence[LiveJob]) -> str:
-    """Why no trial has shown a number."""
+    """Why no trial has a best value."""
     failed = [line for line in lines if line.phase is JobPhase.FAILED]
     if failed and len(failed) == sum(line.started_s is not None for line in lines):
         text = f"every trial that was started failed; the first: {failed[0].error.strip()}"
@@ -374,12 +374,12 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[LiveJob]) -> str:
     if metric not in shown.names:
         return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"
     if any(line.phase in ENDED for line in reported):
-        return f"no trial showed a number as {metric!r}: all diverged."
+        return f"every value of {metric!r} is not a number: all trials diverged."
     return f"no trial has shown {metric!r} yet."
 
 
 def _without_nodes(folder: RunFolder, lines: Sequence[LiveJob]) -> str:
-    """Why none was even started, if that is because no node came."""
+    """Why no trial was started, if no node came; else empty."""
     refused = [event for event in folder.events() if isinstance(event, NodeRefused)]
     if not refused or any(line.started_s is not None for line in lines):
         return ""
@@ -387,7 +387,7 @@ def _without_nodes(folder: RunFolder, lines: Sequence[LiveJob]) -> str:
 
 
 def _not_begun(folder: RunFolder) -> str:
-    """What trials were at when the run was stopped, if they did not even train."""
+    """What the trials were doing when the run stopped, if none trained yet."""
     notes = [event for event in folder.events() if isinstance(event, JobNoted)]
     if notes and notes[-1].about is NoteKind.NOT_BEGUN:
         return f": {notes[-1].text}"
@@ -395,11 +395,11 @@ def _not_begun(folder: RunFolder) -> str:
 
 
 def check_reported(folder: RunFolder, metric: str, *, epochs: int, patience: int) -> bool:
-    """Whether the code of a study has reported its metric; refused if it reports others or no numbers.
+    """Whether the training code has reported the study's metric.
 
-    `epochs` is how far some trial is known to have come; its metrics may show more. Code that reports
-    nothing at all is refused after `patience` epochs. A command may print its metrics in several lines, so
-    it has until its next epoch.
+    InputError if it reports only other metrics, values that are not numbers, or nothing for `patience`
+    epochs. A command may print its metrics in several lines, so it has time until its next epoch. `epochs` is
+    the most epochs that a trial has reported.
     """
     shown = reported_metrics(folder)
     if metric in shown.names:
@@ -423,7 +423,7 @@ def _not_reported(metric: str, names: Sequence[str]) -> str:
 
 
 def _name_it(folder: RunFolder, metric: str) -> str:
-    """How, in whichever way its code reports; while it is probed, nothing says which that is."""
+    """The remedy. While the code is probed we do not know whether it is a function or a command."""
     spec = folder.spec()
     function, command = f"Call run.report({metric}=...)", f'Print {{"epoch": 1, "{metric}": ...}}'
     if spec is None:
@@ -434,7 +434,7 @@ def _name_it(folder: RunFolder, metric: str) -> str:
 
 
 def measuring_usd(folder: RunFolder, study: Tables) -> float:
-    """What it cost to measure a study's speed, by the tables of its file: those with a [profile] did not."""
+    """What measuring the study's speed has cost; nothing if its file has a [profile]."""
     return 0.0 if "profile" in study else spent_usd(folder.profile)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run is driven by a process now, and which other runs keep this machine busy."""
+"""Whether a process works on a run, how the run ended, and which other runs use this machine."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from stretto.system.locks import FileLock, Holder, LockedError, holder_of, is_he
 from stretto.system.private_files import close_to_others, make_private_folder
 
 TRIES = 10
-"""To make a folder that others remove again and again."""
+"""Attempts to make a folder that another process may remove meanwhile."""
 
 
 class RunStatus(StrEnum):
-    """Of a run that is not over."""
+    """The status of a run that is not over."""
 
     UNFINISHED = "unfinished"
     STOPPED = "stopped"
-    """Cleanly; everything is saved."""
+    """Stopped cleanly, with everything saved."""
     INTERRUPTED = "interrupted"
-    """Killed: nobody drives it any more, and nobody said so."""
+    """Killed: no process works on it, and its journal does not say that it stopped."""
 
 
 def status_of(folder: RunFolder, last: Event | None) -> RunStatus:
-    """Where a run that is not over stands after its last event, if it has any."""
+    """The status of a run that is not over; `last` is its last event."""
     if is_going_on(folder):
         return RunStatus.UNFINISHED
     return RunStatus.STOPPED if isinstance(last, RunPaused) else RunStatus.INTERRUPTED
 
 
 def shown_state(phase: JobPhase, status: str) -> str:
-    """Where a job stands in a run that ended by, or stands at, `status`."""
+    """The phase of a job as users see it, given the status or the end of its run."""
     if phase not in {JobPhase.RUNNING, JobPhase.STARTING} or status == RunStatus.UNFINISHED:
         return str(phase)
     return str(status) if status == RunStatus.INTERRUPTED else "cut off"
 
 
 def read_ending(folder: RunFolder) -> EndedBy | None:
-    """What ended the run; None if it is not over."""
+    """How the run ended; None if it is not over."""
     result = folder.read("result")
     try:
         return None if result is None else EndedBy(result["ended_by"])
@@ -60,7 +60,7 @@ def read_ending(folder: RunFolder) -> EndedBy | None:
 
 
 def ending_of(folder: RunFolder) -> EndedBy | None:
-    """What ended the run, be it a deadline that passed while nobody drove it; None if it is not over."""
+    """How the run ended, also by a deadline that passed while it was down; None if it is not over."""
     ended_by, spec = read_ending(folder), folder.begun_spec()
     if ended_by is not None or spec.deadline_s is None or is_going_on(folder):
         return ended_by
@@ -68,12 +68,12 @@ def ending_of(folder: RunFolder) -> EndedBy | None:
 
 
 def is_going_on(folder: RunFolder) -> bool:
-    """Whether some process drives the run now, or measures for it: it holds its lock."""
+    """Whether a process works on the run now: that process holds the run's lock."""
     return is_held(folder.lock)
 
 
 def check_free(folder: RunFolder) -> None:
-    """Refuse to touch a run that some process drives, or measures for."""
+    """Refuse to touch a run that another process works on."""
     if is_going_on(folder):
         raise _in_use(folder)
 
@@ -82,12 +82,12 @@ def check_free(folder: RunFolder) -> None:
 class _Hold:
     lock: FileLock
     made: list[Path]
-    """Folders that were not there before."""
+    """The folders that were made for it."""
     times: int = 0
 
 
 class _Holds(threading.local):
-    """What the present thread holds."""
+    """The run folders that this thread holds."""
 
     def __init__(self) -> None:
         self.by_path: dict[Path, _Hold] = {}
@@ -98,10 +98,10 @@ _holds = _Holds()
 
 @contextmanager
 def holding(folder: RunFolder, devices: tuple[str, ...] = ()) -> Iterator[FileLock]:
-    """While the block runs, the run is this thread's: whoever else begins, resumes or removes it is refused.
+    """Hold the run during the block: others cannot begin, resume or remove it.
 
-    This comes before anything is written in the folder. The thread may hold it several times. A folder in
-    which nothing was written is removed at the end. `devices` are those it trains on, for others to know.
+    A run is held before anything is written in its folder, and a thread may hold it several times. The folder
+    is removed at the end if it is still empty. `devices` tells other runs which devices this one trains on.
     """
     place = folder.lock.absolute()
     hold = _holds.by_path.get(place)
@@ -126,7 +126,7 @@ def _taken(folder: RunFolder) -> _Hold:
             lock = FileLock(folder.lock)
         except LockedError:
             raise _in_use(folder) from None
-        except FileNotFoundError as error:  # whoever held it before has just removed the empty folder
+        except FileNotFoundError as error:  # the process that held it has just removed the empty folder
             if not tries_left:
                 raise _unwritable(folder, error) from error
         except OSError as error:
@@ -148,7 +148,7 @@ def _unwritable(folder: RunFolder, error: OSError) -> InputError:
 
 
 def _release(folder: RunFolder, hold: _Hold) -> None:
-    """The lock goes first: the folder can only be removed once it is empty."""
+    """Release the lock, then remove the folder if it is empty."""
     in_place, begun = hold.lock.is_in_place, folder.is_begun
     hold.lock.release(remove=not begun)
     if in_place and not begun:
@@ -158,7 +158,7 @@ def _release(folder: RunFolder, hold: _Hold) -> None:
 
 
 def holder_text(holder: Holder | None, now_s: float) -> str:
-    """The holder of a lock, in words."""
+    """The process that holds a lock, in words."""
     if holder is None:
         return "another process"
     since = time.strftime("%H:%M:%S", time.localtime(holder.since_s))
@@ -169,7 +169,7 @@ def holder_text(holder: Holder | None, now_s: float) -> str:
 
 
 def _in_use(folder: RunFolder) -> InputError:
-    how_far = f"; `stretto report {folder.name}` tells how far it is" if folder.is_begun else ""
+    how_far = f"; `stretto report {folder.name}` says how far it is" if folder.is_begun else ""
     return InputError(
         f"another process is working on this run: {holder_text(holder_of(folder.lock), time.time())}.",
         where=str(folder.path),
@@ -180,22 +180,22 @@ def _in_use(folder: RunFolder) -> InputError:
 
 PROC = Path("/proc")
 MOST_NAMED = 2
-"""Of the runs on the same slots; the rest is counted."""
+"""The most runs on the same slots that are named."""
 MOST_FOLDERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """A run that some process of this machine drives, or measures for."""
+    """A run that a process of this machine works on."""
 
     folder: RunFolder
     holder: Holder
 
 
 def live_runs(proc: Path = PROC) -> tuple[LiveRun, ...]:
-    """Those of other processes that this user may see, wherever their folders are.
+    """The runs of other processes that this user may see, in any folder.
 
-    There is no list of them that could be out of date: open files are looked at.
+    They are found by their open lock files, so that no list can be out of date.
     """
     found: dict[Path, LiveRun] = {}
     for pid in sorted(int(one.name) for one in proc.iterdir() if one.name.isdigit()):
@@ -213,7 +213,7 @@ def _locks_of(folder: Path) -> Iterator[Path]:
     name = RunFolder(Path()).lock.name
     try:
         links = list(folder.iterdir())
-    except OSError:  # it ended meanwhile, or is another user's
+    except OSError:  # the process ended, or belongs to another user
         return
     for link in links:
         try:
@@ -227,9 +227,9 @@ def _locks_of(folder: Path) -> Iterator[Path]:
 def neighbour_notes(
     runs: Iterable[LiveRun], devices: Sequence[str], *, cores: int, now_s: float | None = None
 ) -> tuple[str, ...]:
-    """What is said of other runs before one is put on these devices; nothing, if none is in its way.
+    """Notes about other runs that share these devices.
 
-    A GPU that two runs use is shared; cores are, if both together use more of them than there are.
+    Two runs share a GPU if both use it; they share cores if both have more slots than there are cores.
     """
     now_s = time.time() if now_s is None else now_s
     found = [(run, shared) for run in runs if (shared := _shared(run.holder, devices, cores))]
@@ -240,7 +240,7 @@ def neighbour_notes(
 
 
 def _more(runs: Sequence[LiveRun]) -> str:
-    """How many more there are, and how to see them: a list of runs is of one folder."""
+    """How many more runs there are, and the commands that list them."""
     folders = sorted({str(run.folder.path.parent) for run in runs})
     lists = ", ".join(f"`stretto runs {shlex.quote(folder)}`" for folder in folders[:MOST_FOLDERS])
     others = len(folders) - MOST_FOLDERS
@@ -249,7 +249,7 @@ def _more(runs: Sequence[LiveRun]) -> str:
 
 
 def _shared(holder: Holder, devices: Sequence[str], cores: int) -> str:
-    """The devices of both, in words; nothing if there are none."""
+    """What both runs use, in words; empty if nothing."""
     gpus = sorted((Counter(filter(None, holder.devices)) & Counter(filter(None, devices))).keys())
     if gpus:
         return f"GPU {', '.join(gpus)}"

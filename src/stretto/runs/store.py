@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run are kept for other nodes: a path or URL that fsspec knows."""
+"""The place in a --store that belongs to one run: a path or a URL that fsspec can open."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stretto.system.identity import ID_FILE, identity, known_identity
 
 
 def store_of(store: str, run: str) -> str:
-    """The part of a store that is one run's. A path is made absolute: workers may begin elsewhere."""
+    """The place of one run in a store. Paths become absolute, as workers may start in another folder."""
     whole = store if "://" in store else str(Path(store).absolute())
     return f"{whole.rstrip('/')}/{run}"
 
 
 def check_unclaimed(store: str, run_dir: Path) -> None:
-    """InputError if the run's part of a store is another run's: training would go on from its weights."""
+    """Refuse a place that belongs to another run: training would continue from that run's weights."""
     url = store_of(store, run_dir.name)
     with _opened(url) as (files, place):
         kept, names = _claim(files, place), _names(files, place)
@@ -26,14 +26,13 @@ def check_unclaimed(store: str, run_dir: Path) -> None:
         return
     if kept is None or kept != known_identity(run_dir):
         raise InputError(
-            f"{url} has the checkpoints of another run{' of this name' if kept else ''}, and each run has "
-            "a place of its own.",
-            remedy="Give another --name or --store; or remove what is there, if nobody needs it.",
+            f"{url} has the checkpoints of another run{' of this name' if kept else ''}.",
+            remedy="Give another --name or --store, or remove what is there if you do not need it.",
         )
 
 
 def claim(store: str, run_dir: Path) -> None:
-    """Make that part of a store the run's own; InputError if it is another's."""
+    """Reserve the run's place in a store; InputError if another run has it."""
     check_unclaimed(store, run_dir)
     own = identity(run_dir)
     with _opened(store_of(store, run_dir.name)) as (files, place):
@@ -43,22 +42,22 @@ def claim(store: str, run_dir: Path) -> None:
 
 
 def empty_store(url: str) -> None:
-    """Remove what was kept there for a moment only."""
+    """Remove everything there."""
     import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
 
-    with contextlib.suppress(Exception):  # what cannot be removed is in nobody's way
+    with contextlib.suppress(Exception):  # what cannot be removed does no harm
         files, path = fsspec.core.url_to_fs(url)
         files.rm(path, recursive=True)
 
 
 @contextlib.contextmanager
 def _opened(url: str) -> Iterator[tuple[Any, str]]:
-    """The file system, and what it calls the place; InputError for whatever it raises."""
+    """The file system and its path of the place; any error becomes an InputError."""
     import fsspec  # noqa: PLC0415 - an extra
 
     try:
         files, place = fsspec.core.url_to_fs(url)
-        files.invalidate_cache()  # somebody else may have written
+        files.invalidate_cache()  # other processes may have written
         yield files, place.rstrip("/")
     except Exception as error:
         first_line = str(error).partition("\n")[0]
@@ -70,7 +69,7 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
 
 
 def _claim(files: Any, place: str) -> str | None:
-    """Whose it is; None if nobody has said so."""
+    """The id of the run that reserved the place; None if none has."""
     try:
         return bytes(files.cat_file(f"{place}/{ID_FILE}")).decode("ascii", errors="replace") or None
     except FileNotFoundError:
@@ -78,7 +77,7 @@ def _claim(files: Any, place: str) -> str | None:
 
 
 def _names(files: Any, place: str) -> list[str]:
-    """What is there besides the claim, which a kill may have cut short."""
+    """The names of what is there besides the id, which may be missing after a kill."""
     try:
         found = [str(one).rstrip("/").rpartition("/")[2] for one in files.ls(place, detail=False)]
     except FileNotFoundError:
