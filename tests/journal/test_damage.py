@@ -420,7 +420,7 @@ def test_reports_tell_what_is_before_the_damage_and_say_so(
         command(str(folder.path), as_json=True)
         said = capsys.readouterr()
         assert "event 43 is not as it was written" in said.err
-        assert "ends at 10s" in said.err
+        assert "the events until 10s" in said.err
         found = json.loads(said.out)
         assert found["damage"] == said.err.strip()
         assert len(found["jobs"]) == 11
@@ -489,7 +489,7 @@ def test_a_kill_while_a_damaged_journal_is_put_aside_loses_nothing(
             mend(folder, yes=True)
     assert folder.damage()
     if begin_again == "mend" or folder.journal.exists():
-        assert "It is kept as journal.sqlite.damaged-1; the run goes on" in mend(folder, yes=True)
+        assert "It is kept as journal.sqlite.damaged-1; the run continues" in mend(folder, yes=True)
     with closing(SqliteJournal(folder.journal, run="r")) as journal:
         assert list(journal.events()) == STORY[:42]
     assert not folder.damage()

@@ -93,7 +93,7 @@ def test_a_run_without_a_deadline_is_not_given_one_later(here: Path) -> None:
     )
     tuned(check_request(free))
     assert not extend(check_request(limited))
-    with pytest.raises(InputError, match="begun otherwise: deadline was"):
+    with pytest.raises(InputError, match="begun with other settings: deadline was"):
         finished(check_request(limited))
 
 
@@ -143,7 +143,7 @@ def test_anything_else_is_refused_as_ever(here: Path, change: dict[str, Any], to
     tuned(asked(here, "39s"))
     other = asked(here, **change)
     assert not extend(other)
-    with pytest.raises(InputError, match="begun otherwise") as refused:
+    with pytest.raises(InputError, match="begun with other settings") as refused:
         finished(other)
     assert told in str(refused.value)
 

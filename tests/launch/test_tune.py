@@ -376,7 +376,7 @@ def test_the_best_checkpoint_is_the_one_on_the_disk_though_nobody_lived_to_tell(
 )
 def test_a_changed_study_is_refused_with_the_difference(here: Path, old: str, new: str, told: str) -> None:
     tuned(asked(here))
-    with pytest.raises(InputError, match=r"begun otherwise") as refused:
+    with pytest.raises(InputError, match=r"begun with other settings") as refused:
         finished(asked(here, STUDY.replace(old, new)))
     assert told in str(refused.value)
 
