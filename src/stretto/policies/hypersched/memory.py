@@ -71,14 +71,14 @@ class StudyMemory:
         heard = self.heard.get(job.job.id)
         return len(job.results) > (heard[0] if heard else 0)
 
-    def hear(self, job: JobView, study: Study, window: int) -> bool:
+    def read(self, job: JobView, study: Study, window: int) -> bool:
         """Add a trial's new results; False if it diverged."""
         trial = job.job.id
         results, starts = self.heard.get(trial, (0, 0))
         for start_s in job.start_times_s[starts:]:
             insort(self.starts_s, start_s)
         for place in range(results, len(job.results)):
-            self._hear_epoch(trial, job.results[place])
+            self._read_epoch(trial, job.results[place])
             score = mean_score(study, job.results[max(0, place + 1 - window) : place + 1], window)
             if score is None:
                 self.rungs.record_diverged(trial)
@@ -104,7 +104,7 @@ class StudyMemory:
         own_s = self.own_s.get(trial)
         return median(own_s) if own_s else self.single_epoch_s(believed_s)
 
-    def _hear_epoch(self, trial: str, result: Result) -> None:
+    def _read_epoch(self, trial: str, result: Result) -> None:
         if result.epoch_s is None:
             return
         own_s = self.own_s.get(trial, ())

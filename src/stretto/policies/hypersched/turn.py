@@ -74,15 +74,15 @@ class HyperSchedTurn:
         """The decision and the new memory; after the deadline nothing changes any more."""
         if self._left_s <= 0.0:
             return as_before(self._view), self._memory.dump()
-        news = self._hear()
-        self._close()
-        self._cut(news)
-        self._turn_away()
-        self._fill()
-        self._resize(news)
+        news = self._read_results()
+        self._check_admission()
+        self._pause_fallen(news)
+        self._stop_excluded()
+        self._promote_and_admit()
+        self._reallocate(news)
         return self._decision(), self._memory.dump()
 
-    def _hear(self) -> list[JobView]:
+    def _read_results(self) -> list[JobView]:
         """Reads new results, stops diverged trials and returns the others that have results.
 
         A trial that completed its last epoch is left out, since it is about to end by itself.
@@ -91,14 +91,14 @@ class HyperSchedTurn:
         for job in self._trials.values():
             if not self._memory.has_news(job):
                 continue
-            if self._memory.hear(job, self._study, self._rules.score_window):
+            if self._memory.read(job, self._study, self._rules.score_window):
                 if job.epoch < self._study.max_epochs:
                     news.append(job)
             else:
                 self._stop(job.id, f"It diverged: {metric_text(self._study, None)} at epoch {job.epoch}.")
         return news
 
-    def _close(self) -> None:
+    def _check_admission(self) -> None:
         """Close admission once a newcomer would have too little time; a later deadline opens it again."""
         remembered, deadline_s = self._memory, self._tuning.limits.deadline_s
         if deadline_s is None or deadline_s > (remembered.closed_for_s or 0.0):
@@ -108,7 +108,7 @@ class HyperSchedTurn:
             needed_s = time_needed_s(self._study.eta, remembered.longest_s, self._startup_s, full_s)
             remembered.closed_for_s = None if self._left_s >= needed_s else deadline_s
 
-    def _cut(self, news: Sequence[JobView]) -> None:
+    def _pause_fallen(self, news: Sequence[JobView]) -> None:
         """Pause trials that fell below the cut-off of a rung, except those that get spare GPUs."""
         live, rungs = self._memory.live, self._memory.rungs
         places = {job.job.id: rungs.fallen_at(job.job.id) for job in news if job.job.id in live}
@@ -120,7 +120,7 @@ class HyperSchedTurn:
                 del live[trial]
                 self._counts.pop(trial, None)
 
-    def _turn_away(self) -> None:
+    def _stop_excluded(self) -> None:
         """As published: once admission is closed, stop all trials that do not run."""
         if self._memory.admitting or not self._rules.published:
             return
@@ -128,10 +128,10 @@ class HyperSchedTurn:
         for trial in self._waiting():
             self._stop(trial, f"{self._why[trial]} {text}" if trial in self._why else text)
 
-    def _fill(self) -> None:
+    def _promote_and_admit(self) -> None:
         """Give free GPUs to trials that lost theirs, then to trials that are promoted or admitted."""
         if self._free < 0:
-            self._make_do()
+            self._shrink_to_cluster()
         free = self._free
         if not free:
             return
@@ -143,7 +143,7 @@ class HyperSchedTurn:
             self._memory.live[trial] = self._rules.results_between
             self._counts[trial] = gpus
 
-    def _resize(self, news: Iterable[JobView]) -> None:
+    def _reallocate(self, news: Iterable[JobView]) -> None:
         """Let trials that have just reported a result take their share."""
         live = self._memory.live
         due = []
@@ -209,7 +209,7 @@ class HyperSchedTurn:
         fallen = rungs.fallen()
         outside = {trial: self._trials[trial] for trial in live if trial in fallen} | self._waiting()
         line = claim_order(
-            {trial: self._claim(trial) for trial, job in outside.items() if job.results},
+            {trial: self._score_in_line(trial) for trial, job in outside.items() if job.results},
             [trial for trial, job in outside.items() if not job.results],
             holding=[] if self._is_late else rungs.holding(),
             running=live,
@@ -277,18 +277,18 @@ class HyperSchedTurn:
         takers = {trial: gpus for trial, gpus in starts.items() if self._is_worth_a_start(trial, gpus)}
         for trial, share in proposal.items():
             held = self._counts.get(trial, 0)
-            wait_s = 0.0 if trial in at_once or not held else self._turn_in_s(trial, held)
+            wait_s = 0.0 if trial in at_once or not held else self._wait_s(trial, held)
             if share > held and self._payoff.is_worth(self._single_s(trial), held, share, wait_s=wait_s):
                 takers[trial] = share - held
         return takers
 
-    def _turn_in_s(self, trial: str, held: int) -> float:
+    def _wait_s(self, trial: str, held: int) -> float:
         """Seconds until a trial has reported enough results to take its share."""
         results = max(self._memory.live[trial], 0) + 1
         epoch_s = self._single_s(trial) / self._scaling.speedup(held)
         return max(results * epoch_s - (self._trials[trial].epoch_age_s or 0.0), 0.0)
 
-    def _make_do(self) -> None:
+    def _shrink_to_cluster(self) -> None:
         """Share out again, since GPUs that trials hold are about to go."""
         proposal = self._proposal()
         for trial, held in self._counts.items():
@@ -308,7 +308,7 @@ class HyperSchedTurn:
     def _score(self, trial: str) -> float | None:
         return mean_score(self._study, self._trials[trial].results, self._rules.score_window)
 
-    def _claim(self, trial: str) -> float | None:
+    def _score_in_line(self, trial: str) -> float | None:
         """Its score in line; for a running trial its best, so that one poor epoch does not pause it."""
         if trial not in self._memory.live:
             return self._score(trial)

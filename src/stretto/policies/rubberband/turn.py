@@ -69,8 +69,8 @@ class RubberBandTurn:
         self._watch_deadline()
         state.start_pending()
         self._use_fewer_nodes()
-        nobody_else = not state.pending and (state.stage > 0 or state.entered == state.quota)
-        if nobody_else and (state.is_last or not state.living):
+        all_started = not state.pending and (state.stage > 0 or state.entered == state.quota)
+        if all_started and (state.is_last or not state.living):
             state.give_up_idle()
         return self._decision()
 
