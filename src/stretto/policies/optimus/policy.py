@@ -142,7 +142,7 @@ class _Turn:
         self._free = FreeCapacity(view.nodes)
         self._nodes_for: dict[Role, list[int]] = {}
         self._plans: dict[str, _Plan] = {}
-        self._models: dict[str, tuple[float, ...]] = {}
+        self._models: dict[str, list[float]] = {}
         self.allocations: dict[str, Allocation] = {}
         self.sampling: dict[str, float] = {}
         """Jobs in a sample run, and when it ends."""
@@ -218,7 +218,7 @@ class _Turn:
             return _Plan(job=job, claim=replace(_claim(job), targets=targets), to_sample=to_sample)
         if fit is None:
             return _Plan(job=job, claim=_claim(job))
-        self._models[job.id] = fit.model.thetas if fit.identified else ()
+        self._models[job.id] = list(fit.model.thetas) if fit.identified else []
         work = remaining_work(job, self._options.assumed_epochs)
         claim = self._growing(job, work, _most(job.job), remaining_s_with_servers(job, work.units, fit))
         return _Plan(job=job, claim=claim, work=work, warning=f" {fit.warning}" if fit.warning else "")

@@ -36,7 +36,7 @@ class OptimusMemory:
     """Time of the last round."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Jobs in a sample run, and when it ends."""
-    models: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    models: Mapping[str, list[float]] = field(default_factory=dict)
     """Jobs with all samples done, and the parameters of their last identified model, if there was one."""
 
 
