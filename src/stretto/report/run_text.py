@@ -1,4 +1,4 @@
-"""Real runs in words: what is expected before one starts, and what it came to."""
+"""Real runs in words: the expectation before a start, and the summary at the end."""
 
 from __future__ import annotations
 

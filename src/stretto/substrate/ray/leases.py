@@ -72,7 +72,7 @@ class _Lease:
 
 
 class Leases:
-    """Who has_actor where, and who waits. Called in one thread only; what Ray says is posted there."""
+    """Which worker has which lease, and which workers wait. Called in one thread; Ray's answers are posted."""
 
     def __init__(
         self,
