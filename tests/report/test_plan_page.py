@@ -25,7 +25,7 @@ from stretto.pricing.instances import Instance
 from stretto.report.plan_page import plan_html, write_plan_page
 from stretto.report.plan_text import (
     answer_lines,
-    closing,
+    closing_sentences,
     comparison_rows,
     frontier_plot,
     plan_text,
@@ -83,21 +83,23 @@ def limited(limits: Limits) -> Any:
 
 def test_an_hour_more_saves_what_the_next_plan_costs_less() -> None:
     # The cheapest plan keeps 1.1 x 3 h = 3 h 18 m, so that 2 h 20 m and an hour are enough for it.
-    sentences = closing(limited(Limits(deadline_s=2 * 3600 + 20 * 60)), outcome())
+    sentences = closing_sentences(limited(Limits(deadline_s=2 * 3600 + 20 * 60)), outcome())
     assert sentences == [
         "An hour more would save $7.50.",
         "The best fixed cluster costs $5.00 more, 1.25 times as much.",
     ]
-    sentences = closing(limited(Limits(deadline_s=2 * 3600 + 15 * 60)), outcome())
+    sentences = closing_sentences(limited(Limits(deadline_s=2 * 3600 + 15 * 60)), outcome())
     assert sentences[0] == "An hour more would save nothing."
 
 
 def test_nothing_is_said_of_an_hour_without_a_deadline() -> None:
-    assert not any("hour" in sentence for sentence in closing(limited(Limits(budget_usd=9.0)), outcome()))
+    assert not any(
+        "hour" in sentence for sentence in closing_sentences(limited(Limits(budget_usd=9.0)), outcome())
+    )
 
 
 def test_a_plan_that_costs_nothing_is_not_compared() -> None:
-    assert closing(limited(Limits()), outcome(chosen_usd=0.0)) == []
+    assert closing_sentences(limited(Limits()), outcome(chosen_usd=0.0)) == []
 
 
 @pytest.mark.parametrize(

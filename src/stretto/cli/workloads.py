@@ -21,7 +21,7 @@ from stretto.simulation.workloads import Request, load_workloads
 from stretto.system.plain_json import json_data
 
 TABLE_WIDTH = 90
-"""On a narrower terminal the table would lose columns; the text to paste only wraps."""
+"""A narrower terminal gets the Markdown table, which wraps, instead of one that loses columns."""
 
 
 def compare_workloads(

@@ -56,7 +56,7 @@ def facts_of(run: SimulationResult) -> Facts:
 
 
 def policy_facts(labelled: Sequence[tuple[str, SimulationResult]]) -> Facts:
-    """What each policy was asked, and what that cost."""
+    """The decisions of each policy and their computing time."""
     return [
         (
             f"Policy {label}",
@@ -78,13 +78,9 @@ def definitions() -> Facts:
 
 def cluster_text(nodes: Sequence[Node]) -> str:
     """`16 nodes of 4 GPUs`, equal nodes counted together."""
-    kinds = [
-        f"{counted(len(list(same)), 'node')} of {_capacity_text(node)}"
-        for node, same in (
-            (next(group), [None, *group]) for _, group in groupby(nodes, key=lambda one: one.capacity)
-        )
-    ]
-    return " and ".join(kinds) or "no nodes"
+    kinds = [list(group) for _, group in groupby(nodes, key=lambda node: node.capacity)]
+    texts = [f"{counted(len(same), 'node')} of {_capacity_text(same[0])}" for same in kinds]
+    return " and ".join(texts) or "no nodes"
 
 
 def _capacity_text(node: Node) -> str:
@@ -123,7 +119,7 @@ def _priors_text(setup: Setup) -> str:
 
 
 Labelled = tuple[str, SimulationResult]
-"""A run and what it is called on the page."""
+"""A run and its label on the page."""
 
 
 def write_report(path: Path | str, runs: Sequence[SimulationResult]) -> None:

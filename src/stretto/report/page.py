@@ -96,7 +96,7 @@ class Page:
     _figures: int = 0
 
     def heading(self, level: int, title: str) -> None:
-        """Level 2 or 3."""
+        """Add a heading of level 2 or 3."""
         anchor = f"s{len(self._contents) + 1}"
         self._contents.append((level, anchor, title))
         self._body.append(f'<h{level} id="{anchor}">{safe(title)}</h{level}>')
@@ -105,7 +105,7 @@ class Page:
         self._body.append(f'<p class="{kind}">{safe(sentence)}</p>' if kind else f"<p>{safe(sentence)}</p>")
 
     def html(self, markup: str) -> None:
-        """Markup whose texts are `safe` already."""
+        """Add markup, whose texts are escaped already."""
         self._body.append(markup)
 
     def figure(self, figure: Any, label: str) -> None:

@@ -17,18 +17,18 @@ from stretto.pricing.instances import SLOT
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.plan_text import (
     answer_lines,
-    behind,
-    closing,
+    assumptions_text,
+    closing_sentences,
     comparison_rows,
+    counts_text,
     duration_interval,
     is_priced,
     limits_text,
     money_interval,
-    on_nodes,
+    names_nodes,
     side_by_side,
     stage_rows,
-    steps,
-    units,
+    unit_name,
 )
 from stretto.report.plotting import graph_objects, line_style, safe, styled
 from stretto.simulation.plan import Planned
@@ -38,7 +38,7 @@ HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]}<br>%{cu
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class UnitNames:
     """The units that plans are shown in."""
 
     unit: str
@@ -47,9 +47,9 @@ class Words:
     """The unit that stages hold: nodes, or slots of one machine."""
 
     @staticmethod
-    def of(outcome: Outcome, unit: str) -> Words:
-        unit = unit or units(outcome.cheapest.plan)
-        return Words(unit, NODES if on_nodes(outcome) else unit)
+    def of(outcome: Outcome, unit: str) -> UnitNames:
+        unit = unit or unit_name(outcome.cheapest.plan)
+        return UnitNames(unit, NODES if names_nodes(outcome) else unit)
 
 
 def write_plan_page(path: Path | str, planned: Planned, unit: str = "") -> None:
@@ -60,7 +60,7 @@ def write_plan_page(path: Path | str, planned: Planned, unit: str = "") -> None:
 def plan_html(planned: Planned, unit: str = "") -> str:
     """The page as text."""
     tuning, outcome = planned.tuning, planned.outcome
-    words = Words.of(outcome, unit)
+    words = UnitNames.of(outcome, unit)
     page = Page(
         title=f"Plan of {tuning.study.name}",
         lead=f"By Stretto {stretto.__version__}: predicted from the study's profile, not measured.",
@@ -68,9 +68,9 @@ def plan_html(planned: Planned, unit: str = "") -> str:
     page.heading(2, "Answer")
     answer, *instead = answer_lines(tuning, outcome, planned.nearest)
     page.text(answer, "lead")
-    for sentence in (*instead, behind(tuning, words.unit.removesuffix("s"))):
+    for sentence in (*instead, assumptions_text(tuning, words.unit.removesuffix("s"))):
         page.text(sentence)
-    for sentence in closing(tuning, outcome):
+    for sentence in closing_sentences(tuning, outcome):
         page.text(sentence)
     page.html(table_html(*comparison_rows(outcome, words.unit)))
     if is_priced(tuning):
@@ -92,7 +92,7 @@ def plan_html(planned: Planned, unit: str = "") -> str:
     return page.render()
 
 
-def frontier_figure(outcome: Outcome, limits: Limits, words: Words) -> Any:
+def frontier_figure(outcome: Outcome, limits: Limits, words: UnitNames) -> Any:
     """Cost against finish: the frontier, the plans with a name, the limits."""
     go = graph_objects()
     figure = go.Figure()
@@ -109,7 +109,7 @@ def frontier_figure(outcome: Outcome, limits: Limits, words: Words) -> Any:
 
 
 def _points(
-    go: Any, name: str, plans: Sequence[Forecast], words: Words, *, index: int, mode: str, size: int
+    go: Any, name: str, plans: Sequence[Forecast], words: UnitNames, *, index: int, mode: str, size: int
 ) -> Any:
     colour = line_style(index).colour
     return go.Scatter(
@@ -122,7 +122,7 @@ def _points(
         customdata=[
             [
                 f"{safe(name)}: {_per_trial(plan.plan, words)}",
-                f"{steps([stage.nodes for stage in plan.plan.stages])} {words.held}",
+                f"{counts_text([stage.nodes for stage in plan.plan.stages])} {words.held}",
                 f"finish {duration_interval(plan.finish_s)}",
                 f"cost {money_interval(plan.cost_usd)}",
             ]
@@ -132,11 +132,11 @@ def _points(
     )
 
 
-def _per_trial(plan: Plan, words: Words) -> str:
-    return f"{steps([stage.gpus_per_trial for stage in plan.stages])} {words.unit} per trial"
+def _per_trial(plan: Plan, words: UnitNames) -> str:
+    return f"{counts_text([stage.gpus_per_trial for stage in plan.stages])} {words.unit} per trial"
 
 
-def held_figure(outcome: Outcome, words: Words) -> Any:
+def held_figure(outcome: Outcome, words: UnitNames) -> Any:
     """Nodes, or slots of one machine, by stage, plan beside plan."""
     go = graph_objects()
     figure = go.Figure()
@@ -163,7 +163,7 @@ def held_figure(outcome: Outcome, words: Words) -> Any:
     return styled(figure, 340, barmode="group")
 
 
-def _held_text(stage: StagePlan, words: Words) -> str:
+def _held_text(stage: StagePlan, words: UnitNames) -> str:
     what = f"x {safe(stage.instance)}" if words.held == NODES else words.held
     return f"{stage.nodes} {what}"
 

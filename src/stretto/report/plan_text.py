@@ -37,8 +37,8 @@ def plan_text(
     `expected` describes a run that begins at once, `nearest` the limits that could be kept instead.
     """
     beyond = expected or (LEFT_OUT if isinstance(tuning.profile, MachineProfile) else "")
-    one = (unit or units(outcome.cheapest.plan)).removesuffix("s")
-    answer = (*answer_lines(tuning, outcome, nearest), behind(tuning, one), beyond)
+    one = (unit or unit_name(outcome.cheapest.plan)).removesuffix("s")
+    answer = (*answer_lines(tuning, outcome, nearest), assumptions_text(tuning, one), beyond)
     parts = ["\n".join(filter(None, answer)), _trade_off(outcome, unit)]
     shown = outcome.followed(tuning.limits)
     instead = "cheapest" if tuning.limits.deadline_s is None else "earliest"
@@ -46,7 +46,7 @@ def plan_text(
     parts.append(f"Stages of the {name} plan:\n\n{stage_table(shown.plan, unit)}")
     if is_priced(tuning):
         parts.append(f"Mean cost against mean finish:\n\n{frontier_plot(outcome)}")
-    parts.append("\n".join(closing(tuning, outcome)))
+    parts.append("\n".join(closing_sentences(tuning, outcome)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -142,7 +142,7 @@ def _takes(offer: Alternative) -> str:
     return f"{format_duration(plan.finish_s.mean)} and {format_usd(plan.cost_usd.mean)} on average"
 
 
-def behind(tuning: Tuning, unit: str = "GPU") -> str:
+def assumptions_text(tuning: Tuning, unit: str = "GPU") -> str:
     """The prices and times that plans are computed with."""
     prices = [
         f"{one.name} {format_usd(one.usd_per_hour)}/h"
@@ -156,7 +156,7 @@ def behind(tuning: Tuning, unit: str = "GPU") -> str:
     )
 
 
-def closing(tuning: Tuning, outcome: Outcome) -> list[str]:
+def closing_sentences(tuning: Tuning, outcome: Outcome) -> list[str]:
     """What another hour would save, what a fixed cluster would cost, and the largest uncertainty."""
     sentences = []
     chosen, deadline_s = outcome.chosen, tuning.limits.deadline_s
@@ -193,7 +193,7 @@ def _against_static(chosen: Forecast, static: Forecast | None) -> str:
     return f"The best fixed cluster costs {format_usd(extra_usd)} more{times}."
 
 
-def units(plan: Plan) -> str:
+def unit_name(plan: Plan) -> str:
     """What trials get: GPUs of rented nodes, or slots of one's own machines, which may be cores."""
     return "slots" if all(stage.instance.startswith(SLOT) for stage in plan.stages) else "GPUs"
 
@@ -203,7 +203,7 @@ def has_nodes(plan: Plan) -> bool:
     return any(stage.instance != SLOT for stage in plan.stages)
 
 
-def on_nodes(outcome: Outcome) -> bool:
+def names_nodes(outcome: Outcome) -> bool:
     """Whether the shown plans name nodes; plans for one machine count its slots."""
     return any(has_nodes(forecast.plan) for _, forecast in side_by_side(outcome))
 
@@ -214,7 +214,7 @@ def stage_table(plan: Plan, unit: str = "") -> str:
 
 def stage_rows(plan: Plan, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of a plan's stages."""
-    heading = ["stage", "epochs", "trials", "at once", f"{unit or units(plan)} each"]
+    heading = ["stage", "epochs", "trials", "at once", f"{unit or unit_name(plan)} each"]
     rows = [
         [
             str(index),
@@ -242,14 +242,14 @@ def side_by_side(outcome: Outcome) -> list[tuple[str, Forecast]]:
 
 def comparison_rows(outcome: Outcome, unit: str = "") -> tuple[list[str], list[list[str]]]:
     """Heading and rows of the comparison of plans."""
-    per_trial = f"{unit or units(outcome.cheapest.plan)} per trial"
-    nodes = on_nodes(outcome)
+    per_trial = f"{unit or unit_name(outcome.cheapest.plan)} per trial"
+    nodes = names_nodes(outcome)
     heading = ["plan", per_trial, *(["nodes"] if nodes else []), *COMPARED]
     rows = [
         [
             name,
-            steps([stage.gpus_per_trial for stage in forecast.plan.stages]),
-            *([steps([stage.nodes for stage in forecast.plan.stages])] if nodes else []),
+            counts_text([stage.gpus_per_trial for stage in forecast.plan.stages]),
+            *([counts_text([stage.nodes for stage in forecast.plan.stages])] if nodes else []),
             duration_interval(forecast.finish_s),
             money_interval(forecast.cost_usd),
             "-" if forecast.p_on_time is None else _percent(forecast.p_on_time),
@@ -296,7 +296,7 @@ def duration_interval(estimate: Estimate) -> str:
     return f"{format_duration(estimate.mean)} ({low} - {high})"
 
 
-def steps(counts: Sequence[int]) -> str:
+def counts_text(counts: Sequence[int]) -> str:
     """The counts of successive stages: 4>4>2."""
     return ">".join(str(count) for count in counts)
 

@@ -49,7 +49,7 @@ _DURATIONS = {
 
 
 def graph_objects() -> Any:
-    """plotly.graph_objects, or an error that says how to get it."""
+    """The module plotly.graph_objects; InputError if plotly is not installed."""
     try:
         import plotly.graph_objects  # noqa: PLC0415  (an extra, and slow to import)
     except ImportError as error:
@@ -105,7 +105,7 @@ class TimeUnit:
     seconds: float
 
     def axis(self, end_s: float) -> dict[str, Any]:
-        """From the start to then."""
+        """The settings of a time axis from 0 to `end_s`."""
         return {"title_text": f"time ({self.name})", "range": [0, end_s / self.seconds]}
 
 
@@ -194,6 +194,6 @@ def ramp(count: int) -> list[str]:
 
 
 def lighter(colour: str, share: float) -> str:
-    """Mixed with white."""
+    """The colour mixed with white."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)

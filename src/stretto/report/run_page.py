@@ -14,12 +14,12 @@ from stretto.report.figures.gantt import by_application, gpus_over_time, with_ex
 from stretto.report.page import Page, facts_html, table_html, write_page
 from stretto.report.plotting import Palette, graph_objects, time_unit
 from stretto.report.run_text import (
-    came_to,
     checkpoint_text,
     config_text,
     gaps_text,
     job_table,
     ranked,
+    study_figures,
     trial_heading,
     trial_row,
     unknown_finish,
@@ -124,7 +124,7 @@ def _facts(result: TuneResult, study: str, spec: RunSpec) -> list[tuple[str, str
         ("checkpoint", checkpoint_text(result)),
         *([("damaged", " ".join(result.damaged))] if result.damaged else []),
         ("ended by", "trials" if result.ended_by == EndedBy.JOBS else result.ended_by),
-        *came_to(result),
+        *study_figures(result),
         ("slots", f"{spec.slots} at most"),
     ]
 

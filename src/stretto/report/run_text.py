@@ -176,7 +176,7 @@ def _summary(result: TuneResult, study: Study, other: Replayed | None) -> Iterat
         yield f"configuration   {config_text(result.best_config or {})}"
         yield f"checkpoint      {checkpoint_text(result)}"
     yield from map(one_line, result.damaged)
-    facts = came_to(result)
+    facts = study_figures(result)
     if other is not None:
         facts.append(("compared with", compared_text(other)))
     for what, text in facts:
@@ -207,12 +207,12 @@ def run_name(result: TuneResult, study: Study) -> str:
     return result.run.name if result.run.name == study.name else f"{result.run.name}, of {study.name},"
 
 
-def came_to(result: TuneResult) -> list[tuple[str, str]]:
+def study_figures(result: TuneResult) -> list[tuple[str, str]]:
     """The figures of a study, each with the expected value."""
     if result.known_until_s is not None:
-        return _known_of(result, result.known_until_s)
+        return _figures_until_damage(result, result.known_until_s)
     so_far = "" if result.is_over else " so far"
-    against = _deadline(result) if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
+    against = _at_deadline(result) if result.is_cut_as_foreseen else _predicted(result.predicted_finish_s)
     facts = [
         ("trials", trials_text(result)),
         ("epochs", f"{result.epochs}{so_far}{_predicted(result.predicted_epochs, _count)}"),
@@ -226,11 +226,11 @@ def came_to(result: TuneResult) -> list[tuple[str, str]]:
     if result.gaps:
         facts.append(("no controller", gaps_text(result.gaps)))
     if result.past_limits:
-        facts.append(("limits", past_text(result)))
+        facts.append(("limits", raised_limits_text(result)))
     return facts
 
 
-def _known_of(result: TuneResult, until_s: float) -> list[tuple[str, str]]:
+def _figures_until_damage(result: TuneResult, until_s: float) -> list[tuple[str, str]]:
     """The figures of a run whose journal is damaged, up to the damage and without expected values."""
     until = f" (until {format_duration(until_s)})"
     return [
@@ -248,7 +248,7 @@ def unknown_finish(until_s: float) -> str:
     return f"not known: the journal is damaged after {format_duration(until_s)}"
 
 
-def _deadline(result: TuneResult) -> str:
+def _at_deadline(result: TuneResult) -> str:
     late = f", and {format_duration(result.overrun_s)} until what ran had ended" if result.overrun_s else ""
     return f" (the deadline{late})"
 
@@ -292,15 +292,16 @@ def _how_it_ended(gap: Gap) -> str:
     return "it was stopped" if gap.stopped else "it was interrupted"
 
 
-def past_text(result: TuneResult) -> str:
+def raised_limits_text(result: TuneResult) -> str:
     """Limits that were raised during the run, and when."""
     before_s = 0.0 if result.deadline is None else result.deadline.measuring_s
     return "; ".join(
-        f"raised after {format_duration(one.until_s)}, {_were(one, before_s)}" for one in result.past_limits
+        f"raised after {format_duration(one.until_s)}, {_old_limits(one, before_s)}"
+        for one in result.past_limits
     )
 
 
-def _were(limits: PastLimits, before_s: float) -> str:
+def _old_limits(limits: PastLimits, before_s: float) -> str:
     """The limits as given, so including the time before the run began."""
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     time = "no deadline" if deadline_s is None else f"a deadline of {format_duration(deadline_s + before_s)}"

@@ -29,7 +29,7 @@ class Column:
     """One number of a run."""
 
     title: str
-    """With its unit; durations carry theirs."""
+    """With its unit, except for durations."""
     value: Callable[[Metrics], float | None]
     text: Callable[[float], str]
     meaning: str

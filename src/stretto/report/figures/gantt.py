@@ -23,7 +23,7 @@ from stretto.report.plotting import Palette, TimeUnit, graph_objects, safe, styl
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of the picture: the slots of all nodes, one node after another."""
+    """The rows of the chart: the slots of all nodes, one node after another."""
 
     nodes: tuple[str, ...]
     first: tuple[int, ...]
@@ -174,7 +174,7 @@ EXPECTED = ("expected end", "#59636e")
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of a node's stay."""
+    """A period of a node's life."""
 
     node: str
     start_s: float

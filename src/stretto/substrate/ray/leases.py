@@ -72,7 +72,7 @@ class _Lease:
 
 
 class Leases:
-    """Which worker has which lease, and which workers wait. Called in one thread; Ray's answers are posted."""
+    """Which worker has which lease, and which workers wait. Called in one thread; Ray's events are posted."""
 
     def __init__(
         self,
