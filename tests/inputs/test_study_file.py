@@ -371,7 +371,7 @@ class TestOneMachine:
             outline_of({**self.LEAST, "study": study}, HERE)
 
     def test_a_measured_profile_excludes_a_written_one(self) -> None:
-        with pytest.raises(InputError, match="stands beside file"):
+        with pytest.raises(InputError, match="is given beside file"):
             outline_of({**self.LEAST, "profile": {"file": "p.json", "epoch_s": 1}}, HERE)
         with pytest.raises(InputError, match=r"p\.json"):
             outline_of({**self.LEAST, "profile": {"file": "p.json"}}, HERE)

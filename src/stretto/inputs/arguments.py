@@ -1,4 +1,4 @@
-"""Arguments of the Python functions, checked where they come in."""
+"""Checks of the arguments of the Python functions."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ T = TypeVar("T")
 
 
 def given(value: T, kind: type[T], where: str, remedy: str) -> T:
-    """An object that another function makes."""
+    """The value, if it is of this kind."""
     if isinstance(value, kind):
         return value
     raise InputError(f"{_shown(value)} is no {kind.__name__}.", where=where, remedy=remedy)
 
 
 def given_path(value: object, where: str, such_as: str) -> Path:
-    """Of a text or a path."""
+    """A path, given as a text or a path."""
     if isinstance(value, str | Path):
         return Path(value)
     raise InputError(f"{_shown(value)} is no path.", where=where, remedy=f"Give one such as {such_as!r}.")
 
 
 def given_text(value: object, where: str, such_as: str) -> str:
-    """A text that may be empty."""
+    """A text, which may be empty."""
     if isinstance(value, str):
         return value
     raise InputError(f"{_shown(value)} is no text.", where=where, remedy=f"Give one such as {such_as!r}.")
 
 
 def given_choice(value: T, choices: Collection[T], where: str) -> T:
-    """One of a few words."""
+    """The value, if it is one of the choices."""
     if value in choices:
         return value
     raise InputError(
@@ -46,21 +46,21 @@ def given_choice(value: T, choices: Collection[T], where: str) -> T:
 
 
 def given_whole(value: object, where: str) -> int:
-    """A whole number, also one of numpy's."""
+    """A whole number; numpy's are accepted, too."""
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         return operator.index(value)
     raise InputError(f"{_shown(value)} is no whole number.", where=where, remedy="Give one such as 2.")
 
 
 def given_flag(value: object, where: str) -> bool:
-    """True or False, and nothing that merely counts as it."""
+    """True or False; 1 and 0 are refused."""
     if isinstance(value, bool):
         return value
     raise InputError(f"{_shown(value)} is neither True nor False.", where=where, remedy="Give one of them.")
 
 
 def given_interval_s(value: object) -> float:
-    """Seconds."""
+    """A number of seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     raise InputError(
@@ -69,7 +69,7 @@ def given_interval_s(value: object) -> float:
 
 
 def given_options(value: object) -> dict[str, str]:
-    """Options of a policy, in the words in which they stand on a command line."""
+    """Options of a policy, as texts like those of the command line."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -82,14 +82,14 @@ def given_options(value: object) -> dict[str, str]:
 
 
 def given_progress(value: Callable[[str], None] | None) -> Callable[[str], None] | None:
-    """Whom to tell; None: nobody."""
+    """A function that prints progress, or None."""
     if value is None or callable(value):
         return value
     raise InputError(f"{_shown(value)} cannot be called.", where="progress", remedy="Give print, or None.")
 
 
 def given_work(value: object) -> str | tuple[str, ...] | None:
-    """`train.py:train`, the words of a command, or None, which leaves what the study's file says."""
+    """`train.py:train`, the words of a command, or None: as the study file says."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Sequence):
@@ -112,7 +112,7 @@ def _option(name: str, value: object) -> str:
 
 
 def _named(function: object) -> str:
-    """How to name a function, which other processes must be able to import."""
+    """The remedy for a function object: the name by which other processes can import it."""
     why = "other processes import it by that name"
     name, file = getattr(function, "__qualname__", ""), None
     if inspect.isfunction(function) and name.isidentifier():
@@ -123,7 +123,7 @@ def _named(function: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """As it was written, if that is short."""
+    """The value as text if it is short, else its type."""
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__}"
 
@@ -133,7 +133,7 @@ _BUDGET = "Give US dollars; math.inf for none."
 
 
 def given_deadline_s(deadline: float | str | None) -> float | None:
-    """Seconds of a number or a text; None of None, which leaves the deadline of the file."""
+    """A deadline in seconds, from a number or a text; None: the deadline of the file."""
     try:
         given_s = parse_duration_s(deadline) if isinstance(deadline, str) else deadline
     except InputError as error:
@@ -142,14 +142,14 @@ def given_deadline_s(deadline: float | str | None) -> float | None:
 
 
 def deadline_words(deadline: float | str | None) -> str | None:
-    """A deadline as it would be written in a command, by which a run is resumed; None of None."""
+    """A deadline as text, for the command that resumes the run; None stays None."""
     if deadline is None or isinstance(deadline, str):
         return deadline
     return "none" if deadline == math.inf else f"{deadline:.6f}".rstrip("0").rstrip(".")
 
 
 def given_budget_usd(budget_usd: float | None) -> float | None:
-    """US dollars; None of None, which leaves the budget of the file."""
+    """A budget in US dollars; None: the budget of the file."""
     return _above_0(budget_usd, "budget_usd", _BUDGET)
 
 

@@ -1,4 +1,4 @@
-"""What a study is put on, as its file says: slots of this machine, rented nodes, nodes of a Ray cluster."""
+"""The hardware of a study, as its file describes it: this machine, rented nodes, nodes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ MOST_NODES = 10**4
 MOST_SLOTS = 1024
 
 MACHINE = "machine"
-"""The instance type of a whole machine, for policies that hold all its slots from the start."""
+"""Instance type of a whole machine, for policies that hold all its slots from the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSpec:
-    """The machine a study is tuned on; the price holds for a slot of one's own, wherever it is."""
+    """The section [machine]. The price holds for every slot that you own, here or on a cluster."""
 
     slots: int | None = None
-    """Workers it runs at once; None: one for every GPU, or for every core where there is none."""
+    """Workers at the same time; None: one per GPU, or one per core on a machine without GPUs."""
     usd_per_slot_hour: float = 0.0
 
 
 def slots_offer(slots: int, machine: MachineSpec) -> Offer:
-    """Slots of one's own, each of them a node to whoever rents."""
+    """The slots of your own machine; a policy that rents sees each slot as a node."""
     one = Instance(name=SLOT, gpus=1, usd_per_hour=machine.usd_per_slot_hour, own=True)
     return Offer(instances=(one,), max_nodes=slots)
 
 
 def nodes_offer(count: int, slots_each: int, machine: MachineSpec) -> Offer:
-    """Equal nodes of one's own."""
+    """Equal nodes that you own."""
     return Offer(instances=(node_type(slots_each, machine.usd_per_slot_hour),), max_nodes=count)
 
 
 def machine_instance(tuning: Tuning) -> Instance:
-    """All slots of a study's machine as one node."""
+    """All slots of the study's machine as one node type."""
     slot = tuning.instances[0]
     return Instance(name=MACHINE, gpus=tuning.max_nodes, usd_per_hour=slot.usd_per_hour * tuning.max_nodes)
 
 
 def machine_of(fields: Fields) -> MachineSpec:
-    """What a section [machine] says."""
+    """Reads the section [machine]."""
     return MachineSpec(
         slots=fields.whole("slots", at_most=MOST_SLOTS) if "slots" in fields else None,
         usd_per_slot_hour=fields.number("usd_per_slot_hour", 0.0),
@@ -60,7 +60,7 @@ def machine_of(fields: Fields) -> MachineSpec:
 
 
 def cluster_of(fields: Fields, path: Path) -> Offer:
-    """What a section [cluster] says can be rented; price lists lie beside the study."""
+    """Reads the section [cluster]. The path of a price list is relative to the study file."""
     return Offer(
         instances=_instances(fields, path),
         max_nodes=fields.whole("max_nodes", at_most=MOST_NODES),
@@ -69,7 +69,7 @@ def cluster_of(fields: Fields, path: Path) -> Offer:
 
 
 def _instances(cluster: Fields, path: Path) -> tuple[Instance, ...]:
-    """Types of one's own, and those picked by name: from these, the price list, or else the catalogue."""
+    """Types written in the file, and those picked by name: from the file, the price list or the catalogue."""
     listed = read_price_list(path.parent / cluster.text("prices")) if "prices" in cluster else ()
     names = cluster.list("instances", [], of=str, rule='a list of names, such as ["p3.8xlarge"]')
     written = cluster.list("instance", [], of=dict, rule="written as [[cluster.instance]]")
@@ -108,20 +108,20 @@ RAY_KEYS = ("launch", "release", "autoscaler", "start_timeout", "slot")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNodes:
-    """Who brings up the nodes of [cluster]: commands, or Ray's autoscaler."""
+    """How the nodes of [cluster] are launched: by commands, or by Ray's autoscaler."""
 
     launch: str = ""
-    """Run for every node that is wanted; empty: the autoscaler is asked."""
+    """Command that launches one node; empty: the autoscaler launches nodes."""
     release: str = ""
-    """Run for every node that is not wanted any more; not needed where ending `launch` ends the node."""
+    """Command that releases one node; not needed if the node ends with its `launch` command."""
     start_s: float = START_S
-    """A node that is not there so long after it was asked for is not waited for."""
+    """A launch that takes longer than this has failed."""
     slot: Resource = "GPU"
-    """What of a node is a slot."""
+    """The resource of a node that counts as a slot."""
 
 
 def ray_of(fields: Fields) -> RayNodes:
-    """What a section [ray] says."""
+    """Reads the section [ray]."""
     autoscaler = fields.flag("autoscaler", default=False)
     if autoscaler == ("launch" in fields):
         raise InputError(
@@ -132,7 +132,7 @@ def ray_of(fields: Fields) -> RayNodes:
         )
     if autoscaler and "release" in fields:
         raise InputError(
-            "release stands beside autoscaler, which lets go of nodes itself.",
+            "release stands beside autoscaler, which releases nodes itself.",
             where=fields.where("release"),
             remedy="Leave it out.",
         )

@@ -1,4 +1,4 @@
-"""Reading sections of a file people write: every value is checked, and every complaint says where."""
+"""Typed access to the tables of a TOML file. An error names the place, the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from stretto.core.errors import InputError, did_you_mean
 from stretto.core.units import parse_duration_s
 
 LARGEST = 10**9
-"""Nobody means a larger number, and arithmetic stays exact."""
+"""Larger numbers are mistakes; up to here arithmetic is exact."""
 
 
 class _Required:
-    """Stands where a default would: there is none."""
+    """Marks a value that has no default."""
 
 
 REQUIRED: Final = _Required()
 
 
 class Fields:
-    """One table of a file. A key it does not know is refused when it is made."""
+    """One table of a file. An unknown key raises an error at once."""
 
     def __init__(self, table: object, known: Sequence[str], *, file: str, name: str) -> None:
         self._file = file
@@ -103,7 +103,7 @@ class Fields:
         above: float | None = None,
         below: float = math.inf,
     ) -> float:
-        """A number, 0 or more; or above and below something."""
+        """A finite number of 0 or more; or greater than `above` and less than `below`."""
         rule = "a finite number, 0 or more" if above is None else f"a finite number above {above:g}"
         rule += f" and below {below:g}" if below < math.inf else f", at most {LARGEST:g}"
         value = _finite(self.raw(key, default, rule=rule))
@@ -118,7 +118,7 @@ class Fields:
         return value
 
     def duration_s(self, key: str) -> float:
-        """Seconds above 0, as a number or a text such as 1h30m."""
+        """A duration above 0, in seconds; written as a number or a text such as 1h30m."""
         value = self.raw(key, rule="a duration such as 90, 20m or 1h30m")
         seconds = parse_duration_s(value, where=self.where(key)) if isinstance(value, str) else _finite(value)
         if seconds is None or not 0 < seconds < math.inf:
@@ -142,7 +142,7 @@ MOST_NAME_CHARACTERS = 100
 
 
 MOST_NAME_BYTES = 200
-"""In UTF-8. File systems allow 255, and names of files are made of it."""
+"""In UTF-8. File systems allow 255, and file names add a suffix."""
 
 
 NAME_RULE = (
@@ -152,7 +152,7 @@ NAME_RULE = (
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether every file system takes it for a folder of ours."""
+    """Whether every file system accepts this as the name of a folder."""
     if name in {"", ".", ".."} or "/" in name or not name.isprintable():
         return False
     return len(name) <= MOST_NAME_CHARACTERS and len(name.encode()) <= MOST_NAME_BYTES

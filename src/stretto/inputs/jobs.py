@@ -1,4 +1,4 @@
-"""Reading a file of jobs: what each trains, how far, and how far it may be stretched."""
+"""Reads a file of jobs: what each job trains, for how many epochs, and on how many GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_BATCH = 10**7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """What the file says of a batch size; None: it is asked of the training code."""
+    """The batch sizes in the file; None: the training code decides."""
 
     initial: int | None = None
     max: int | None = None
@@ -37,14 +37,14 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job as the file has it."""
+    """One job as it is written in the file."""
 
     name: str
     work: RealWork
     epochs: int
     min_workers: int
     max_workers: int | None
-    """None: as many as there are slots."""
+    """None: all slots."""
     batch: BatchSpec
     tier: Tier | None
     """None: adaptive if the training code is, else elastic; a command is rigid."""
@@ -63,13 +63,13 @@ class JobsFile:
 
 
 def read_jobs(path: Path | str) -> JobsFile:
-    """The jobs of a TOML file; InputError with place, value, rule and remedy for anything wrong in it."""
+    """Reads the jobs of a TOML file; an InputError names the place, value, rule and remedy."""
     path = Path(path)
     return jobs_of(parse_toml(read_text(path, "jobs"), path, "jobs"), path)
 
 
 def jobs_of(tables: dict[str, Any], path: Path) -> JobsFile:
-    """The jobs of the tables of a file."""
+    """Reads the jobs of a parsed file."""
     if "study" in tables and "job" not in tables:
         raise InputError(
             "is a study, not a file of jobs.",
@@ -100,7 +100,7 @@ def jobs_of(tables: dict[str, Any], path: Path) -> JobsFile:
 
 
 def complete(spec: JobSpec, described: Described | None, slots: int) -> Job:
-    """The job, with what the file leaves out as its training code describes itself."""
+    """The whole job: what the file leaves out comes from the training code."""
     batch = _limits(spec, described)
     tier = spec.tier or (Tier.RIGID if described is None else _tier(described))
     if tier is Tier.ADAPTIVE and described is not None and not described.adaptive:
@@ -135,7 +135,7 @@ def _tier(described: Described) -> Tier:
 
 
 def _limits(spec: JobSpec, described: Described | None) -> BatchLimits:
-    """The file's bounds where it has them, else the code's."""
+    """The bounds of the file, or else those of the training code."""
     said = spec.batch
     if described is None:
         if said.initial is None:
@@ -162,7 +162,7 @@ def _limits(spec: JobSpec, described: Described | None) -> BatchLimits:
 
 
 def _check_bounds(spec: JobSpec, described: Described) -> None:
-    """The file may narrow what the training code allows; InputError where it asks for more or other."""
+    """The file may only narrow the bounds of the training code; anything else is an InputError."""
     said, place = spec.batch, f"job {spec.name}: batch"
     if said.initial not in {None, described.batch}:
         raise InputError(
@@ -248,7 +248,7 @@ def _batch(fields: Fields) -> BatchSpec:
 
 
 def _submit_s(fields: Fields) -> float:
-    """Seconds after the run's start, 0 included."""
+    """Seconds after the start of the run; 0 is allowed."""
     value = fields.raw("submit_at", 0)
     if isinstance(value, str):
         return parse_duration_s(value, where=fields.where("submit_at"))

@@ -1,4 +1,4 @@
-"""The profile of a training script: the file that measuring writes, and what it lets a planner believe."""
+"""The profile of a training script: the file that `stretto profile` writes, and what a planner believes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from stretto.system.plain_json import UnreadableError, checksum, read_json
 from stretto.system.private_files import make_private_folder, write_private
 
 PACE_SD = 0.065
-"""How much a machine's pace differs from what it was during a probe, relative to it.
+"""Relative standard deviation of a machine's speed, compared with its speed during the probe.
 `benchmarks/prediction.py --calibrate` measures it on other studies than the benchmark reports on: 0.05 at one
 time, 0.08 at another, but 0.28 of a network whose epochs take milliseconds."""
 CROWD_SD = 0.2
-"""How much epochs beside busy neighbours differ from those of a worker that had the machine to itself, where
-only these were timed, relative to them. Chosen by hand."""
+"""Relative error of epoch times beside busy neighbours, if only a worker alone on the machine was timed.
+Chosen by hand."""
 LONE_CHANCE = 1.08
-"""By so much some seconds of training differ from the next ones, whoever trains beside them."""
+"""Chance: two stretches of the same training differ by up to this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProfile(Profile):
-    """Of trials that run where they were probed: all slots busy, and what changes when few of them are."""
+    """The profile of trials on the machine that was probed: all slots busy, and what changes when few are."""
 
     slots: int
     lone_epoch: float
@@ -47,11 +47,11 @@ class MachineProfile(Profile):
     """What a start or resize to several workers costs."""
 
     def epoch_factor(self, busy: int) -> float:
-        """Time of an epoch while so many slots are busy, relative to all of them: linear in between."""
+        """Epoch time while `busy` slots are busy, relative to all slots busy; linear in between."""
         return self.lone_epoch + (1.0 - self.lone_epoch) * self._crowding(busy)
 
     def start_s_at(self, busy: int, workers: int = 1) -> float:
-        """What a start of so many workers costs while so many slots are busy."""
+        """Cost of starting `workers` workers while `busy` slots are busy."""
         if workers > 1:
             return self.gang_start_s
         return self.lone_start_s + (self.start_s - self.lone_start_s) * self._crowding(busy)
@@ -61,16 +61,16 @@ class MachineProfile(Profile):
 
 
 def beyond_chance(ratio: float) -> float:
-    """Of time alone to time in company, what is not chance; idle neighbours slow nobody down."""
+    """The ratio of epoch time alone to epoch time beside others, less what may be chance; at most 1."""
     return min(ratio * LONE_CHANCE, 1.0)
 
 
 def at_another_time(
     latency: LatencyPosterior, rng: np.random.Generator, *, crowded: bool = False
 ) -> LatencyPosterior:
-    """The same machine later: one factor of mean 1 for all that runs on it, exp(s z - s^2 / 2).
+    """The same machine at a later time: one factor of mean 1 for all trials, exp(s z - s^2 / 2).
 
-    `crowded`: by then it is busier than it was, too.
+    `crowded`: the machine will also be busier than it was.
     """
     draws, sd = latency.draws, float(np.hypot(PACE_SD, CROWD_SD)) if crowded else PACE_SD
     normal = rng.standard_normal(len(draws.epoch_s))
@@ -81,23 +81,23 @@ def at_another_time(
 FORMAT = "stretto-profile"
 VERSION = 1
 CHECK = "check"
-"""The checksum of all else in the file, which those of 0.1 do not have."""
+"""Key of the checksum over the rest of the file. Files of 0.1 have none."""
 START_SD = 0.3
-"""How much what starts cost differs from what a probe saw, relative to it; chosen like `PACE_SD`."""
+"""Relative standard deviation of the cost of a start, compared with the probe; chosen like `PACE_SD`."""
 LEAST_STARTS = 3
-"""Of fewer it cannot be said how much they differ .."""
+"""With fewer starts their spread is unknown .."""
 UNKNOWN_START_SD = 0.5
-""".. and half of it is taken."""
+""".. and this is assumed."""
 
 _REMEDY = "Measure again with `stretto profile`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedEpoch:
-    """One whole epoch that ran undisturbed, while the other slots were as busy as in a study."""
+    """One whole epoch, timed while the other slots were as busy as in a study."""
 
     config: int
-    """Which of the configurations."""
+    """Index of the configuration."""
     workers: int
     epoch_s: float
     first: bool
@@ -108,45 +108,45 @@ class TimedEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedConfig:
-    """A configuration whose training failed while it was tried."""
+    """A configuration whose training failed during the probe."""
 
     config: int
-    """Which of the configurations."""
+    """Index of the configuration."""
     error: str
-    """What its traceback says in the end."""
+    """Last line of the traceback."""
     log: str = ""
-    """Where what it printed is kept; empty: nowhere."""
+    """Path of its log; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedNode:
-    """A node that was launched to measure on, and let go of afterwards."""
+    """A node that was launched for the probe and released afterwards."""
 
     instance: str
     queue_s: float
-    """How long its request waited."""
+    """Time its request waited."""
     init_s: float
-    """How long it then took to be of use, with the training code loaded."""
+    """Time until it was ready, with the training code loaded."""
     cost_usd: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What tells a measurement from those of other code, machines and studies."""
+    """Where a measurement comes from: which code, machine and study."""
 
     code: str
-    """Digest of the training code's files, as far as they are known."""
+    """Digest of the files of the training code that are known."""
     machine: str
-    """Where the command was given and, without a cluster, the devices that it used."""
+    """The host and, without a cluster, the devices that were used."""
     nodes: tuple[str, ...]
-    """Of a cluster, if some were there to measure on."""
+    """Nodes of the cluster that were measured on."""
     study: str
-    """Digest of what the study's file says, but for what has no part in its speed."""
+    """Digest of the parts of the study file that affect speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
-    """What a probe saw. Times in seconds; what is empty or None was not measured."""
+    """What a probe measured. Times are in seconds; empty or None: not measured."""
 
     what: str
     """The entry or command."""
@@ -156,41 +156,41 @@ class MeasuredProfile:
     configs: tuple[dict[str, Value], ...]
     epochs: tuple[TimedEpoch, ...]
     speeds: tuple[SpeedSample, ...]
-    """One mean for each number of workers and batch size, all of one configuration."""
+    """The mean for each number of workers and batch size, all of one configuration."""
     warm_up_s: float | None
     """The very first start, which also loads the training code."""
     starts_s: tuple[float, ...]
     resizes_s: tuple[float, ...]
     examples: int | None
-    """Of an epoch, as the training code says."""
+    """Examples of an epoch, as the training code reports."""
     speed: AllReduceSpeed | None
     """The model of a step's time, fitted to `speeds`."""
     not_measured: tuple[str, ...]
-    """What a reader might look for and will not find, in words."""
+    """Sentences on what is missing."""
     lone_starts_s: tuple[float, ...] = ()
     """Starts while the other slots were idle."""
     gang_starts_s: tuple[float, ...] = ()
-    """Starts of several workers at once; all others are of one."""
+    """Starts of several workers at once; `starts_s` and `lone_starts_s` are of one worker."""
     node: ProbedNode | None = None
-    """Where a node had to be launched for it."""
+    """The node that was launched for the probe, if any."""
     origin: Origin | None = None
-    """None: not written down."""
+    """None: unknown."""
     given_s: float | None = None
-    """What the probe was to take at most, once it trains; None: not written down."""
+    """Time limit of the probe from the first training step on; None: unknown."""
     cut_short: bool = False
-    """It would have gone on, had there been more time."""
+    """The time limit ended the probe early."""
     most_workers: int | None = None
-    """Of a gang, where not all slots may go to one."""
+    """Largest number of workers of one trial, if that is less than all slots."""
     failed: tuple[FailedConfig, ...] = ()
 
     @property
     def tells_epochs(self) -> bool:
-        """Whether anything says how long an epoch takes."""
+        """Whether the length of an epoch is known."""
         return bool(self.epochs) or (self.examples is not None and self.examples_per_s(1) is not None)
 
     @property
     def failure(self) -> str:
-        """A line on the configurations that failed; empty if none did."""
+        """One line about the configurations that failed; empty if none did."""
         if not self.failed:
             return ""
         first = self.failed[0]
@@ -208,7 +208,7 @@ class MeasuredProfile:
         return self.slots > 1 and lone == {True}
 
     def epoch_times_s(self, workers: int, config: int | None = None, *, lone: bool = False) -> list[float]:
-        """Steady epochs with so many workers; first ones, or lone ones, only where there are no others."""
+        """Times of steady epochs with `workers` workers; first or lone epochs only if there are no others."""
         lone = lone or (workers == 1 and self.only_lone)
         seen = [
             one
@@ -219,7 +219,7 @@ class MeasuredProfile:
 
     @property
     def worker_counts(self) -> tuple[int, ...]:
-        """Those of which epochs or steps were timed."""
+        """Numbers of workers for which epochs or steps were timed."""
         epochs, steps = (one.workers for one in self.epochs), (one.workers for one in self.speeds)
         return tuple(sorted({*epochs, *steps}))
 
@@ -238,7 +238,7 @@ class MeasuredProfile:
         return None if alone_rate is None or rate is None else rate / alone_rate
 
     def examples_per_s(self, workers: int) -> float | None:
-        """The best over batch sizes."""
+        """The highest rate over all batch sizes; None: not measured."""
         rates = [
             workers * one.atomic / one.step_s
             for one in self.speeds
@@ -248,7 +248,7 @@ class MeasuredProfile:
 
     @property
     def lone_epoch(self) -> float:
-        """Time of an epoch while the other slots are idle, relative to when they are busy; 1: not known."""
+        """Epoch time while the other slots are idle, relative to when they are busy; 1: not measured."""
         ratios = [
             median(lone) / median(busy)
             for config in range(len(self.configs))
@@ -258,14 +258,14 @@ class MeasuredProfile:
 
     @property
     def lone_start_s(self) -> float:
-        """What a start costs while the other slots are idle; as ever where that was not measured."""
+        """Cost of a start while the other slots are idle; that of any start if it was not measured."""
         if not self.lone_starts_s:
             return self.start_s
         return median(self.lone_starts_s) + self.first_epoch_extra_s
 
     @property
     def first_epoch_extra_s(self) -> float:
-        """How much longer than the others the first epoch after a start takes, where both were seen."""
+        """How much longer the first epoch after a start takes than later ones, if both were timed."""
         extra = [
             one.epoch_s - fmean(steady)
             for one in self.epochs
@@ -283,10 +283,10 @@ class MeasuredProfile:
 
     @property
     def start_s(self) -> float:
-        """What a start of a warm trial costs: until it trains, and what its first epoch takes longer.
+        """Cost of a warm start: the time until it trains, plus the extra time of its first epoch.
 
-        By the median, as the first checkpoint of a process takes several times as long as those after it.
-        Not measured: the first start, which is an upper bound; not even that: the usual prior.
+        The median, because the first checkpoint of a process takes several times as long as later ones.
+        If no warm start was measured, the first start is an upper bound; otherwise the usual prior.
         """
         if self.starts_s:
             return median(self.starts_s) + self.first_epoch_extra_s
@@ -294,18 +294,18 @@ class MeasuredProfile:
 
     @property
     def loading_s(self) -> float:
-        """How much longer than others the very first start took."""
+        """How much longer the very first start took than others."""
         return max((self.warm_up_s or 0.0) - self.start_s, 0.0)
 
     @property
     def gang_start_s(self) -> float:
-        """What it costs to start several workers, or to make one of them several."""
+        """Cost of starting several workers, or of resizing one worker to several."""
         seen = (*self.resizes_s, *self.gang_starts_s)
         return median(seen) + self.first_epoch_extra_s if seen else self.start_s
 
     @property
     def start_sd(self) -> float:
-        """How far off the cost of starts may be, relative to it."""
+        """Relative uncertainty of the cost of a start."""
         seen = self.starts_s
         if len(seen) < LEAST_STARTS or not any(seen):
             return UNKNOWN_START_SD
@@ -313,7 +313,7 @@ class MeasuredProfile:
 
     @property
     def scaling(self) -> Scaling:
-        """Speed by workers as measured; more workers than were tried are believed to gain nothing."""
+        """Measured speed by workers; more workers than were tried gain nothing."""
         known = ((workers, self.speedup(workers)) for workers in self.worker_counts if workers > 1)
         return Scaling(((1, 1.0), *((workers, speedup) for workers, speedup in known if speedup is not None)))
 
@@ -325,10 +325,10 @@ def believe(
     queue_s: SpreadBelief | None = None,
     init_s: SpreadBelief | None = None,
 ) -> Profile:
-    """What a plan may believe after the probe: few epochs leave much in doubt, and the draws show it.
+    """The belief for a plan after the probe; the fewer epochs were timed, the wider are its draws.
 
-    `same_machine`: trials will run where the probe ran, so that no node is faster or slower than another;
-    but its pace may be another by then. `queue_s` and `init_s` were believed of nodes that are launched.
+    `same_machine`: trials run where the probe ran. Then nodes do not differ, but the machine's speed may have
+    changed. `queue_s` and `init_s` are the prior delays of nodes that are launched.
     """
     queue_s, init_s = Spread(0.0) if queue_s is None else queue_s, Spread(0.0) if init_s is None else init_s
     if measured.node is not None and not same_machine:
@@ -363,7 +363,7 @@ def believe(
 
 
 def _observations(measured: MeasuredProfile, scaling: Scaling) -> list[Observation]:
-    """Steady epochs by configuration; if no epoch was ever whole, one worked out from a step's time."""
+    """Steady epochs by configuration; if none was completed, one computed from the time of a step."""
     timed = [
         Observation(trial=str(config), node="here", epoch_s=epoch_s, speed=scaling.speedup(workers))
         for config in range(len(measured.configs))
@@ -379,7 +379,7 @@ def _observations(measured: MeasuredProfile, scaling: Scaling) -> list[Observati
 
 
 def profile_json(measured: MeasuredProfile) -> dict[str, Any]:
-    """The file's content, and the answer for machines."""
+    """The profile as JSON data: the content of the file, and the answer of `--json`."""
     measures: dict[str, Any] = msgspec.to_builtins(measured)
     fields = {"format": FORMAT, "version": VERSION, **measures}
     return {**fields, CHECK: checksum(fields)}
@@ -393,7 +393,7 @@ def write_profile(path: Path, measured: MeasuredProfile) -> None:
 
 
 def read_profile(path: Path) -> MeasuredProfile:
-    """The profile of a file; InputError for anything that is none."""
+    """Reads a profile; InputError if the file is not one."""
     where = str(path)
     try:
         fields = read_json(path)
@@ -425,7 +425,7 @@ def read_profile(path: Path) -> MeasuredProfile:
 
 
 def spent_usd(path: Path) -> float:
-    """What it cost to measure the profile of a file; nothing if there is none."""
+    """Cost of measuring the profile in this file; 0 if there is no such file."""
     node = read_profile(path).node if path.is_file() else None
     return 0.0 if node is None else node.cost_usd
 
@@ -435,7 +435,7 @@ def _short(value: Value) -> str:
 
 
 def _check(measured: MeasuredProfile, where: str) -> None:
-    """Times that a plan divides by are positive, and what was seen belongs to a configuration."""
+    """Times must be positive, and every measurement must belong to a configuration."""
     times = [*(one.epoch_s for one in measured.epochs), *(one.step_s for one in measured.speeds)]
     counts = [measured.slots, *measured.worker_counts, 1 if measured.examples is None else measured.examples]
     starts_s = (*measured.starts_s, *measured.lone_starts_s, *measured.gang_starts_s)
@@ -452,27 +452,27 @@ def _check(measured: MeasuredProfile, where: str) -> None:
 
 
 LEAST_OTHERS = 3
-"""Points that a model is fitted to when another is left out."""
+"""Least number of points to fit a model to when one is left out."""
 
 
 def fit_speed(speeds: Sequence[SpeedSample]) -> AllReduceSpeed | None:
-    """The model of a step's time; None of no steps."""
+    """The model of the step time; None if no step was timed."""
     return fit_all_reduce(speeds) if speeds else None
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """How far the model is from one measured step time, relative to it."""
+    """Relative error of the model at one measured step time."""
 
     sample: SpeedSample
     fitted_s: float
     residual: float
     left_out: float | None
-    """The error of a model fitted to all others; None: too few others, or none with as many workers."""
+    """Error of a model fitted to all other points; None: too few others, or none with as many workers."""
 
 
 def fit_errors(speeds: Sequence[SpeedSample]) -> tuple[FitError, ...]:
-    """The model's error on every measured point, and on each when it is left out."""
+    """The error of the model at every measured point, fitted with and without that point."""
     model = fit_speed(speeds)
     if model is None:
         return ()

@@ -1,9 +1,9 @@
-"""Reading a cluster's state from a file, for one decision about it.
+"""Reads the state of a cluster from a JSON file, for one decision.
 
 A snapshot is a JSON object:
 
     nodes   {id: GPUs}, or {id: {"gpu": .., "cpu": .., "memory_gib": .., "bandwidth_gbps": ..}}
-    jobs    a list; of each job `key` is required, the rest has the defaults of `SnapshotJob`
+    jobs    a list; a job needs a `key`, the rest has the defaults of `SnapshotJob`
     time    seconds since some start (optional)
 
 docs/snapshot.md describes every field with an example.
@@ -31,20 +31,20 @@ from stretto.models.speed import MAX_OVERLAP, AllReduceSpeed
 from stretto.policies.base import ClusterView, JobView
 
 RESTART_S = 30.0
-"""Cost of a restart that Pollux' objective assumes."""
+"""Restart cost in Pollux' objective."""
 
 LARGEST = 10**9
-"""Nobody has more GPUs, or takes larger batches, and arithmetic stays exact."""
+"""Larger counts are mistakes; up to here arithmetic is exact."""
 
 MOST_SECONDS = 1e15
-"""Times beyond thirty million years are mistakes: of their unit, as a rule."""
+"""Longer times (thirty million years) are mistakes, usually of the unit."""
 LEAST_UNITS, MOST_UNITS = 1e-6, 1e18
 MOST_AMOUNT = 1e12
-"""Of cores, GiB or Gbit/s of a node."""
+"""Most cores, GiB or Gbit/s of a node."""
 LEAST_AMOUNT = 1e-6
-"""What there is less of, there is nothing of."""
+"""Least amount that is not 0."""
 LEAST_TIME_S, MOST_TIME_S = 1e-12, 1e9
-"""Between these a speed model can be computed with."""
+"""Range of times in which a speed model is numerically sound."""
 MOST_NOISE = 1e100
 
 UNSAID = BatchLimits(initial=1, requested=1, max=LARGEST, per_gpu_min=1, per_gpu_max=1)
@@ -72,20 +72,20 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
     key: str
     application: str = ""
     base: list[str | int] | dict[str, Count] = msgspec.field(default_factory=list)
-    """What it holds: node ids, one for each GPU, or {node: GPUs}."""
+    """What it holds: one node id per GPU, or {node: GPUs}."""
     perf_params: Annotated[list[float], msgspec.Meta(min_length=7, max_length=7)] | None = None
     grad_params: Annotated[list[float], msgspec.Meta(min_length=2, max_length=2)] | None = None
     init_batch_size: Count | None = None
     max_batch_size: Count | None = None
     batch_size: Count | None = None
-    """Total batch of a job whose batch is not adapted; the initial one if not given."""
+    """Total batch of a job that is not adaptive; None: the initial batch."""
     atomic_bsz_range: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)] | None = None
     accumulation: bool = True
     min_replicas: CountOrNone = 0
     max_replicas: Count | None = None
-    """What it holds, asked for or takes at least, if not given."""
+    """None: the largest of what it holds, requested and needs at least."""
     num_replicas: Count | None = None
-    """What its owner asked for; what it holds, or the nearest it takes, if not given."""
+    """What its owner requested; None: what it holds, within the limits."""
     tier: Tier = Tier.ADAPTIVE
     attained_service: Seconds = 0.0
     age: Seconds = 0.0
@@ -93,7 +93,7 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
     creation_timestamp: Moment | None = None
     preemptible: bool = True
     work_total: Units | None = None
-    """Statistical units in all, and done so far: steps at the initial batch size."""
+    """Total statistical units (steps at the initial batch size); `work_done` of them are done."""
     work_done: Units = 0.0
 
 
@@ -102,11 +102,11 @@ class SnapshotFile(msgspec.Struct, forbid_unknown_fields=True):
     jobs: list[SnapshotJob]
     time: Moment = 0.0
     note: str = ""
-    """For people; nothing reads it."""
+    """A comment; it is ignored."""
 
 
 def read_snapshot(path: Path | str) -> ClusterView:
-    """The view of a snapshot file; InputError with place, value, rule and remedy for anything wrong in it."""
+    """Reads the view in a snapshot file; an InputError names the place, value, rule and remedy."""
     path = given_path(path, "path", "cluster.json")
     try:
         raw = path.read_bytes()
@@ -238,7 +238,7 @@ def _job(entry: SnapshotJob, snapshot: SnapshotFile, allocation: Allocation, whe
 
 
 def _batch(entry: SnapshotJob, where: str) -> BatchLimits:
-    """The limits; a job that was never profiled need not have any, and gets no batch size."""
+    """The batch limits; a job that was never profiled may leave them out, and then gets no batch size."""
     if entry.init_batch_size is None:
         if entry.perf_params is not None:
             raise InputError(
@@ -311,11 +311,11 @@ def _capacity(size: int | NodeSize, where: str) -> Resources:
 
 
 def _line(raw: bytes, message: str) -> int:
-    """The line a decoder's message means, which names a byte."""
+    """The line of the byte that a decoder's message names."""
     digits = "".join(char for char in message.rpartition("byte ")[2] if char.isdigit())
     return raw[: int(digits)].count(b"\n") + 1 if digits else 1
 
 
 def has_batch_limits(job: Job) -> bool:
-    """Whether a snapshot said anything about the job's batch sizes."""
+    """Whether the snapshot has batch sizes for the job."""
     return job.batch != UNSAID

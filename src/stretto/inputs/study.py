@@ -1,4 +1,4 @@
-"""Reading a study file: what is tuned, within which limits, on what, and what is believed and true of it."""
+"""Reads a study file: what is tuned, the limits, the hardware, believed speeds, and the simulated truth."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from stretto.search.space import SPACE_FORMS, Space, parse_space
 from stretto.search.study import Study
 
 MOST_VARIATION = 10.0
-"""A standard deviation of more means than this is a slip."""
+"""A standard deviation of more than this many means is a mistake."""
 
 
 def read_spread(fields: Fields, key: str, default: SpreadBelief) -> SpreadBelief:
-    """A mean and a standard deviation, or a number that does not vary."""
+    """A mean with a standard deviation, or a single number."""
     if not isinstance(fields.raw(key, None), dict):
         return Spread(fields.number(key)) if key in fields else default
     table = fields.table(key, ("mean", "sd"))
@@ -55,7 +55,7 @@ def _sd(table: Fields, key: str, mean: float) -> float:
 
 
 def read_latency(fields: Fields) -> Latency:
-    """An epoch's time, with how much it varies.
+    """The time of an epoch and its variation.
 
     The factors of trial, node and epoch multiply, so 1 + the relative variance of the whole is the product of
     1 + theirs. An sd alone is shared out equally: 1 + v = (1 + (sd / mean)^2)^(1/3) for each.
@@ -71,7 +71,7 @@ def read_latency(fields: Fields) -> Latency:
     for part in parts:
         if part in table:
             raise InputError(
-                f"{part} stands beside sd, which covers it.",
+                f"{part} is given beside sd, which covers it.",
                 where=table.where(part),
                 remedy=f"Give sd, or {', '.join(parts)}.",
             )
@@ -116,15 +116,15 @@ PROFILE_KEYS = (*SPEED_KEYS, "file")
 WORLD_KEYS = ("curves", *SPEED_KEYS, "queue_s", "init_s")
 
 LONGEST_LINE = 20_000
-"""Characters: a key of as many parts would take minutes to read."""
+"""In characters. A longer dotted key would take minutes to parse."""
 
 UNKNOWN_PROFILE = Profile(latency=Latency(epoch_s=1.0), scaling=Scaling(((1, 1.0),)))
-"""Stands for a profile that is still to be measured."""
+"""Placeholder for a profile that is not measured yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rented:
-    """Nodes that come when they are wished for."""
+    """Nodes that are launched on request."""
 
     offer: Offer
     nodes: RayNodes
@@ -134,7 +134,7 @@ class Rented:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOutline:
-    """What a study file says of the study itself, wherever it runs."""
+    """The parts of a study file that do not depend on where it runs."""
 
     study: Study
     space: Space
@@ -142,19 +142,19 @@ class StudyOutline:
     limits: Limits
     machine: MachineSpec
     entry: str | None
-    """`train.py:train`, relative to the file's folder."""
+    """`train.py:train`, relative to the folder of the file."""
     command: tuple[str, ...]
-    """What to run for a trial instead; empty if nothing is said."""
+    """Command of a trial; empty if the file has none."""
     checkpoints: bool
-    """The command saves on SIGTERM and goes on from there when it is started again."""
+    """The command saves on SIGTERM and resumes when it is started again."""
     in_folder: bool
-    """Each trial's command runs in a folder of its own."""
+    """The command of each trial runs in a separate folder."""
     profile: Profile | None
-    """None: not known yet."""
+    """None: not measured yet."""
     has_cluster: bool
-    """It says what could be rented elsewhere."""
+    """Whether it has a section [cluster]."""
     rented: Rented | None
-    """What really is rented on a Ray cluster, and by whom it is brought up; None without a section [ray]."""
+    """The nodes that are launched on a Ray cluster, and how; None without a section [ray]."""
     tables: dict[str, Any]
     """The file as it was written."""
     path: Path
@@ -162,7 +162,7 @@ class StudyOutline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSpec:
-    """What is really so, for simulations: where learning curves come from, and the true speeds."""
+    """The truth of simulations: the source of learning curves, and the true speeds."""
 
     curves: str
     profile: Profile
@@ -170,30 +170,30 @@ class WorldSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFile:
-    """Everything a study file says."""
+    """The content of a study file."""
 
     tuning: Tuning
     space: Space
     sampler: str
     fixed_nodes: int
-    """Nodes of the first instance type, for the policies that do not rent."""
+    """Nodes of the first instance type, for policies that do not rent."""
     world: WorldSpec
     path: Path
 
 
 def read_study(path: Path | str) -> StudyFile:
-    """The study of a TOML file; InputError with place, value, rule and remedy for anything wrong in it."""
+    """Reads the study of a TOML file; an InputError names the place, value, rule and remedy."""
     path = given_path(path, "path", "study.toml")
     return parse_study(read_text(path, "study"), path)
 
 
 def read_outline(path: Path | str) -> StudyOutline:
-    """The study of a TOML file that need not say what it is trained on, nor how fast that is."""
+    """Reads the study of a TOML file that may lack a cluster and a profile."""
     return outline_of(parse_toml(read_text(Path(path), "study"), Path(path), "study"), Path(path))
 
 
 def read_text(path: Path, what: str) -> str:
-    """A file people write; `what` it is, `stretto init` has an example of."""
+    """Reads a text file; the remedy of an error is `stretto init WHAT`, which writes an example."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -207,12 +207,12 @@ def read_text(path: Path, what: str) -> str:
 
 
 def parse_study(text: str, path: Path) -> StudyFile:
-    """The study of a TOML text; `path` says where it is from, and price lists lie beside it."""
+    """Reads the study in a TOML text; `path` is for messages, and other files are relative to it."""
     return study_of(parse_toml(text, path, "study"), path)
 
 
 def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
-    """The tables of a file's text."""
+    """Parses TOML and checks every value."""
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > LONGEST_LINE:
             raise InputError(
@@ -233,7 +233,7 @@ def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
 
 
 def study_of(tables: dict[str, Any], path: Path) -> StudyFile:
-    """The study of the tables of a file, with what is needed to plan it: what to train on, and how fast."""
+    """Reads all that a plan needs, hardware and speeds included, from a parsed study file."""
     outline = outline_of(tables, path)
     if outline.profile is None:
         raise InputError(
@@ -269,7 +269,7 @@ def study_of(tables: dict[str, Any], path: Path) -> StudyFile:
 
 
 def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
-    """What the tables of a file say of the study itself."""
+    """Reads the outline from a parsed study file."""
     file = str(path)
     if "job" in tables and "study" not in tables:
         raise InputError(
@@ -282,7 +282,7 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
     world = sections.table("world", WORLD_KEYS, {})
     if "entry" in fields and "command" in fields:
         raise InputError(
-            "entry and command are both there.", where=fields.where("entry"), remedy="Keep one of them."
+            "entry and command are both given.", where=fields.where("entry"), remedy="Keep one of them."
         )
     return StudyOutline(
         study=study_in(sections),
@@ -305,7 +305,7 @@ def outline_of(tables: dict[str, Any], path: Path) -> StudyOutline:
 
 
 def belief_of(measured: MeasuredProfile, outline: StudyOutline, offer: Offer) -> Profile:
-    """Trials run where the probe did, unless the nodes of [cluster] are brought up for them."""
+    """The belief after a probe: trials run where it ran, unless nodes of [cluster] are launched for them."""
     rented = outline.rented
     if rented is None or offer != rented.offer:
         return believe(measured)
@@ -315,9 +315,9 @@ def belief_of(measured: MeasuredProfile, outline: StudyOutline, offer: Offer) ->
 def tuning_on(
     offer: Offer, outline: StudyOutline, profile: Profile, limits: Limits, *, elastic: bool
 ) -> Tuning:
-    """A study on what there is.
+    """The study on the given hardware.
 
-    To trials that are not `elastic` more slots are of no use, as they would begin anew with them.
+    Trials that are not `elastic` cannot use more slots: they would have to start over.
     """
     return Tuning(
         study=outline.study,
@@ -348,7 +348,7 @@ def _really_rented(sections: Fields, rented: Fields | None, path: Path) -> Rente
         return None
     if rented is None:
         raise InputError(
-            "there is a section [ray], but no [cluster] that says which nodes it brings up.",
+            "there is a section [ray], but no [cluster] that says which nodes it launches.",
             where=f"{path}: ray",
             remedy=f"Give a table [cluster] with {', '.join(RENT_KEYS)}.",
         )
@@ -362,7 +362,7 @@ def _really_rented(sections: Fields, rented: Fields | None, path: Path) -> Rente
 
 
 def _delays(rented: Fields | None) -> tuple[SpreadBelief, SpreadBelief]:
-    """How long a node waits to be begun with, and then to be of use."""
+    """The time a node waits in the queue, and then needs to initialise."""
     at_once = Spread(0.0)
     if rented is None:
         return at_once, at_once
@@ -370,7 +370,7 @@ def _delays(rented: Fields | None) -> tuple[SpreadBelief, SpreadBelief]:
 
 
 def _check_values(tables: dict[str, Any], file: str) -> None:
-    """InputError that names the key for values that could not be written down and read again the same."""
+    """Refuses values that do not survive being written and read again; the error names the key."""
     to_see: list[tuple[str, int, Any]] = [("", 0, tables)]
     while to_see:
         key, depth, value = to_see.pop()
@@ -405,7 +405,7 @@ def _check_names(table: dict[str, Any], where: str) -> None:
 
 
 def _fitting(key: str, remedy: str) -> str:
-    """The remedy for a hyperparameter's value, or what fits where other things are written."""
+    """The remedy that fits the section in which the value stands."""
     if ".config." in key or ".choice[" in key:
         return remedy
     if key.startswith("space."):
@@ -414,7 +414,7 @@ def _fitting(key: str, remedy: str) -> str:
 
 
 def _unusable(value: object) -> tuple[str, str] | None:
-    """What is wrong with a single value, and the remedy."""
+    """The problem with a single value and the remedy; None if it is fine."""
     match value:
         case bool():
             return None
@@ -444,7 +444,7 @@ def _profile(fields: Fields, rented: Fields | None, path: Path) -> Profile:
         for key in SPEED_KEYS:
             if key in fields:
                 raise InputError(
-                    f"{key} stands beside file, which has it.",
+                    f"{key} is given beside file, which has it.",
                     where=fields.where(key),
                     remedy="Keep one of them.",
                 )
@@ -460,7 +460,7 @@ def _profile(fields: Fields, rented: Fields | None, path: Path) -> Profile:
 
 
 def _world(fields: Fields, believed: Profile) -> WorldSpec:
-    """The truth: as believed, but for what the section says."""
+    """The truth: as believed, except for the values in the section."""
     scaling = believed.scaling
     return WorldSpec(
         curves=fields.text("curves", BUILT_IN_CURVES),
@@ -479,7 +479,7 @@ def _world(fields: Fields, believed: Profile) -> WorldSpec:
 
 
 def _space(sections: Fields, curves: str, file: str) -> Space:
-    """The space; a table of curves brings its configurations along, so that it may be left out."""
+    """The search space. It may be missing if the curves are a table, which has its own configurations."""
     tables = sections.raw("space", {})
     needed = curves.startswith("builtin:")
     if not isinstance(tables, dict) or (needed and not tables):

@@ -8,7 +8,7 @@ from stretto.search.halving import check_rungs, make_rungs
 from stretto.search.study import Direction, Study
 
 SECTIONS = ("study", "halving", "space", "limits", "machine", "cluster", "ray", "profile", "world")
-"""Everything a study file may have."""
+"""All sections of a study file."""
 STUDY_KEYS = (
     "name",
     "metric",
@@ -26,7 +26,7 @@ MOST_EPOCHS = 10**6
 
 
 def study_in(sections: Fields) -> Study:
-    """The study that the two sections describe."""
+    """Reads the two sections."""
     fields, halving = sections.table("study", STUDY_KEYS), sections.table("halving", HALVING_KEYS)
     max_epochs = halving.whole("max_epochs", at_most=MOST_EPOCHS)
     eta = halving.whole("eta", at_least=2, at_most=MOST_TRIALS)
@@ -47,7 +47,7 @@ def _rungs(halving: Fields, eta: int, max_epochs: int) -> tuple[int, ...]:
         rungs = halving.list("rungs", of=int, rule='"additive", "geometric" or a list of whole numbers')
         if "min_epochs" in halving:
             raise InputError(
-                "min_epochs says nothing where rungs are written out.",
+                "min_epochs has no meaning where rungs are written out.",
                 where=halving.where("min_epochs"),
                 remedy="Leave it out.",
             )

@@ -1,4 +1,4 @@
-"""What a trial or job runs: a training function of a file, or any command. Checked before anything starts."""
+"""What a trial or job runs: a training function in a file, or any command. Checked before anything starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLE = "Write FILE:FUNCTION, such as train.py:train."
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A function `train(config, run)` of a Python file."""
+    """A function `train(config, run)` in a Python file."""
 
     path: Path
     function: str
@@ -30,22 +30,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Any program; `{lr}` and the like in its arguments stand for a trial's values."""
+    """Any program. Placeholders such as `{lr}` in its arguments stand for the values of a trial."""
 
     argv: tuple[str, ...]
     folder: Path | None = None
-    """Where it runs, that of the file that has it; None: where this process is."""
+    """Working folder, that of the file with the command; None: the current one."""
     in_folder: bool = False
-    """Each job's runs in the job's own folder; its relative paths still begin in `folder`."""
+    """Each job runs in a separate folder; relative paths in the command still start from `folder`."""
 
     @property
     def rewritten(self) -> list[str]:
-        """Arguments that are paths from its folder on, and are made absolute to run elsewhere."""
+        """Arguments that are relative paths, which are made absolute."""
         return rewritten(self.argv, (self.folder or Path()).absolute()) if self.in_folder else []
 
     @property
     def program(self) -> str:
-        """What is run; a path is one from its folder on."""
+        """The program; a relative path starts from its folder."""
         program = self.argv[0]
         return program if self.folder is None or "/" not in program else str(self.folder / program)
 
@@ -57,7 +57,7 @@ RealWork = Entry | CommandLine
 
 
 def in_own_folder(work: RealWork, *, asked: bool, where: str = "--in-folder") -> RealWork:
-    """The work, run in each job's own folder if that is `asked`; InputError if it cannot be."""
+    """The work; if `asked`, each job runs in a separate folder. InputError if that is impossible."""
     if not asked:
         return work
     if isinstance(work, Entry):
@@ -70,7 +70,7 @@ def in_own_folder(work: RealWork, *, asked: bool, where: str = "--in-folder") ->
 
 
 def folder_note(work: RealWork, folder: Path) -> str:
-    """What a user should know of commands that run in folders of their own; empty of others."""
+    """A note for users about commands in separate folders; empty for other work."""
     if not isinstance(work, CommandLine) or not work.in_folder:
         return ""
     taken = ", ".join(work.rewritten)
@@ -80,7 +80,7 @@ def folder_note(work: RealWork, folder: Path) -> str:
 
 
 def find_entry(text: str, folder: Path, *, where: str = "") -> Entry:
-    """The function `text` names, read off the file's text; the file is not run."""
+    """The function that `text` names. The file is parsed, not run."""
     file, colon, function = text.rpartition(":")
     if not colon or not file or not function.isidentifier():
         raise InputError(f"{text!r} does not name a training function.", where=where, remedy=_EXAMPLE)
@@ -102,9 +102,9 @@ def find_entry(text: str, folder: Path, *, where: str = "") -> Entry:
 def check_command(
     argv: Sequence[str], names: Iterable[str], *, where: str = "", folder: Path | None = None
 ) -> CommandLine:
-    """A command that can be started, and whose placeholders stand for something; `names` are configured.
+    """Checks that a command can be started and that its placeholders are hyperparameters in `names`.
 
-    It runs in the `folder`; None: where this process is.
+    `folder`: its working folder; None: the current one.
     """
     if not argv or not argv[0]:
         raise InputError("there is no command to run.", where=where, remedy="Give one: -- python train.py.")
@@ -121,7 +121,7 @@ def check_command(
 
 
 def sample_job(job_id: str = "trial", config: Config = ()) -> Job:
-    """Some job of this name with this configuration."""
+    """A job with this name and configuration, for checks."""
     return Job(
         id=job_id,
         application="",
@@ -149,7 +149,7 @@ def _parse(path: Path, where: str) -> ast.Module:
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Names a module's top level gives to something, also under `if` and `try`."""
+    """Names that are bound at the top level of a module, also under `if` and `try`."""
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -165,7 +165,7 @@ def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _check_function(node: ast.stmt, path: Path, name: str, where: str) -> None:
-    """What is imported or computed may be a function; this is surely none."""
+    """Refuses what is certainly not a function; imported or computed names may be one."""
     match node:
         case ast.AsyncFunctionDef():
             kind = "a coroutine"
@@ -183,7 +183,7 @@ def _check_function(node: ast.stmt, path: Path, name: str, where: str) -> None:
 
 
 def _check_parameters(node: ast.stmt, path: Path, where: str) -> None:
-    """A function that is written here must take what it will be given: config and run."""
+    """The function must take two arguments, config and run."""
     if not isinstance(node, ast.FunctionDef):
         return
     given = node.args

@@ -1,4 +1,4 @@
-"""One decision from a cluster's state, so that any other scheduler can ask how many."""
+"""One decision for the state of a cluster, for any other scheduler that asks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from stretto.system.threads import one_blas_thread
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A decision, what it is worth, and how long it took."""
+    """A decision, its objective, and how long it took."""
 
     view: ClusterView
     decision: Decision
     objective: float | None
-    """Pollux' fitness of the decision: with its own p if pollux made it, with the published -1 if not."""
+    """Pollux' fitness of the decision; p is that of pollux if it decided, else the published -1."""
     decision_ms: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON answer."""
+        """The JSON answer that docs/snapshot.md describes."""
         allocations = self.decision.allocations
         return {
             "allocations": {job.id: dict(allocations.get(job.id, NOTHING).workers) for job in self.view.jobs},

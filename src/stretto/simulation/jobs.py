@@ -1,4 +1,4 @@
-"""The numbers a run is judged by."""
+"""Simulates jobs under a policy, and measures the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stretto.worlds.truth import SimulatedJob, Truth, Workload, make_workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """One row of the table; times in seconds, None where there is nothing to measure."""
+    """One row of the table. Times are in seconds; None: nothing to measure."""
 
     policy: str
     workload: str
@@ -42,17 +42,17 @@ class Metrics:
     makespan_s: float | None
     """From the first submission to the last completion; None while jobs are unfinished."""
     gpu_hours: float
-    """Held, starting and resizing included."""
+    """GPU hours held, starts and resizes included."""
     gpu_utilisation: float | None
-    """Share of the cluster's GPU time, from the first submission on, that jobs held."""
+    """Share of the cluster's GPU time that jobs held, from the first submission on."""
     cpu_utilisation: float | None
     """The same for CPUs; None on a cluster that lists none."""
     resize_share: float | None
-    """Share of the held GPU time that went into starting and resizing."""
+    """Share of the held GPU time spent on starts and resizes."""
     restarts_per_job: float
     """Starts and resizes after the first start."""
     worst_ftf: float | None
-    """Largest completion time relative to that of running alone on a fair share."""
+    """Largest finish-time fairness: JCT over the JCT alone on a fair share."""
     decisions: int
     decision_ms_mean: float | None
     decision_ms_p95: float | None
@@ -109,10 +109,10 @@ def finish_time_fairness(
     truths: Mapping[str, Truth],
     clock: Clock,
 ) -> dict[str, float]:
-    """Completion time over that of the same job alone on ceil(G / mean active jobs) GPUs.
+    """FTF by job: JCT over the JCT of the same job alone on ceil(G / mean active jobs) GPUs.
 
-    The mean is over the job's own lifetime; start cost and clock are those of the run. A share of GPUs
-    says nothing of jobs with parameter servers, or without GPUs: they are left out.
+    The mean is over the lifetime of the job; start cost and clock are those of the run. Jobs with parameter
+    servers or without GPUs are left out, because a share of GPUs does not describe them.
     """
     gpus = sum(node.gpus for node in nodes)
     if not gpus:
@@ -157,22 +157,22 @@ REPORT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything a simulation depends on besides the workload and the policy."""
+    """The settings of a simulation."""
 
     nodes: tuple[Node, ...] = field(default_factory=lambda: gpu_nodes(16, 4))
     interval_s: float = ROUND_S
-    """How often the policy is asked, whatever happens."""
+    """Longest time between two decisions."""
     rounds: bool = False
-    """Decide only then, and round epochs to whole seconds, as the published simulators do."""
+    """Decide at multiples of the interval only, with epochs of whole seconds, as published simulators do."""
     whole_seconds: bool | None = None
     """Whether epochs are rounded to whole seconds; None: as `rounds`."""
     restart_s: float = 30.0
     believed_restart_s: float = DEFAULT_RESIZE_S
-    """What policies take a restart to be before they have seen one."""
+    """Restart penalty that policies assume before they have seen one."""
     interference: float = 0.0
     noise: float = 0.0
     priors: bool | None = None
-    """Let new jobs start from what finished jobs of their application showed; None: unless `rounds`."""
+    """New jobs learn from finished jobs of their application; None: unless `rounds`."""
     seed: int = 0
     until_s: float = math.inf
 
@@ -182,7 +182,7 @@ class Setup:
 
     @property
     def rounds_epochs(self) -> bool:
-        """Whether epochs end at whole seconds."""
+        """Whether epochs are rounded to whole seconds."""
         return self.rounds if self.whole_seconds is None else self.whole_seconds
 
     def __post_init__(self) -> None:
@@ -209,19 +209,19 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """One simulation: its numbers, and everything that happened in it."""
+    """One simulation: its metrics, and everything that happened."""
 
     metrics: Metrics
     history: History
     workload: Workload
     setup: Setup
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the policy that were set."""
+    """Options that were set for the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """How far a simulation is, for a progress bar."""
+    """Progress of a simulation, for a progress bar."""
 
     now_s: float
     finished: int

@@ -1,4 +1,4 @@
-"""The plan of a study: what it will take, before a cent is spent."""
+"""Plans a study: how long it takes and what it costs, before anything is rented."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from stretto.simulation.studies import with_limits_as
 from stretto.system.threads import one_blas_thread
 
 BEGIN_S = 0.5
-"""Between planning and the start of a run: a plan must keep its deadline that much later, too."""
+"""Time between planning and the start of a run; a plan must keep its deadline in spite of it."""
 LATER = 4.0
-"""What is offered instead keeps its deadline also if planning it takes this many times as long."""
+"""An alternative plan keeps its deadline even if planning it takes this many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A study's plan and how long it took to find."""
+    """The plan of a study, and how long planning took."""
 
     tuning: Tuning
     outcome: Outcome
     rule: LimitRule
     planning_s: float
     nearest: Nearest | None = None
-    """What could be kept instead; None if the limits are kept, or if nobody asked."""
+    """Limits that could be kept instead; None if the limits are kept, or this was not asked."""
 
 
 def plan(
@@ -46,10 +46,10 @@ def plan(
     rule: LimitRule = "quantile",
     seed: int = 0,
 ) -> Planned:
-    """Plan the study of a file within its limits.
+    """Plans the study of a file within its limits.
 
-    `deadline`, seconds or a text such as 20m, and `budget_usd` take the place of the file's; infinity lifts
-    one of them.
+    `deadline` (seconds or a text such as 20m) and `budget_usd` replace the limits of the file; infinity
+    removes a limit.
     """
     started = time.perf_counter()
     file = with_limits_as(file, deadline, budget_usd)
@@ -75,10 +75,10 @@ def plan_to_begin(
     seed: int = 0,
     instead: bool = False,
 ) -> Planned:
-    """Plan a study that begins as soon as that is done, with nodes that it has beside what it rents.
+    """Plans a study that starts right after planning; it may have nodes of its own beside rented ones.
 
-    The plan keeps its deadline also after the time it took to find it. `instead`: look for what could be
-    kept if the limits cannot, which takes some times as long.
+    The plan keeps its deadline in spite of the time that planning took. `instead`: if the limits cannot be
+    kept, search for limits that can, which takes several times as long.
     """
     held = tuple(nodes)
 
@@ -104,15 +104,15 @@ def plan_to_begin(
 
 
 def _nearer(limits: Limits, later_s: float) -> Limits:
-    """What is left of them so much later."""
+    """What is left of the limits after some time."""
     deadline_s = limits.deadline_s
     return limits if deadline_s is None else replace(limits, deadline_s=deadline_s - later_s)
 
 
 def plan_json(planned: Planned) -> dict[str, Any]:
-    """The answer for machines; what an infeasible study does not have is null.
+    """The plan as JSON data; null where an infeasible study has no value.
 
-    Points are means, but for `earliest`: its `jct_s` is the earliest deadline that this plan keeps.
+    Points are means, except `earliest`: its `jct_s` is the earliest deadline that this plan keeps.
     """
     limits, outcome = planned.tuning.limits, planned.outcome
     chosen = outcome.chosen
@@ -144,7 +144,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
 
 
 def _instead(nearest: Nearest | None) -> dict[str, Any] | None:
-    """What could be kept, by what would have to change; null where nothing was found."""
+    """Limits that could be kept, by the limit that has to change; null where none was found."""
     if nearest is None:
         return None
     return {

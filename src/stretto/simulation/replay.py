@@ -1,11 +1,12 @@
-"""How fast the trials of a real run were: log epoch time = trial + workers, by least squares.
+"""Replays a real study under other policies, in simulated time.
 
-A study is replayed with the trials it had, in the order it drew them. True speeds come from its timed epochs:
-log epoch time = trial + workers, by least squares, where the profile's speed-up stands in for numbers of
-workers that were not seen. A start takes what starts took; loading the training code, once, is added to every
-policy's finish, and to the cost of those that hold all nodes from the start. Nodes that are rented take as
-long to come as they did in the run; a policy that does not rent waits for its nodes once, before it begins,
-and pays for their start.
+- Trials: those of the run, in the order in which they were drawn.
+- Speeds: fitted to the timed epochs by least squares, log epoch time = trial + workers. The profile's
+  speed-up stands in for numbers of workers that were not seen.
+- Starts: as long as in the run. Loading the training code once is added to the finish of every policy, and to
+  the cost of policies that hold all nodes from the start.
+- Rented nodes: as late as in the run. A policy that does not rent waits once for its nodes, and pays for
+  their start.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from stretto.worlds.curves import ROW
 from stretto.worlds.replay import RecordedCurves, RecordedTrial, ValueSource, by_epoch
 
 BELIEF_WEIGHT = 0.1
-"""How much the profile's speed-up counts against one timed epoch."""
+"""Weight of the profile's speed-up, relative to one timed epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Timed epochs taken apart: log epoch time = trial + workers + deviation."""
+    """The fit to the timed epochs: log epoch time = trial + workers + deviation."""
 
     by_trial: Mapping[int, float]
     """exp(trial): time of an epoch with one worker, by the trial's number."""
@@ -88,7 +89,7 @@ class Times:
         return self.by_trial[row] / fmean(self.by_trial.values()) if row in self.by_trial else None
 
     def profile(self, believed: Profile) -> Profile:
-        """The true speeds; as believed where no epoch was timed."""
+        """The true speeds; as believed if no epoch was timed."""
         if not self.by_trial:
             return believed
         times_s = list(self.by_trial.values())
@@ -101,14 +102,14 @@ class Times:
 
 
 def _corrected(believed: Scaling, seen: Mapping[int, float]) -> Scaling:
-    """The speed-up that was seen, and the believed one for other numbers of workers."""
+    """The measured speed-up, and the believed one for other numbers of workers."""
     points = {**dict(believed.points), **seen, 1: 1.0}
     return dataclasses.replace(believed, points=tuple(sorted(points.items())))
 
 
 @dataclass(frozen=True, slots=True)
 class Extrapolated:
-    """A range of values that nobody has seen."""
+    """A range of values that no trial showed."""
 
     low: float
     high: float
@@ -121,19 +122,19 @@ class Extrapolated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a policy would have reached, and how much of what it saw was really so."""
+    """What a policy would have reached, and how much of what it saw was recorded."""
 
     result: StudyResult
-    """Its best metric is one that a trial really showed, in an epoch that the policy would have seen."""
+    """Its best metric was recorded, in an epoch that the policy would have seen."""
     extrapolated: Extrapolated | None
-    """Where its best would lie, if what no trial showed could be better; None if it could not."""
+    """Range of its best metric if extrapolated values could be better; None if they could not."""
     shares: dict[ValueSource, float]
-    """Of the epochs it saw: recorded, extrapolated beyond a trial's last, drawn for trials never started."""
+    """Shares of the epochs it saw: recorded, extrapolated, or drawn for trials that never started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyReplay:
-    """A real study beside what policies would have made of it."""
+    """A real study, and what other policies would have reached."""
 
     study: Study
     actual: TuneResult
@@ -143,28 +144,28 @@ class StudyReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
-    """What the journal of a real study shows."""
+    """What the journal of a real study recorded."""
 
     curves: RecordedCurves
     profile: Profile
-    """The speeds that were really so."""
+    """The true speeds."""
     loading_s: float
-    """What the very first start took longer than others."""
+    """How much longer the very first start took than others."""
     delays: Delays | None
-    """How long rented nodes took to come; None if nobody waited for any."""
+    """Delays of rented nodes; None if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Of nodes that were rented."""
+    """Delays of rented nodes."""
 
     queue_s: Spread
     init_s: Spread
-    """Paid for, unlike the time in the queue."""
+    """Time to initialise; it is charged, unlike the time in the queue."""
 
     @staticmethod
     def of(events: Iterable[Event]) -> Delays | None:
-        """Those that came at once, or when nobody looked, tell nothing."""
+        """The delays of nodes that were seen coming; others say nothing."""
         came = [one for one in events if isinstance(one, NodeAdded) and one.queue_s + one.init_s > 0.0]
         if not came:
             return None
@@ -173,11 +174,11 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class _Lead:
-    """What passes before a policy can begin."""
+    """Time before a policy can begin."""
 
     wait_s: float
     paid_s: float
-    """Of that, with all nodes held."""
+    """Part of it that is charged for all nodes."""
 
     @staticmethod
     def of(record: StudyRecord, *, rents: bool) -> _Lead:
@@ -193,9 +194,9 @@ def replay(
     options: Options | None = None,
     stop: Callable[[], bool] = never,
 ) -> StudyReplay:
-    """The study that was tuned in a run's folder, as it was and under these policies.
+    """Replays the study of a run folder under its own policy and these.
 
-    OutOfTimeError once `stop` says so.
+    Raises OutOfTimeError once `stop` returns true.
     """
     spec = folder.begun_spec()
     if not spec.is_study:
@@ -224,7 +225,7 @@ def _all_rent(file: StudyFile, policies: Iterable[str], options: Options) -> boo
 
 
 def _conditions(record: StudyRecord, *, moved: bool, rented: bool) -> Iterator[str]:
-    """What other policies are told or spared."""
+    """How the conditions of other policies differ from the run."""
     if moved:
         yield "Its limits were raised on the way; others know the last ones from the start."
     if record.delays is not None and not rented:
@@ -236,7 +237,7 @@ def _conditions(record: StudyRecord, *, moved: bool, rented: bool) -> Iterator[s
 
 
 def study_of_run(folder: RunFolder) -> StudyFile:
-    """The study as the run was begun with it, on this machine."""
+    """The study with which the run was started, on this machine."""
     spec = folder.begun_spec()
     outline = run_outline(folder, spec)
     tuning = run_tuning(outline, spec, measuring_usd(folder, spec.asked["study"]))
@@ -259,7 +260,7 @@ def replay_study(
     options: Options | None = None,
     stop: Callable[[], bool] = never,
 ) -> tuple[Replayed, ...]:
-    """The study of a real run under other policies, or its own; empty if it showed no epoch."""
+    """The study of a real run under these policies; empty if it recorded no epoch."""
     record = record_of(file, list(events), seed)
     if not record.curves.trials:
         return ()
@@ -270,7 +271,7 @@ def replay_study(
 
 
 def record_of(file: StudyFile, events: Sequence[Event], seed: int) -> StudyRecord:
-    """What the journal shows of the trials' curves and speeds."""
+    """The curves and speeds of the trials in the journal."""
     trials = list(history_of(events).jobs.values())
     times = Times.of(trials, file.tuning.profile.scaling)
     recorded = {
@@ -336,7 +337,7 @@ def _replay(
 def _reached(
     study: Study, curves: RecordedCurves, trials: Iterable[JobHistory]
 ) -> tuple[float | None, Extrapolated | None]:
-    """The best value that the trials really showed, and the range of it where others may be better."""
+    """The best recorded value, and the range of the best if extrapolated values may be better."""
     shown: list[float] = []
     worst: list[float] = []
     most: list[float] = []
@@ -359,7 +360,7 @@ def _reached(
 
 
 def _on_one_machine(file: StudyFile) -> StudyFile:
-    """Slots of a machine, which others rent one by one, as one node with all of them."""
+    """All slots of the machine as one node, for policies that do not rent."""
     tuning = file.tuning
     if tuning.instances[0].name != SLOT:
         return file
@@ -368,7 +369,7 @@ def _on_one_machine(file: StudyFile) -> StudyFile:
 
 
 def _without(file: StudyFile, record: StudyRecord, lead: _Lead, paid_usd: float) -> StudyFile:
-    """The study in the recorded world, with the time and money that are left when a policy can begin."""
+    """The study with the time and money that are left when a policy can begin."""
     limits = file.tuning.limits
     left = dataclasses.replace(
         limits,
@@ -388,13 +389,13 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _values(trial: JobHistory) -> tuple[float | None, ...]:
-    """By epoch; a trial that failed has no number from there on."""
+    """Values by epoch; after a failure they are not a number."""
     values = by_epoch((result.epoch, result.value) for result in trial.results)
     return values if trial.failed_s is None else (*values, None)
 
 
 def _listed(drawn: Sequence[Config], file: StudyFile, seed: int) -> tuple[Config, ...]:
-    """Configurations of all trials, placed so that the seed's order of a list is the order of the run."""
+    """The configurations of all trials, placed so that the sampler lists them in the order of the run."""
     trials = file.tuning.study.trials
     more = RandomSampler(file.space, seed)
     configs = [*drawn, *(more.ask(number) for number in range(len(drawn), trials))]

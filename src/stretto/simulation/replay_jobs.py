@@ -1,7 +1,7 @@
-"""What other policies would have made of jobs that really ran: a workload of what they showed.
+"""Replays the jobs of a real run under other policies, in simulated time.
 
-A job's truth is the speed model fitted to its steps, slowed to the pace at which it really advanced, and the
-gradient noise it measured.
+The truth about a job is the speed model fitted to its steps, slowed down to its recorded progress, and its
+measured gradient noise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ USUAL_INTERVAL_S = 60.0
 def replay_jobs(
     events: Iterable[Event], policies: Sequence[str], *, options: Options | None = None, seed: int = 0
 ) -> tuple[SimulationResult, ...]:
-    """The jobs of a real run under other policies, or its own."""
+    """Replays the jobs of a real run under these policies."""
     known = list(events)
     workload = recorded_workload(known)
     started = next((event for event in known if isinstance(event, RunStarted)), None)
@@ -47,7 +47,7 @@ def replay_jobs(
 
 
 def recorded_workload(events: Sequence[Event]) -> Workload:
-    """The jobs that ran, with what they showed as their truth."""
+    """The jobs that ran, with what they measured as the truth."""
     speeds: dict[str, Observations] = {}
     for event in events:
         if isinstance(event, JobReported):
@@ -78,7 +78,7 @@ def _truth(recorded: RecordedJob, history: JobHistory) -> ModelTruth:
 
 
 def _slowness(history: JobHistory, truth: ModelTruth, speed: AllReduceSpeed) -> float:
-    """How much longer work took than its steps alone: validation, checkpoints, waiting for data."""
+    """Time of the work over that of its steps; the rest is validation, checkpoints, waiting for data."""
     expected = done = 0.0
     for hold in history.holds:
         for before, after in pairwise(_within(hold, history.progress)):
@@ -93,7 +93,7 @@ def _within(hold: Hold, progress: Sequence[ProgressPoint]) -> list[ProgressPoint
 
 
 def _rate(job: Job, hold: Hold, truth: ModelTruth, speed: AllReduceSpeed, at: ProgressPoint) -> float:
-    """Statistical units a second, if there were nothing but steps."""
+    """Statistical units a second of the steps alone."""
     workers, batch = hold.allocation.worker_count, hold.batch
     epoch = min(int(at.work_done / job.work.units_per_epoch), truth.epochs - 1)
     total = batch.total(workers)
@@ -107,7 +107,7 @@ def _nodes(events: Sequence[Event]) -> tuple[Node, ...]:
 
 
 def _interval_s(started: RunStarted | None) -> float:
-    """The policy's own, as the run was begun with it."""
+    """The interval with which the run was started."""
     if started is None:
         return USUAL_INTERVAL_S
     return float(started.identity.get(f"{started.subject}.interval_s", USUAL_INTERVAL_S))

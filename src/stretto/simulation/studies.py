@@ -1,4 +1,4 @@
-"""A study under a policy, in simulated time."""
+"""Simulates a study under a policy."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from stretto.worlds.trials import StudyWorld
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """What a study came to; one row of the table."""
+    """The result of a study; one row of the table."""
 
     policy: str
     deadline_s: float | None
     seed: int
     best_metric: float | None
-    """The best value any trial showed by the end; None if none showed a number."""
+    """The best value of any trial; None if no trial reported a number."""
     trials_started: int
     gpu_hours: float
-    """Held by trials, starting and resizing included."""
+    """GPU hours that trials held, starts and resizes included."""
     cost_usd: float
     finished_s: float
-    """When the last trial ended, or the deadline came, or the budget was spent."""
+    """Time when the last trial ended, the deadline came, or the budget was spent."""
     ended_by: Literal["trials", "deadline", "budget"]
     """What ended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """One simulation of a study: its numbers, and everything that happened in it."""
+    """One simulation of a study: its result, and everything that happened."""
 
     result: StudyResult
     history: History
@@ -64,11 +64,11 @@ class StudyRun:
 
 
 class OutOfTimeError(StrettoError):
-    """A simulation was stopped before it was over."""
+    """A simulation was stopped early."""
 
 
 def never() -> bool:
-    """No simulation is stopped."""
+    """Never stops a simulation."""
     return False
 
 
@@ -84,13 +84,13 @@ def simulate_study(
     journal: Journal | None = None,
     stop: Callable[[], bool] = never,
 ) -> StudyRun:
-    """Run the study under the named policy until its trials end, its deadline comes or its budget is spent.
+    """Runs the study under a policy until all trials end, the deadline comes or the budget is spent.
 
-    `curves` are what its trials will show: `load_curves(file.world.curves)`, or any other.
-    `deadline`, seconds or a text such as 20m, and `budget_usd` take the place of the file's limits.
-    `seed` makes another world of the same kind, and other draws of trials. A policy that rents starts
-    without nodes; any other has the file's fixed cluster, and pays for it, from the start.
-    OutOfTimeError once `stop` says so.
+    `curves` are the learning curves of the trials, such as `load_curves(file.world.curves)`.
+    `deadline` (seconds or a text such as 20m) and `budget_usd` replace the limits of the file.
+    Another `seed` draws another world and other trials. A policy that rents starts without nodes; any other
+    has the fixed cluster of the file, and pays for it, from the start.
+    Raises OutOfTimeError once `stop` returns true.
     """
     if isinstance(curves, str):
         raise InputError(f"{curves!r} names curves.", where="curves", remedy=f"Give load_curves({curves!r}).")
@@ -137,7 +137,7 @@ def simulate_study(
 
 
 def with_limits_as(file: StudyFile, deadline: float | str | None, budget_usd: float | None) -> StudyFile:
-    """The same study under limits as callers give them."""
+    """The study with the limits of a caller."""
     given(file, StudyFile, "study", 'Give read_study("study.toml").')
     return with_limits(file, deadline_s=given_deadline_s(deadline), budget_usd=given_budget_usd(budget_usd))
 
@@ -145,7 +145,7 @@ def with_limits_as(file: StudyFile, deadline: float | str | None, budget_usd: fl
 def with_limits(
     file: StudyFile, *, deadline_s: float | None = None, budget_usd: float | None = None
 ) -> StudyFile:
-    """The same study under other limits; None leaves one as the file has it, infinity lifts it."""
+    """The study with other limits; None keeps the limit of the file, infinity removes it."""
     limits = file.tuning.limits
     changed = dataclasses.replace(
         limits,
@@ -162,7 +162,7 @@ def _other_limit(old: float | None, new: float | None) -> float | None:
 
 
 def with_trials_of(file: StudyFile, curves: Curves) -> StudyFile:
-    """The same study with no more trials than there are curves."""
+    """The study with at most as many trials as there are curves."""
     study = file.tuning.study
     if curves.configs is None or len(curves.configs) >= study.trials:
         return file
@@ -171,7 +171,7 @@ def with_trials_of(file: StudyFile, curves: Curves) -> StudyFile:
 
 
 def fixed_cluster(file: StudyFile) -> tuple[Node, ...]:
-    """The nodes of a policy that does not rent: of the file's first instance type."""
+    """The nodes of a policy that does not rent, of the first instance type in the file."""
     instance = file.tuning.instances[0]
     return tuple(
         Node(node_name(instance.name, number), Resources(gpu=instance.gpus), instance.name)
@@ -184,7 +184,7 @@ def _most_gpus(tuning: Tuning) -> int:
 
 
 def _sampler(file: StudyFile, curves: Curves, seed: int) -> Sampler:
-    """Curves that were measured bring their own configurations; any other are drawn from the space."""
+    """Measured curves have their own configurations; otherwise they are drawn from the space."""
     if curves.configs is not None:
         if file.sampler != "random":
             raise InputError(
@@ -222,7 +222,7 @@ def _summarise(file: StudyFile, policy: str, seed: int, journal: Journal, spent_
 
 
 def best_metric(study: Study, trials: Iterable[JobHistory]) -> float | None:
-    """The best value of all trials; a trial that diverged counts for nothing, whatever it showed before."""
+    """The best value of all trials; a trial that diverged does not count."""
     values = [
         result.value
         for trial in trials

@@ -1,4 +1,4 @@
-"""Workloads that a user names, with a cluster to run them on; and jobs that a user makes in Python."""
+"""Workloads by name or file, with a cluster to run them on; and jobs made in Python."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BUILTIN = "builtin:"
 MOST_GPUS = ANY_BATCH.max
 """GPUs of a job made in Python: its batch must have an example for each."""
 LARGEST = 100_000
-"""More nodes, GPUs a node, jobs or hours than this are a slip of the finger."""
+"""Most nodes, GPUs per node, jobs or hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Which workloads on which cluster."""
+    """Which workloads to load, and for which cluster."""
 
     sources: tuple[str, ...]
     """Files, or builtin:demo, builtin:synthetic, builtin:servers."""
@@ -52,7 +52,7 @@ class LoadedWorkload:
 
 
 def load_workloads(request: Request) -> list[LoadedWorkload]:
-    """Every source of the request; InputError for the first that is wrong."""
+    """Loads every source of the request; InputError for the first that is wrong."""
     _check(request)
     applications = _applications(request)
     loaded = [_load(source, request, applications) for source in request.sources]

@@ -1,10 +1,10 @@
-"""What every policy must do, as tests to inherit. Needs hypothesis.
+"""Conformance tests for policies, to inherit. Needs hypothesis.
 
     class TestMine(PolicyConformance):
         def policy(self, oracle):
             return Mine()
 
-Clusters and jobs are drawn at random, the same ones every time; the last tests run a small simulation.
+Clusters and jobs are drawn at random, the same every time; the last test runs a small simulation.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ RANDOM_VIEWS = settings(
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 ANSWER_S = 2.0
-"""Longer than this no policy may think about a handful of jobs."""
+"""Longest time for a decision about a few jobs."""
 LIMIT_S = 7 * 86400.0
-"""Simulated time after which a job that is not finished counts as lost."""
+"""Simulated time after which an unfinished job counts as lost."""
 
 
 class FormulaOracle:
-    """Some truth about jobs nobody runs, for policies that must be told one."""
+    """A made-up truth, for policies with an oracle."""
 
     def remaining_steps(self, job: Job, epoch: int) -> float:
         return max(10.0 - epoch, 1.0) * job.work.units_per_epoch
@@ -67,7 +67,7 @@ class FormulaOracle:
 
 
 class OddTruth:
-    """A job that no model describes: passes grow faster than their batch, waits with each doubling."""
+    """A truth that no model describes: passes grow faster than their batch, waits with each doubling."""
 
     epochs = 4
 
@@ -124,14 +124,14 @@ def odd_workload() -> Workload:
 
 
 class PolicyConformance(ABC):
-    """Inherit, and say what the policy is."""
+    """Inherit from this, and define `policy`."""
 
     with_servers: ClassVar[bool] = True
-    """Whether it takes jobs with parameter servers, and tasks that need more than GPUs."""
+    """Whether the policy handles parameter servers, and tasks that need CPU or memory."""
 
     @abstractmethod
     def policy(self, oracle: Oracle) -> Policy:
-        """A new policy; `oracle` is for those whose name says that they are told the truth."""
+        """A new policy; `oracle` is for policies with an oracle."""
 
     @RANDOM_VIEWS
     @given(data=st.data())
@@ -270,7 +270,7 @@ class PolicyConformance(ABC):
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Fail rather than hang, where the platform has timers."""
+    """Fails instead of hanging, if the platform has timers."""
 
     def give_up(*_: object) -> None:
         raise AssertionError(f"no decision after {seconds:g} s")

@@ -1,10 +1,10 @@
-"""What every substrate must do, as tests to inherit.
+"""Conformance tests for substrates, to inherit.
 
     class TestMine(SubstrateConformance):
         def open(self, sketches, folder):
-            return Stage(substrate=..., jobs=..., ...)
+            return SubstrateCase(substrate=..., jobs=..., ...)
 
-Times are on the substrate's own clock, so the same tests hold for simulated and for real time.
+Times are those of the substrate's clock, so the same tests serve simulated and real time.
 """
 
 from __future__ import annotations
@@ -35,39 +35,38 @@ from stretto.core.substrate import Substrate
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A job the tests need."""
+    """A job that the tests need."""
 
     id: str
     fails: bool = False
-    """It fails on its own before it is done. Raise unittest.SkipTest where no job can."""
+    """It fails before it is done. Raise unittest.SkipTest if no job can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubstrateCase:
-    """A new substrate, and what the tests must know about it."""
+    """A new substrate, and what the tests need to know about it."""
 
     substrate: Substrate
     jobs: Mapping[str, Job]
-    """One for each sketch, of at least five epochs and a report for each; none is admitted yet."""
+    """One job per sketch, with five epochs or more and a report for each; none is admitted yet."""
     small: Allocation
-    """Every job of the stage can have this at the same time."""
+    """All jobs can have this at the same time."""
     large: Allocation
-    """More workers than `small`, for one job while the others have nothing."""
+    """More workers than `small`; one job can have it while the others have nothing."""
     batch: BatchChoice
     other_batch: BatchChoice
     tick_s: float
-    """Left alone, a running job reports within this time, and goes on running after its first report
-    for at least as long."""
+    """A running job reports within this time, and runs for at least as long after its first report."""
     patience_s: float
-    """Left alone, every job of the stage ends within this time."""
+    """Every job ends within this time."""
     lost_units: float = 0.0
-    """Reported work a stop may cost: what lies between two checkpoints."""
+    """Reported work that a stop may cost: that between two checkpoints."""
     wish: Wish | None = None
-    """Nodes that can be had, and come within `patience_s`; None where nothing can be wished for."""
+    """Nodes that can be requested, and come within `patience_s`; None if there are none."""
 
 
 class _Drive:
-    """Plays the controller: numbers instructions, keeps the history, checks every event."""
+    """Stands in for the controller: numbers instructions, keeps the history, checks every event."""
 
     def __init__(self, stage: SubstrateCase, history: Sequence[Event] = ()) -> None:
         self.stage = stage
@@ -97,7 +96,7 @@ class _Drive:
         self.substrate.apply([instruction])
 
     def record_wish(self) -> Wish:
-        """What is wished for, decided and not made yet."""
+        """Records a decision with a request for nodes that is not carried out yet."""
         if self.stage.wish is None:
             raise SkipTest("nothing can be wished for here")
         self._decide(wish=self.stage.wish)
@@ -132,7 +131,7 @@ class _Drive:
         return event
 
     def watch(self, for_s: float) -> list[Event]:
-        """Everything that happens in this time."""
+        """All events in this time."""
         until_s = self.substrate.now_s() + for_s
         seen = []
         while (event := self.next(until_s)) is not None:
@@ -140,12 +139,12 @@ class _Drive:
         return seen
 
     def watch_acts(self) -> list[Event]:
-        """What jobs did in a time in which a running one would have reported."""
+        """What jobs did in a time in which a running job reports."""
         seen = self.watch(2 * self.stage.tick_s)
         return [event for event in seen if isinstance(event, JobReported) or _is_end(event)]
 
     def wait_for(self, wanted: Callable[[Event], bool], what: str) -> list[Event]:
-        """Everything up to the event that is wanted, which is the last."""
+        """All events up to the first that matches."""
         until_s = self.substrate.now_s() + self.stage.patience_s
         seen = []
         while (event := self.next(until_s)) is not None:
@@ -169,7 +168,7 @@ class _Drive:
         return event
 
     def wait_for_end(self, *job_ids: str) -> dict[str, Event]:
-        """How each of the jobs ended, each exactly once, and nothing of them after that."""
+        """How each job ended. Each ends exactly once, and has no event after that."""
         ends: dict[str, Event] = {}
         while missing := [job_id for job_id in job_ids if job_id not in ends]:
             seen = self.wait_for(_is_end, f"end of {missing}")
@@ -192,14 +191,14 @@ def _is_end(event: Event) -> bool:
 
 
 class SubstrateConformance(ABC):
-    """Inherit this in a class that pytest collects, and make the stage."""
+    """Inherit from this in a class that pytest collects, and define `open`."""
 
     @abstractmethod
     def open(self, sketches: tuple[Sketch, ...], folder: Path) -> SubstrateCase:
-        """A new substrate. What outlives a killed controller, like checkpoints, is kept in `folder`."""
+        """A new substrate. What outlives a killed controller, such as checkpoints, is kept in `folder`."""
 
     def leftovers(self, folder: Path) -> list[str]:  # noqa: ARG002 - for those who have some
-        """What still runs of all that was started with this folder."""
+        """Processes of this folder that still run."""
         return []
 
     @contextmanager
@@ -369,7 +368,7 @@ class SubstrateConformance(ABC):
 
     @staticmethod
     def _check_kept(drive: _Drive, done: float, *, job_id: str = "a") -> None:
-        """From the moment `done` units were reported, no report falls below them by more than may be lost."""
+        """After a report of `done` units, no report is lower by more than `lost_units`."""
         work = [report.work_done for report in drive.reports(job_id)]
         after = work[work.index(done) :]
         assert min(after) >= done - drive.stage.lost_units, f"work was lost: {work}"

@@ -1,4 +1,4 @@
-"""Random clusters and jobs to ask policies about, as hypothesis strategies."""
+"""Random clusters and jobs for tests of policies, as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stretto.policies.base import ClusterView, JobView
 def views(draw: st.DrawFn, *, servers: bool = False, draining: bool = False) -> ClusterView:
     """Clusters of unequal nodes with waiting and running jobs of every tier, known and unknown.
 
-    With `servers` some jobs have parameter servers and tasks need CPUs too. With `draining` one node that
-    jobs may still be running on is not to be used any more.
+    With `servers` some jobs have parameter servers, and tasks need CPUs, too. With `draining` one node, on
+    which jobs may still run, must not be used any more.
     """
     sizes = draw(st.lists(st.integers(1, 6), min_size=2 if draining else 1, max_size=4))
     nodes = tuple(
@@ -96,7 +96,7 @@ def _roles(draw: st.DrawFn, demand: Resources, tier: Tier) -> Role:
 
 @st.composite
 def _batch_limits(draw: st.DrawFn, worker: Role) -> BatchLimits:
-    """Such that every worker count of the role has a batch size."""
+    """Limits that allow a batch size for every worker count of the role."""
     smallest = draw(st.integers(1, 8))
     largest = smallest * draw(st.integers(2, 16))
     initial = draw(st.integers(smallest, largest))
@@ -112,7 +112,7 @@ def _batch_limits(draw: st.DrawFn, worker: Role) -> BatchLimits:
 
 @st.composite
 def _held(draw: st.DrawFn, job: Job, free: dict[str, Resources]) -> Allocation:
-    """A gang the job may have, in what is free of it; nothing if there is no room."""
+    """An allocation that the job may have, within `free`; nothing if there is no room."""
     left = dict(free)
     rigid = job.tier is Tier.RIGID
     placed: list[tuple[tuple[str, int], ...]] = []

@@ -1,9 +1,9 @@
 """Reads training runs of the AlgoPerf leaderboards: a folder with runs.csv.gz and curves/WORKLOAD.csv.gz.
 
-Runs were measured at intervals of time, so each is put on a common grid of steps, where the last
-measurement counts until the next. A run ended at its target, out of time, or broken off. Most were meant
-to last the workload's step hint, but where few come so far, the grid ends earlier: where runs kept times
-steps is largest.
+Runs were measured at intervals of time. Each is put on a common grid of steps, where a measurement counts
+until the next one. A run ended at its target, at its time limit, or was broken off. Most were meant to last
+for the step hint of the workload. If few come that far, the grid ends earlier: where the number of runs kept
+times the number of steps is largest.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from stretto.worlds.curve_csv import metric_value
 from stretto.worlds.curves import CurveTable, Floats, make_table
 
 EPOCHS = 50
-"""Points of the grid unless another number is asked for."""
+"""Default number of grid points."""
 MOST_EPOCHS = 10_000
 SLACK = 0.05
-"""A run that ends within this share of the grid's end keeps its last value to there."""
+"""A run that ends within this share before the end of the grid keeps its last value until there."""
 ODD = 10.0
-"""A run whose steps took this many times as long as most counted something else as steps."""
+"""If the steps of a run took this many times as long as usual, it counted something else as steps."""
 
 DIRECTIONS = {
     "accuracy": Direction.MAX,
@@ -46,7 +46,7 @@ SCHEDULE_NOTE = (
     "a schedule made for fewer steps would have given."
 )
 RUN_COLUMNS = ("run_id", "submission", "workload", "metric", "val_target", "step_hint", "hparams_json")
-"""Of runs.csv.gz; what else is there does not matter."""
+"""Columns of runs.csv.gz; others are ignored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,11 +58,11 @@ class _Run:
 
     @property
     def end(self) -> float:
-        """How far it goes; one that diverged stays so for ever."""
+        """The last step of the run; infinite if it diverged."""
         return math.inf if math.isnan(self.values[-1]) else float(self.steps[-1])
 
     def on(self, grid: Floats) -> Floats:
-        """The last value measured by each point."""
+        """For each grid point, the last value measured by then."""
         found: Floats = self.values[np.searchsorted(self.steps, grid, side="right") - 1]
         return found
 
@@ -71,7 +71,7 @@ class _Run:
 
 
 def read_algoperf(folder: Path, workload: str, epochs: int = EPOCHS) -> CurveTable:
-    """All runs of a workload that come far enough, by validation metric; an epoch is a part of the steps."""
+    """Reads the validation curves of all runs that come far enough; an epoch is one interval of the grid."""
     if not 1 <= epochs <= MOST_EPOCHS:
         raise InputError(f"{epochs} epochs.", where=str(folder), remedy=f"Give 1 to {MOST_EPOCHS}.")
     described = _described(folder, workload)
@@ -182,7 +182,7 @@ def _horizon(runs: Sequence[_Run], hint: float) -> float:
 
 
 def _config(row: CsvRow) -> Config:
-    """What the run's submission set; a setting that is not a plain value is kept as its JSON text."""
+    """The settings of the submission; a setting that is not a plain value becomes JSON text."""
     try:
         settings = json.loads(row.cells["hparams_json"] or "{}")
     except (ValueError, RecursionError):

@@ -1,12 +1,12 @@
 """What can be trained in a simulation: applications with their limits and truth, six of them built in.
 
-Speed parameters are fits to step times of 1 to 64 GPUs in nodes of four (cifar10: at usable total batch
-sizes only; ncf: a pass as on one GPU), which they meet within 4 to 9 % on average. Noise scales are
-condensed from whole training runs at the smallest, a middle and the largest batch size: near each point
-of training, the phi with the same mean M0 / (phi + M0), because time per unit of progress is linear in
-that; so an epoch whose phi was infinite (no gradient signal was left) counts as one in which every
-example helps. Losses are the validation metric at the smallest batch, as what it lacks to 1 or 100 %
-where it rises.
+- Speed: parameters are fitted to step times of 1 to 64 GPUs in nodes of four; the mean error is 4 to 9 %.
+  cifar10 is fitted at usable total batch sizes only; a pass of ncf takes as long as on one GPU.
+- Noise scale: condensed from training runs at the smallest, a middle and the largest batch size. Near each
+  point of training it is the phi with the same mean M0 / (phi + M0), because time per unit of progress is
+  linear in that. An epoch with infinite phi (no gradient signal left) counts as one in which every example
+  helps.
+- Loss: the validation metric at the smallest batch; for a metric that rises, its distance from 1 or 100 %.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Application:
     per_gpu_max: int
     tier: Tier = Tier.ADAPTIVE
     max_workers: int = MOST_WORKERS
-    """Beyond these a scheduler must not go, though a rigid job may ask for more."""
+    """The most a scheduler may give; a rigid job may request more."""
     tuned: tuple[Configuration, ...] = ()
     """Well-chosen requests: each uses its GPUs at 50 to 80 % of the efficiency of one."""
 
     def job(self, job_id: str, submit_s: float, request: Configuration, *, where: str = "") -> Job:
-        """A job that asks for `request`; refuses what the application cannot be trained with."""
+        """A job with this request; InputError if the application cannot be trained with it."""
         self._check(request, where)
         limit = min(self.max_workers, self._workers_limit)
         return Job(
@@ -113,13 +113,13 @@ class Applications:
     """Applications by name."""
 
     source: str
-    """Where they come from, for messages."""
+    """Their source, for messages."""
     entries: Mapping[str, Application]
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Applications that were found but cannot be used, and why."""
 
     def get(self, name: str, *, where: str = "") -> Application:
-        """The application, or an error that says which there are."""
+        """The application of this name; InputError with the names that exist."""
         found = self.entries.get(name)
         if found is not None:
             return found
@@ -142,17 +142,17 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NoiseCurve:
-    """The noise scale phi (in examples) of training at one batch size, at even steps from start to end."""
+    """The noise scale phi (in examples) at one batch size, at even steps over training."""
 
     batch: int
     phi: tuple[float, ...]
 
 
 class ModelTruth:
-    """What the formulas say. Jobs of one application share it, and what it remembers.
+    """The truth as formulas, with a cache. Jobs of one application share it.
 
     log phi is linear over training between the points of a curve, and linear in the logarithm of the
-    batch size between curves; smaller and larger batches than those of the curves are like the nearest.
+    batch size between curves; batches outside the curves count as the nearest one.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ModelTruth:
         return epoch * self._units_per_epoch
 
     def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
-        """Depends on the numbers of nodes and workers only, not on how they are spread."""
+        """Depends on the numbers of nodes and workers, not on the spread over nodes."""
         key = (len(allocation.workers), allocation.worker_count, atomic)
         known = self._times.get(key)
         if known is None:
@@ -320,7 +320,7 @@ def _imagenet() -> Application:
 
 
 def _ncf() -> Application:
-    """Recommendation; the loss is 1 - hit rate. One GPU is all it can use, so nothing about it is adapted."""
+    """Recommendation; the loss is 1 - hit rate. It can use one GPU only, so it is not adaptive."""
     return Application(
         name="ncf",
         initial_batch=256,

@@ -1,4 +1,4 @@
-"""What a cloud really does when nodes are asked of it, and the random quantities of simulated worlds."""
+"""The true delays of nodes that a simulated cloud launches, and log-normal draws."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lognormal(mean: float, sd: float, count: int, rng: np.random.Generator) -> F
 
 @dataclass(frozen=True, slots=True)
 class CloudNode:
-    """One node that was asked for: what it will be, and how long that takes."""
+    """One node that was requested: its resources and its delays."""
 
     capacity: Resources
     queue_s: float
@@ -38,10 +38,10 @@ class CloudNode:
 
 
 class Cloud(Protocol):
-    """Where a simulation's nodes come from."""
+    """Where the nodes of a simulation come from."""
 
     def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:
-        """The nodes that the request of this number gets, `count` or fewer; asked again, it says the same."""
+        """The nodes for this request, `count` or fewer. The same request number gets the same answer."""
 
 
 def instance_of(node_id: str) -> str:
@@ -51,13 +51,13 @@ def instance_of(node_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentalCloud:
-    """Gives every node that is asked for, after delays that vary: log-normal, so never below 0."""
+    """Launches every requested node, after log-normal delays."""
 
     instances: tuple[Instance, ...]
     queue_s: SpreadBelief
-    """The nodes of a request wait for it together .."""
+    """The nodes of a request share one queueing delay .."""
     init_s: SpreadBelief
-    """.. and then each takes its own time to be of use."""
+    """.. and then each draws its own time to initialise."""
     seed: int
 
     def launch(self, instance: str, count: int, request: int) -> Sequence[CloudNode]:

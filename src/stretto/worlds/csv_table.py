@@ -1,4 +1,4 @@
-"""CSV files that people hand us: every cell is checked, and every complaint says where it belongs."""
+"""Reads CSV files. Every cell is checked, and every error names its line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CsvRow:
         return cell
 
     def number(self, column: str, *, at_least: float = 0.0) -> float:
-        """A finite number that is not below `at_least`."""
+        """A finite number of `at_least` or more."""
         cell = self.cells[column]
         value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
         if not math.isfinite(value):
@@ -75,7 +75,7 @@ class CsvTable:
     rows: tuple[CsvRow, ...]
 
     def require(self, expected: Sequence[str]) -> CsvTable:
-        """The same table, if it has exactly the expected columns, in any order."""
+        """The table itself, if it has exactly the expected columns, in any order."""
         missing = [column for column in expected if column not in self.columns]
         extra = [column for column in self.columns if column not in expected]
         if missing or extra:
@@ -90,7 +90,7 @@ class CsvTable:
 
 
 def read_table(path: Path) -> CsvTable:
-    """A CSV file, plain or gzipped, UTF-8, with a header and at least one row; blank lines do not count."""
+    """Reads a UTF-8 CSV file, plain or gzipped, with a header and one row or more. Blank lines are skipped."""
     lines = _split(path, _decode(path, _read(path)))
     if not lines:
         raise InputError("the file is empty.", where=f"{path}:1", remedy="Give a CSV file with a header.")
@@ -139,7 +139,7 @@ def _decode(path: Path, data: bytes) -> str:
 
 
 def _split(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Cells of every line that is not blank, with the number of the line."""
+    """The cells and the number of every line that is not blank."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     lines = []
     try:

@@ -4,7 +4,7 @@
     a,1,0.31,0.1,35.2
     a,2,0.44,0.1,34.8
 
-`trial` (or `row`), `epoch` (1, 2, ..) and `value` are required; a value that is empty or NaN says that the
+`trial` (or `row`), `epoch` (1, 2, ..) and `value` are required; an empty value or NaN means that the
 trial diverged. `epoch_s` is how long the epoch took. Every other column is a hyperparameter.
 """
 
@@ -26,11 +26,11 @@ from stretto.worlds.curves import ROW, CurveTable, make_table, schedule_notes
 ID_COLUMNS = ("trial", ROW)
 KNOWN = (*ID_COLUMNS, "epoch", "value", "epoch_s")
 NOT_FINITE = {"", "nan", "inf", "+inf", "-inf", "infinity", "-infinity", "null", "none"}
-"""What programs write, in any case, where a metric is not a number."""
+"""Texts for a metric that is not a number, in lower case."""
 
 
 def read_curve_csv(path: Path, direction: Direction) -> CurveTable:
-    """The curves of a CSV file; `direction` says which way its values are better."""
+    """Reads the curves of a CSV file; `direction` says which values are better."""
     table = read_table(path)
     id_column = _id_column(table)
     names = tuple(column for column in table.columns if column not in KNOWN)
@@ -58,7 +58,7 @@ def read_curve_csv(path: Path, direction: Direction) -> CurveTable:
 
 
 def metric_value(row: CsvRow, column: str) -> float:
-    """A metric, NaN where it is written as not being a number."""
+    """A metric; NaN for the texts that mean not a number."""
     if row.cells[column].lower() in NOT_FINITE:
         return math.nan
     return row.number(column, at_least=-math.inf)

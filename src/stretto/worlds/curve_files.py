@@ -1,4 +1,4 @@
-"""One door for all learning curves, as a study file names them."""
+"""Loads learning curves by the name in a study file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WAYS = "builtin:NAME, taskset:FILE, algoperf:FOLDER:WORKLOAD[:EPOCHS] or csv:FIL
 def load_curves(
     text: str, *, folder: Path = Path(), direction: Direction = Direction.MAX, where: str = ""
 ) -> Curves:
-    """The curves that `text` names; reading them is the slow part, so share them between seeds.
+    """Loads the curves that `text` names. Loading is slow, so share them between seeds.
 
     builtin:NAME, taskset:FILE, algoperf:FOLDER:WORKLOAD[:EPOCHS], csv:FILE[:max|min] or just FILE.csv.
-    Paths count from `folder`; `direction` is that of a CSV file that is named without one.
+    Paths are relative to `folder`. `direction` is for a CSV file whose name has none.
     """
     if not isinstance(text, str):
         raise _unknown(text, where)

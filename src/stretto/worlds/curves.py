@@ -1,6 +1,7 @@
 """Learning curves: what a trial's metric is after each epoch, from a table or a formula.
 
-of real training and measured nowhere.
+Curves by formula (builtin:resnet, builtin:cifar, builtin:toy) are synthetic: shaped like those of real
+training, but not measured.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from stretto.search.study import Direction
 Floats = npt.NDArray[np.float64]
 
 ROW = "row"
-"""The name under which a configuration says which row of a table it is."""
+"""Key of a configuration that holds its row of a table."""
 
 
 class Curves(Protocol):
-    """Where a study's learning curves come from."""
+    """The source of a study's learning curves."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for users."""
 
     @property
     def metric(self) -> str:
@@ -38,19 +39,19 @@ class Curves(Protocol):
 
     @property
     def direction(self) -> Direction:
-        """Which way it is better."""
+        """Whether more or less is better."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know about these curves, in sentences."""
+        """Sentences on what users should know about these curves."""
 
     @property
     def most_epochs(self) -> int | None:
-        """How far they go; None: as far as anyone likes."""
+        """Length of the curves; None: unlimited."""
 
     @property
     def configs(self) -> tuple[Config, ...] | None:
-        """The only configurations there are; None: any will do."""
+        """The only configurations with curves; None: any configuration."""
 
     def curve(self, config: Config, epochs: int, rng: np.random.Generator) -> tuple[float, ...]:
         """The metric after each of the first `epochs` epochs, NaN once the trial has diverged."""
@@ -61,17 +62,17 @@ class Curves(Protocol):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CurveTable:
-    """Curves that were measured: one row a training run."""
+    """Measured curves: one row per training run."""
 
     name: str
     metric: str
     direction: Direction
     configs: tuple[Config, ...]
-    """One for each row, which it names in its first pair: ("row", 0), ("row", 1), .."""
+    """The configuration of each row; its first pair is ("row", 0), ("row", 1), .."""
     values: Floats
-    """The metric by row and epoch; NaN from the epoch on in which a run diverged."""
+    """The metric by row and epoch; NaN from the epoch in which a run diverged."""
     epoch_s: Floats | None = None
-    """Mean time of an epoch of each row, where it was measured."""
+    """Mean epoch time of each row, if measured."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,7 +85,7 @@ class CurveTable:
         return int(np.isnan(self.values[:, -1]).sum())
 
     def curve(self, config: Config, epochs: int, rng: np.random.Generator) -> tuple[float, ...]:  # noqa: ARG002
-        """The row's values; nothing about them is random."""
+        """The values of the row; `rng` is not used."""
         return tuple(self.values[self._row(config), :epochs].tolist())
 
     def relative_time(self, config: Config) -> float | None:
@@ -112,7 +113,7 @@ def make_table(
     epoch_s: Sequence[float] | None = None,
     notes: Sequence[str] = (),
 ) -> CurveTable:
-    """A table of these rows. Once a value is not finite the run has diverged, and does not come back."""
+    """A table of these rows. From the first value that is not finite, a run has diverged."""
     lost = np.logical_or.accumulate(~np.isfinite(values), axis=1)
     clean = np.where(lost, math.nan, values)
     clean.flags.writeable = False
@@ -133,7 +134,7 @@ _SCHEDULE_WORDS = ("decay", "schedule", "warmup", "cosine", "step_hint")
 
 
 def schedule_notes(names: Sequence[str], epochs: int) -> list[str]:
-    """A warning where hyperparameters shape a schedule that was meant for the whole length."""
+    """A warning if a hyperparameter is a schedule that was made for the whole length."""
     shaping = sorted(
         name
         for name in set(names)
@@ -155,7 +156,7 @@ TAU = 2.0 * math.pi
 
 
 class _Synthetic:
-    """What all formulas share: any configuration, any length, and no clock."""
+    """Base of all formulas: any configuration, any length, no times."""
 
     direction = Direction.MAX
     metric = "accuracy"
@@ -171,19 +172,19 @@ class Shape:
     """One trial's expected curve: chance + (top - chance) (1 - (1 + epoch / tau)^-beta)."""
 
     top: float
-    """Where it would end."""
+    """Its limit."""
     tau: float
-    """Epochs until it really begins to learn."""
+    """Epochs until it starts to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SgdFamily(_Synthetic):
     """A synthetic image classifier trained with SGD.
 
-    The learning rate that counts is lr / (1 - momentum), and x is its distance from the best in powers of
-    ten: too low learns late, too high ends lower, and far too high diverges. Little weight decay learns
-    fast and ends lower. Besides, every configuration is somewhat of a late bloomer or an early one that
-    ends lower, so that curves cross. Hyperparameters without a meaning here move the end a little.
+    The effective learning rate is lr / (1 - momentum), and x is its distance from the best one in powers of
+    ten. Too low a rate learns late, too high a rate ends lower, and far too high a rate diverges. Little
+    weight decay learns fast and ends lower. Every configuration also draws a trade-off between learning early
+    and ending high, so that curves cross. Other hyperparameters change the end a little.
     """
 
     name: str
@@ -196,9 +197,9 @@ class SgdFamily(_Synthetic):
     """The best lr / (1 - momentum)."""
     best_weight_decay: float
     noise_sd: float
-    """Of the accuracy after an epoch."""
+    """Standard deviation of the accuracy after an epoch."""
     trial_sd: float
-    """Of the end, between two trainings of one configuration."""
+    """Standard deviation of the end, between two trainings of one configuration."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -274,7 +275,7 @@ RESNET = SgdFamily(
     noise_sd=0.004,
     trial_sd=0.003,
 )
-"""For studies of some hundred epochs."""
+"""For studies of several hundred epochs."""
 
 CIFAR = SgdFamily(
     name="builtin:cifar",
@@ -287,7 +288,7 @@ CIFAR = SgdFamily(
     noise_sd=0.003,
     trial_sd=0.003,
 )
-"""Shaped after what was published of HyperSched on CIFAR-10: the best of 14 configurations of its grid
+"""Follows the results of HyperSched on CIFAR-10: the best of 14 configurations of its grid
 reaches about 0.84 after 24 epochs, 0.89 after 60, 0.91 after 100 and 0.92 to 0.93 after 200.
 """
 
@@ -303,7 +304,7 @@ def _number(config: Config, names: tuple[str, ...], above: float, below: float) 
 
 
 def _effect(name: str, value: Value) -> float:
-    """What a hyperparameter of no known meaning costs: 0 to 0.012, smooth in a number."""
+    """The effect of an unknown hyperparameter: 0 to 0.012, smooth for a number."""
     phase = _unit(name)
     if isinstance(value, bool | str):
         return 0.012 * _unit(f"{name}={value}")
@@ -312,13 +313,13 @@ def _effect(name: str, value: Value) -> float:
 
 
 def _normal(config: Config) -> float:
-    """A standard normal number of the configuration's own."""
+    """A standard normal number that depends on the configuration only."""
     text = repr(sorted(config))
     radius = math.sqrt(-2.0 * math.log(1.0 - _unit(f"radius {text}")))
     return radius * math.cos(TAU * _unit(f"angle {text}"))
 
 
 def _unit(text: str) -> float:
-    """A number from 0 to 1, without 1, that looks random but belongs to the text."""
+    """A hash of the text as a number in [0, 1)."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

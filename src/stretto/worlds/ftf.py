@@ -1,4 +1,4 @@
-"""How long a job would take by itself: the yardstick of finish-time fairness."""
+"""Completion time of a job alone: the baseline of finish-time fairness (FTF)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from stretto.models.noise import step_gain
 from stretto.worlds.truth import Truth
 
 BATCHES = 12
-"""Total batch sizes tried for a job whose batch may be adapted, in geometric steps."""
+"""Number of total batch sizes tried for an adaptive job, in geometric steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a job that needs nothing but itself would begin to train."""
+    """When a job alone on the cluster starts to train."""
 
     restart_s: float
     round_s: float | None
-    """Jobs are noticed at multiples of this; None: at once."""
+    """Decisions come at multiples of this; None: at once."""
 
     def ready_s(self, submit_s: float) -> float:
-        """From submission to the first step; the first round ends one interval after the run's start."""
+        """Time from submission to the first step; the first round ends one interval after the start."""
         if self.round_s is None:
             return self.restart_s
         return max(math.ceil(submit_s / self.round_s), 1) * self.round_s - submit_s + self.restart_s
 
 
 Memo = dict[tuple[int, int, BatchLimits, Tier], float]
-"""Training times by truth, workers, and what decides the batch size: jobs of one application share them."""
+"""Training times by truth, workers, batch limits and tier; jobs of one application share them."""
 
 
 def alone_s(

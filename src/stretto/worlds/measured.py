@@ -35,12 +35,11 @@ Integers = npt.NDArray[np.int64]
 
 
 class LinearBetween:
-    """Interpolates in the tetrahedra of the Delaunay triangulation of points with whole coordinates.
+    """Interpolates linearly in a Delaunay triangulation of points with whole coordinates.
 
-    Whole coordinates make volumes exact, so that a point on the border is inside; where two neighbours cut
-    the face between them differently, the first in the triangulation counts. The volumes are taken
-    with cross products because scipy's own interpolator asks LAPACK once per tetrahedron, and a BLAS with
-    threads turns that into many seconds on a busy machine.
+    Whole coordinates make volumes exact, so a point on the border is inside. If two neighbouring tetrahedra
+    cut a face differently, the first one counts. Volumes are cross products: scipy's interpolator calls
+    LAPACK for each tetrahedron, which takes many seconds with a threaded BLAS on a busy machine.
     """
 
     def __init__(self, points: Integers, values: Floats) -> None:
@@ -74,16 +73,16 @@ Shape = tuple[int, ...]
 """GPUs on each node used."""
 
 FARTHEST_NODES = 16
-"""A job on more nodes is taken to be as fast as on this many: the most that were measured."""
+"""The most nodes that were measured. On more nodes a job counts as being on this many."""
 
 
 class OutsideProfileError(InputError):
-    """A simulation asked for something that was never measured."""
+    """A simulation needs a value that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedPoint:
-    """A measured step: `nodes` and `workers` follow from a placement's shape."""
+    """A measured step; `nodes` and `workers` follow from the shape of a placement."""
 
     nodes: int
     workers: int
@@ -97,7 +96,7 @@ def normal_shape(shape: Shape) -> Shape:
 
 
 class SpeedTable:
-    """Step times of one application on one type of GPU; `placements` by normal shape and batch per GPU."""
+    """Step times of one application on one GPU type; `placements` by normal shape and batch per GPU."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class SpeedTable:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """One whole training at a fixed total batch size; a value per epoch."""
+    """One training run at a fixed total batch size, with one value per epoch."""
 
     batch: int
     progress: tuple[float, ...]
@@ -176,7 +175,7 @@ class TrainingRun:
 
 
 class TableTruth:
-    """What the tables of an application say. Jobs of one application share it, and what it remembers."""
+    """The truth as measured tables, with a cache. Jobs of one application share it."""
 
     def __init__(self, application: str, speed: SpeedTable, runs: Sequence[TrainingRun]) -> None:
         self._application = application
@@ -200,7 +199,7 @@ class TableTruth:
         return self._batches[0], self._batches[-1]
 
     def units_at(self, epoch: int) -> float:
-        """The least progress of any batch size, so that every run has come this far."""
+        """The smallest progress over all batch sizes, which every run has reached."""
         return by_epoch(self._units, epoch)
 
     def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
@@ -218,7 +217,7 @@ class TableTruth:
         return known
 
     def loss_at(self, epoch: int) -> float | None:
-        """The metric of the run at the smallest batch; what it lacks to its best value if it rises."""
+        """The metric of the run at the smallest batch, as a loss."""
         return by_epoch(self._losses, epoch, first=1)
 
     def _time_of_shape(self, shape: Shape, atomic: int) -> StepTime:
@@ -249,7 +248,7 @@ class TableTruth:
 
 
 def falling(metric: Sequence[float]) -> tuple[float, ...]:
-    """A loss that falls from a metric that may rise: an accuracy's loss is what it lacks to 1 or 100 %."""
+    """A metric as a loss: for one that rises, such as accuracy, its distance from 1 or 100 %."""
     if metric[-1] <= metric[0]:
         return tuple(metric)
     best = 1.0 if max(metric) <= 1.0 else 100.0
@@ -261,11 +260,11 @@ _SCALABILITY = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_tim
 _VALIDATION = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
 _VALIDATION_FILE = re.compile(r"validation-(\d{1,9})\.csv", re.ASCII)
 _PER_GPU_CAP = {"yolov3": 8}
-"""Measured beyond what training can use: larger batches per GPU exist in the tables only."""
+"""Largest usable batch per GPU where the tables have larger ones."""
 
 
 def load_profiles(folders: Sequence[Path], gpu_type: str | None = None) -> Applications:
-    """Every application with a folder in any of `folders`.
+    """Loads every application that has a folder in any of `folders`.
 
     Each file is taken from the first folder that has it (validation files: all from the first folder
     that has some). With a GPU type "rtx", step times come from placements-rtx.csv and scalability-rtx.csv.
@@ -300,7 +299,7 @@ def _application_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _find(homes: Sequence[Path], gpu_type: str | None) -> tuple[Path, Path, list[Path]] | str:
-    """The placements, scalability and validation files; or which are missing."""
+    """The placements, scalability and validation files, or a text with those that are missing."""
     suffix = f"-{gpu_type}" if gpu_type else ""
     found = []
     for name in (f"placements{suffix}.csv", f"scalability{suffix}.csv"):

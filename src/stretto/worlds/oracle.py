@@ -1,4 +1,4 @@
-"""What a policy with an oracle is told: the truth about speed and remaining work."""
+"""The oracle for policies such as optimus-oracle: the true speed and remaining work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WorldOracle:
         self._step_s = cache(self._time_step)
 
     def remaining_steps(self, job: Job, epoch: int) -> float:
-        """As published, counted from the end of the epoch in progress; never less than one."""
+        """Counted from the end of the epoch in progress, as published; at least one."""
         steps = self._steps_after(job)
         return max(steps[min(epoch + 1, len(steps) - 1)], 1.0)
 
@@ -29,7 +29,7 @@ class WorldOracle:
         return self._step_s(job, workers, gpus_per_node)
 
     def _count_steps(self, job: Job) -> list[float]:
-        """Steps left after 0, 1, .. epochs: an epoch's statistical units over the gain of each step."""
+        """Steps left after 0, 1, .. epochs; an epoch has its statistical units over the gain of a step."""
         truth = self._truths[job.id]
         left = [0.0]
         for epoch in range(truth.epochs - 1, -1, -1):

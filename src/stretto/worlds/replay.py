@@ -1,18 +1,18 @@
-"""The world of a real run, as far as it was seen: its trials' learning curves, its jobs' speed and noise.
+"""The world of a real run: the recorded learning curves of its trials, the speed and noise of its jobs.
 
-What a trial showed is repeated. Beyond its last epoch the curve goes on as a saturating power law, or as an
-exponential whose end was in sight,
+Recorded values are repeated. After the last epoch of a trial, its curve is extrapolated by a saturating power
+law or an exponential,
 
     value(e) = c - a e^-b             0.1 <= b <= 2
     value(e) = c - a exp(-e / t)      t at most a third of the recorded epochs
 
-whichever has the least squares on the recorded epochs, continued from the level of the last of them. With
-fewer than six epochs the last value is held, and where they do not improve the last level. A power law gains
-less with every doubling of the epochs than with the one before, so a continued curve gains no more than was
-seen. A trial that never started gets the curve of one that did, drawn at random.
+whichever fits the recorded epochs better by least squares; it continues from the level of the last epochs.
+With fewer than six epochs the last value is held; a curve that does not improve holds its last level. A power
+law gains less with every doubling of the epochs. A trial that never started gets a random curve of one that
+did.
 
-What is continued or drawn lets a policy go on; it is no result. What a trial would really have come to is a
-range: from the best that it showed, if nothing more was gained, to the most that its curve allows.
+Extrapolated and drawn values only let a policy continue; they are not results. The result of such a trial is
+a range: from the best value that it showed to the most that its curve allows.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from stretto.worlds.applications import ModelTruth, NoiseCurve
 from stretto.worlds.curves import ROW, Floats
 
 LEAST_EPOCHS = 6
-"""With fewer the shape of a curve is a guess."""
+"""Least number of epochs for fitting a curve."""
 TAIL = 3
-"""Epochs whose mean deviation from the fit gives the level a curve is continued from."""
+"""Number of last epochs whose mean deviation from the fit sets the level."""
 EXPONENTS = np.geomspace(0.1, 2.0, 25)
 LEAST_TIME, TIMES = 0.5, 12
-"""Of exponentials, in epochs; and how many are tried up to a third of the recorded epochs."""
+"""Shortest time constant of an exponential, in epochs; number of time constants tried."""
 HUGE = 2.0**332
-"""Numbers up to about 1e100 can be squared and added up; larger ones are scaled down to it first."""
+"""Larger numbers are scaled down to this (about 1e100) before they are squared."""
 NOISE_POINTS = 20
-"""Points of a job's noise scale over training."""
+"""Number of points of a noise curve."""
 
 
 class ValueSource(StrEnum):
-    """Where a value of a replayed trial comes from."""
+    """The source of a value of a replayed trial."""
 
     RECORDED = "recorded"
     EXTRAPOLATED = "extrapolated"
@@ -57,17 +57,17 @@ class ValueSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrial:
-    """What a real run showed of one trial."""
+    """The recorded values of one trial."""
 
     values: tuple[float | None, ...]
-    """The metric after each epoch; None: not a number, and so it stays."""
+    """The metric after each epoch; None: not a number, from here on."""
     relative_time: float | None
-    """Time of its epochs relative to the mean of all trials; None: not measured."""
+    """Its epoch time relative to the mean of all trials; None: not measured."""
     failed: bool = False
-    """Its last value is None because the trial failed then, not because it showed that."""
+    """The trial failed: its last value is None, though it did not report that."""
 
     def shown(self, epochs: int) -> tuple[float, ...]:
-        """The numbers it showed in so many epochs; none if it had diverged by then."""
+        """Its values in the first `epochs` epochs; empty if it had diverged by then."""
         seen = self.values[:epochs]
         if self.failed and len(seen) == len(self.values):
             seen = seen[:-1]
@@ -84,9 +84,9 @@ class RecordedCurves:
     metric: str
     direction: Direction
     configs: tuple[Config, ...]
-    """One for each trial of the study, with its number as `row`; in the order a sampler will list them."""
+    """One for each trial of the study, with its number as `row`, in the order of the sampler."""
     trials: Mapping[int, RecordedTrial]
-    """Those that showed at least one epoch, by number."""
+    """Trials with at least one epoch, by number."""
     notes: tuple[str, ...] = ()
 
     most_epochs = None
@@ -102,21 +102,21 @@ class RecordedCurves:
         return None if trial is None else trial.relative_time
 
     def origin(self, config: Config, epoch: int) -> ValueSource:
-        """Where the value after so many epochs comes from."""
+        """The source of the value after this epoch."""
         trial = self.trials.get(row_of(config))
         if trial is None:
             return ValueSource.DRAWN
         return ValueSource.RECORDED if epoch <= len(trial.values) else ValueSource.EXTRAPOLATED
 
     def best_shown(self, config: Config, epochs: int) -> float | None:
-        """The best value that the trial really showed in so many epochs."""
+        """The best recorded value of the trial in the first `epochs` epochs."""
         trial = self.trials.get(row_of(config))
         return None if trial is None else self._best(trial.shown(epochs))
 
     def best_range(self, config: Config, epochs: int) -> tuple[float, float] | None:
-        """Between what, the worse first, the trial's best value would lie after so many epochs.
+        """The range of the best value of the trial after `epochs` epochs, the worse end first.
 
-        None of a trial that would have diverged or failed before it showed anything.
+        None if the trial would have diverged or failed before it reported a number.
         """
         row = row_of(config)
         if row in self.trials:
@@ -147,7 +147,7 @@ class RecordedCurves:
         return value if self.direction is Direction.MAX else -value
 
     def _best_possible(self) -> float:
-        """Shares stay shares, and losses stay above 0, where all that was seen did."""
+        """The bound of the metric: 1 or 0 if all recorded values respect it, else infinite."""
         seen = [value for trial in self.trials.values() for value in trial.values if value is not None]
         if self.direction is Direction.MIN:
             return 0.0 if min(seen, default=-1.0) >= 0.0 else -math.inf
@@ -155,10 +155,10 @@ class RecordedCurves:
 
 
 def by_epoch(shown: Iterable[tuple[int, float | None]]) -> tuple[float | None, ...]:
-    """Values of epochs 1, 2, .., from those that were shown, by their epochs.
+    """Values of epochs 1, 2, .., from values of some epochs.
 
-    Between two of them the line through both; before the first, the first; a gap before a value that is
-    not a number holds the last that was one.
+    Gaps are interpolated linearly. Before the first value, the first counts; a gap before a value that is not
+    a number holds the last number.
     """
     known = dict(sorted(shown))
     if not known:
@@ -177,14 +177,14 @@ def by_epoch(shown: Iterable[tuple[int, float | None]]) -> tuple[float | None, .
 
 
 def row_of(config: Config) -> int:
-    """The number of the trial a configuration belongs to."""
+    """The number of the trial with this configuration."""
     return next(int(value) for name, value in config if name == ROW)
 
 
 def extended(
     values: Sequence[float | None], epochs: int, direction: Direction, best_possible: float
 ) -> tuple[float, ...]:
-    """The recorded values, and from there on the continued curve; NaN once one is not a number."""
+    """The recorded values, then the extrapolated curve; NaN from the first value that is not a number."""
     known = [math.nan if value is None else value for value in values[:epochs]]
     if any(value != value for value in known):  # noqa: PLR0124  (NaN)
         first = next(index for index, value in enumerate(known) if value != value)  # noqa: PLR0124
@@ -202,10 +202,10 @@ def extended(
 def most_gained(
     values: Sequence[float], epochs: int, direction: Direction, best_possible: float
 ) -> tuple[float, ...]:
-    """What the curve of these values allows at most after so many epochs, by each way to continue it.
+    """The most that a curve allows after `epochs` epochs, by each way to extrapolate it.
 
-    A power law never levels off, whatever else fits as well. Of a few epochs no shape can be told: then every
-    doubling gains as much as the last one did.
+    A power law never levels off, so the best one counts even if an exponential fits better. With a few epochs
+    the shape is unknown: then every doubling gains as much as the last one.
     """
     sign = 1.0 if direction is Direction.MAX else -1.0
     scale = _scale(np.array(values))
@@ -223,7 +223,7 @@ def most_gained(
 
 
 def _scale(values: Floats) -> float:
-    """What to divide values by, so that sums of their squares are numbers."""
+    """Divisor of values, so that sums of their squares are finite."""
     return max(float(np.abs(values).max()) / HUGE, 1.0)
 
 
@@ -235,7 +235,7 @@ def _bounded(values: Floats, direction: Direction, best_possible: float) -> tupl
 
 
 def _continued(scores: Floats, to_come: Floats) -> Floats:
-    """Scores, of which more is better, after the epochs to come."""
+    """Extrapolated scores (more is better) after the epochs to come."""
     if len(scores) < LEAST_EPOCHS:
         return np.full(len(to_come), float(scores[-1]))
     return _best_law(scores).at(to_come, len(scores))
@@ -268,14 +268,14 @@ def _squares(law: _Law) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Law:
-    """c - a f(e) through the scores of epochs 1, 2, .., where f falls to 0."""
+    """The curve c - a f(e) fitted to the scores of epochs 1, 2, ..; f falls to 0."""
 
     falling: Callable[[Floats], Floats]
     a: float
     squares: float
-    """Of the deviations, summed."""
+    """Sum of squared deviations."""
     level: float
-    """At the last epoch: the fit, with the mean deviation of the last few."""
+    """Level at the last epoch: the fit plus the mean deviation of the last few epochs."""
 
     @staticmethod
     def fit(scores: Floats, falling: Callable[[Floats], Floats]) -> _Law:
@@ -286,20 +286,20 @@ class _Law:
         return _Law(falling, a, float(errors @ errors), float(fitted[-1] + errors[-TAIL:].mean()))
 
     def at(self, epochs: Floats, known: int) -> Floats:
-        """Scores after later epochs than those known."""
+        """Scores after epochs later than `known`."""
         here = float(self.falling(np.array([float(known)]))[0])
         return self.level + np.asarray(max(self.a, 0.0) * (here - self.falling(epochs)))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """What a real run showed of a job that is no trial."""
+    """What a real run recorded of a job that is not a trial."""
 
     job: Job
     epochs: int
-    """Of the whole training."""
+    """Epochs of the whole training."""
     speeds: tuple[SpeedSample, ...]
-    """At least one."""
+    """One or more samples."""
     noise: tuple[tuple[float, NoiseSample], ...]
     """Gradient statistics by the share of training done."""
     losses: tuple[LossPoint, ...]
@@ -308,10 +308,9 @@ class RecordedJob:
         return fit_all_reduce(self.speeds)
 
     def noise_curve(self) -> NoiseCurve:
-        """The noise scale as it was measured, held before the first and after the last time.
+        """The measured noise scale; constant before the first and after the last sample.
 
-        A job that never measured it is taken to have one of its initial batch: half of what a larger
-        batch adds is lost.
+        Without samples it is the initial batch size: then half of what a larger batch adds is lost.
         """
         initial = self.job.batch.initial
         scales = [
@@ -325,7 +324,7 @@ class RecordedJob:
         return NoiseCurve(initial, tuple(np.exp(grid).tolist()))
 
     def truth(self, speed: AllReduceSpeed) -> ModelTruth:
-        """The job in a simulation, with steps of this speed."""
+        """The truth for a simulation, with steps of this speed."""
         return ModelTruth(
             epochs=self.epochs,
             units_per_epoch=self.job.work.units_per_epoch,
@@ -336,7 +335,7 @@ class RecordedJob:
         )
 
     def _losses(self) -> tuple[float, ...]:
-        """By epoch: as recorded, then continued; flat where none was recorded."""
+        """Losses by epoch: recorded, then extrapolated; constant if none was recorded."""
         seen = by_epoch(
             (point.epoch, point.loss)
             for point in self.losses
@@ -346,6 +345,6 @@ class RecordedJob:
 
 
 def slowed(speed: AllReduceSpeed, factor: float) -> AllReduceSpeed:
-    """The same with every step taking so many times as long."""
+    """The same model with steps that take `factor` times as long."""
     times = ("alpha_c", "beta_c", "floor_c", "alpha_n", "beta_n", "alpha_r", "beta_r")
     return replace(speed, **{name: getattr(speed, name) * factor for name in times})

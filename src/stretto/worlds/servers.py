@@ -5,19 +5,18 @@ Truth about the speed of w workers and p servers, m examples per worker, on give
     synchronous     example m + constant + exchange (w/p) cross + worker w + server p
     asynchronous    (example m0 + constant + exchange (w/p) cross + worker w + server p) / w
 
-An asynchronous worker always takes m0 examples; that its gradients are stale costs nothing here. Every
-task has a link of its own, and what stays on a node is LOCAL times as dear as what crosses:
+An asynchronous worker always takes m0 examples; stale gradients cost nothing here. Every task has its own
+link, and traffic within a node costs LOCAL times as much as traffic between nodes:
 
     cross = LOCAL + (1 - LOCAL) (most that crosses for any one task) / max(1, w/p)
 
     in model sizes: 1 - p_n / p for a worker, (w - w_n) / p for a server, beside p_n servers and w_n workers
 
-so that spreading costs, and dealing workers and servers evenly is best for a number of nodes.
+So spreading costs time, and an even spread of workers and servers is best for a given number of nodes.
 
-Losses follow 1 / (b0 k + b1) + b2. A job is over when that curve meets the job's own convergence criterion;
-what it reports is the curve with noise and spikes. The time constants and sizes below are synthetic: chosen
-to be plausible, with ResNet-50 fastest at 8 workers and 12 servers of 20 as published, and before any
-result was seen.
+Losses follow 1 / (b0 k + b1) + b2. A job ends when that curve meets its convergence criterion; it reports the
+curve with noise and spikes. The time constants and sizes below are synthetic. They were chosen before any
+result was seen, so that ResNet-50 is fastest with 8 workers and 12 servers of 20, as published.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SPIKES = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerJobType:
-    """One kind of model: time constants in seconds, and what its tasks need."""
+    """One kind of model: time constants in seconds, and the resources of its tasks."""
 
     name: str
     batch: int
@@ -61,17 +60,17 @@ class ServerJobType:
     exchange_s: float
     """Pushing and pulling the whole model over one link."""
     worker_s: float
-    """What each worker adds to every step."""
+    """Time that each worker adds to a step."""
     server_s: float
     minutes: float
-    """Typical length with four workers and four servers, everything crossing nodes."""
+    """Typical length with four workers and four servers on different nodes."""
     worker: Resources
     server: Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTruth:
-    """What is really so about one job with parameter servers."""
+    """The truth about one job with parameter servers."""
 
     kind: ServerJobType
     synchronous: bool
@@ -79,7 +78,7 @@ class ServerTruth:
     """m0: examples a worker takes at once, if asynchronous."""
     units_per_epoch: float
     losses: tuple[float, ...]
-    """As reported, at the end of every epoch."""
+    """Reported losses, at the end of each epoch."""
 
     @property
     def epochs(self) -> int:
@@ -100,7 +99,7 @@ class ServerTruth:
         return StepTime((alone_s + sync_s) / workers, sync_s / workers)
 
     def noise_at(self, total_batch: int, epoch: int) -> NoiseSample | None:
-        """Nothing: owners fix the batch, and progress is counted in its steps."""
+        """None: the batch is fixed, and progress is counted in its steps."""
         del total_batch, epoch
         return None
 
@@ -109,7 +108,7 @@ class ServerTruth:
 
 
 def crossing(allocation: Allocation) -> float:
-    """Cost of the exchange where the tasks are, relative to all of it crossing nodes: LOCAL to 1."""
+    """Cost of the exchange for this placement, relative to all traffic crossing nodes: LOCAL to 1."""
     workers, servers = allocation.worker_count, allocation.server_count
     beside_worker, beside_server = dict(allocation.servers), dict(allocation.workers)
     of_workers = max(1 - beside_worker.get(node, 0) / servers for node, _ in allocation.workers)
@@ -118,7 +117,7 @@ def crossing(allocation: Allocation) -> float:
 
 
 def server_nodes(count: int = 13) -> tuple[Node, ...]:
-    """Nodes of 16 CPU, 48 GiB and 2 GPU; as many as the published testbed had."""
+    """Nodes of 16 CPU, 48 GiB and 2 GPU; the published testbed had 13."""
     return tuple(Node(str(i), Resources(gpu=2, cpu=16, memory_gib=48)) for i in range(count))
 
 
@@ -132,7 +131,7 @@ def server_workload(
 ) -> Workload:
     """Jobs of nine types, synchronous or not, submitted at uniform times over `slots` slots.
 
-    Owners ask for as many workers as servers, 2 to 6, and leave the end to the convergence criterion.
+    Owners request 2 to 6 workers and as many servers; a job ends at its convergence criterion.
     """
     if jobs < 1:
         raise InputError(f"jobs is {jobs}.", remedy="Ask for 1 job or more.")

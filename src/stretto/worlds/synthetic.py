@@ -1,4 +1,4 @@
-"""Workloads made up on the spot: a published mix of jobs over a working day, and a small fixed one."""
+"""Synthetic workloads: a published mix of jobs over a working day, and a small fixed one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIX = (
 """Share of jobs of each application."""
 
 DEMO_MIX = (("ncf", 13), ("cifar10", 16), ("deepspeech2", 5), ("bert", 4), ("yolov3", 2))
-"""Jobs of the demo: nothing that trains for a day."""
+"""Jobs of the demo; none trains for a day."""
 
 
 def synthetic_workload(
@@ -38,7 +38,7 @@ def synthetic_workload(
     name: str = "synthetic",
     applications: Applications | None = None,
 ) -> Workload:
-    """`jobs` jobs over `hours`, drawn from the mix, each with one of its application's tuned requests."""
+    """`jobs` jobs over `hours`, drawn from the mix, each with a tuned request of its application."""
     if jobs < 1:
         raise InputError(f"jobs is {jobs}.", remedy="Ask for 1 job or more.")
     if not 0 < hours < float("inf"):
@@ -58,7 +58,7 @@ def demo_workload() -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class TimedTruth:
-    """A job whose speed is written down: one step is one epoch, and the batch size makes no difference."""
+    """The truth about a job with a stated speed: one step is one epoch, whatever the batch size."""
 
     epochs: int
     epoch_s: float
@@ -98,7 +98,7 @@ def _workload(
 
 
 def _arrivals_s(count: int, hours: float, rng: np.random.Generator) -> Floats:
-    """Times of a Poisson process, given their number, whose rate rises threefold to midday and falls again.
+    """Times of a Poisson process with a given count; its rate triples until midday and falls again.
 
     rate(t) ~ 2 - cos(2 pi t / T), T a day or, if that is shorter, the whole time.
     """

@@ -1,4 +1,4 @@
-"""Reads TaskSet learning curves: a JSON list of training runs with one optimiser, each with its own settings.
+"""Reads TaskSet learning curves: a JSON list of training runs with one optimiser and different settings.
 
 Every entry is {"hp": {name: value}, "train" | "valid" | "test": {"loss": [51 numbers]}}: the loss before
 training and after each fiftieth of it. The validation loss is what a study sees.
@@ -24,7 +24,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_taskset(path: Path) -> CurveTable:
-    """The validation losses of a TaskSet file, plain or gzipped; the value before training is left out."""
+    """Reads the validation losses of a TaskSet file, plain or gzipped, without the value before training."""
     entries = _parse(path)
     if not isinstance(entries, list) or not entries:
         raise InputError(
@@ -117,7 +117,7 @@ def _losses(entry: Any, where: str) -> list[float]:
 
 
 def _as_float(value: str | float) -> float:
-    """A number as a float: infinite if it is too large for one; any text counts as 0."""
+    """A number as a float, infinite if it is too large; 0 for any text."""
     if isinstance(value, str):
         return 0.0
     try:

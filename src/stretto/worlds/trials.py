@@ -16,7 +16,7 @@ from stretto.worlds.truth import StepTime, by_epoch
 
 
 class NodeSpeeds:
-    """How fast the nodes of one world are: their GPUs, and a factor of each node that stays with it."""
+    """The speed of the nodes of one world: their GPUs, and a constant factor of each node."""
 
     def __init__(
         self, profile: Profile, instances: tuple[Instance, ...], nodes: tuple[Node, ...], seed: int
@@ -30,7 +30,7 @@ class NodeSpeeds:
         self._factors: dict[str, float] = {}
 
     def epoch_s(self, tasks: Tasks) -> float:
-        """Usual time of an epoch there: epoch_s / (speedup(GPUs, spans) x speed of the slowest GPU)."""
+        """Usual epoch time on these nodes: epoch_s / (speedup(GPUs, spans) x speed of the slowest GPU)."""
         known = self._epoch_s.get(tasks)
         if known is None:
             known = self._epoch_s[tasks] = self._work_out(tasks)
@@ -70,7 +70,7 @@ class NodeSpeeds:
 
 
 class CurveTruth:
-    """One trial: its curve and how much longer its epochs take than those of others."""
+    """The truth about one trial: its curve, and the factors of its epoch times."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class CurveTruth:
         return float(epoch)
 
     def step_time(self, allocation: Allocation, atomic: int) -> StepTime:  # noqa: ARG002
-        """One epoch, whatever the batch size."""
+        """A step is one epoch, whatever the batch size."""
         return StepTime(self._ground.epoch_s(allocation.workers) * self._trial_factor, 0.0)
 
     def noise_at(self, total_batch: int, epoch: int) -> NoiseSample | None:  # noqa: ARG002
@@ -111,10 +111,10 @@ class CurveTruth:
 
 
 class StudyWorld:
-    """What is really so in one simulation of a study. Another seed is another world of the same kind.
+    """The truth of one simulated study; another seed is another world of the same kind.
 
-    Everything random is keyed by the seed and what it belongs to, so that it does not depend on the order
-    in which a policy finds out.
+    Every random draw is keyed by the seed and the id of its trial or node, so it does not depend on the order
+    of a policy's decisions.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class StudyWorld:
 
     @property
     def cloud(self) -> RentalCloud:
-        """Where nodes come from."""
+        """The cloud that launches nodes."""
         return RentalCloud(
             instances=self._instances,
             queue_s=self.profile.queue_s,
@@ -145,7 +145,7 @@ class StudyWorld:
     def truth_of(self, job: Job) -> CurveTruth:
         """The truth about a trial, from its configuration and its id.
 
-        Its speed factor is that of its row where that was measured, and drawn otherwise.
+        Its speed factor is that of its row if measured, else drawn.
         """
         epochs = self.check_epochs(job.work.epochs)
         latency = self.profile.latency
@@ -162,7 +162,7 @@ class StudyWorld:
         )
 
     def check_epochs(self, epochs: int | None) -> int:
-        """The epochs of a trial, if the curves go so far."""
+        """The epochs of a trial; InputError if the curves are shorter."""
         most = self.curves.most_epochs
         if epochs is None or (most is not None and epochs > most):
             raise InputError(

@@ -1,4 +1,4 @@
-"""What is really so, as far as a simulation knows: the truth about jobs, and the jobs it belongs to."""
+"""The truth about simulated jobs, which policies never see; and workloads of such jobs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from stretto.core.observations import NoiseSample
 
 
 class StepTime(NamedTuple):
-    """One optimisation step without accumulation passes, and the part of it that waits for gradients."""
+    """Time of one optimisation step without accumulation passes, and the part that waits for gradients."""
 
     step_s: float
     sync_s: float
 
     def total_s(self, accumulation: int) -> float:
-        """A step with so many passes before it, which need not wait."""
+        """The time of a step with `accumulation` passes before it, which do not wait for gradients."""
         return self.step_s + accumulation * (self.step_s - self.sync_s)
 
 
 class Truth(Protocol):
-    """What is really so about one job; only a simulation knows it."""
+    """The truth about one job."""
 
     @property
     def epochs(self) -> int:
-        """Training is really over after this many."""
+        """True number of epochs."""
 
     def units_at(self, epoch: int) -> float:
         """Cumulative statistical units after `epoch` epochs; 0 after none."""
@@ -36,21 +36,21 @@ class Truth(Protocol):
         """How long a step takes with `atomic` examples per worker."""
 
     def noise_at(self, total_batch: int, epoch: int) -> NoiseSample | None:
-        """Gradient statistics during the epoch with index `epoch`; None: the batch makes no difference."""
+        """Gradient statistics during the epoch with index `epoch`; None: the batch does not matter."""
 
     def loss_at(self, epoch: int) -> float | None:
-        """What the job reports at the end of its `epoch`-th epoch (the first is 1), if that is known."""
+        """The loss that the job reports after its `epoch`-th epoch (the first is 1), if known."""
 
 
 @runtime_checkable
 class TrialTruth(Truth, Protocol):
-    """What is really so about a trial. One unit of its work is an epoch, and a step is one, too."""
+    """The truth about a trial. A step and a unit of work are one epoch."""
 
     def result_at(self, epoch: int) -> float | None:
-        """The study's metric at the end of its `epoch`-th epoch (the first is 1); None: not a number."""
+        """The metric after its `epoch`-th epoch (the first is 1); None: not a number."""
 
     def slowness_at(self, epoch: int, allocation: Allocation) -> float:
-        """How much longer than usual the epoch with index `epoch` takes on these nodes; 1: as usual."""
+        """Time of the epoch with index `epoch` on these nodes, relative to the usual time."""
 
 
 class SimulatedJob(NamedTuple):
@@ -68,7 +68,7 @@ class Workload:
     jobs: tuple[Job, ...]
     truths: Mapping[str, Truth]
     notes: tuple[str, ...] = ()
-    """What a reader left out or made up, in sentences for people."""
+    """Sentences for users on what was left out or drawn."""
 
     def truth_of(self, job: Job) -> Truth:
         return self.truths[job.id]
@@ -86,7 +86,7 @@ def make_workload(name: str, jobs: Iterable[tuple[Job, Truth]], notes: tuple[str
 
 
 def by_epoch(values: tuple[float, ...], epoch: int, *, first: int = 0) -> float:
-    """The value of an epoch, refusing the negative and the too large rather than wrapping around."""
+    """The value of an epoch; IndexError for one that is negative or too large."""
     if not 0 <= epoch - first < len(values):
         raise IndexError(f"epoch {epoch} is not one of {first}..{first + len(values) - 1}")
     return values[epoch - first]

@@ -1,10 +1,10 @@
-"""Readers of workload files and of cluster logs in the Philly format.
+"""Reads workload files, and cluster logs in the Philly format. Both are CSV with exactly these columns.
 
-name,time,application,num_replicas,batch_size, in any order and nothing else; time in seconds.
+    workload   name,time,application,num_replicas,batch_size       time in seconds
+    log        timestamp,duration,num_gpus,gpu_time,cluster        durations in seconds and GPU seconds
 
-timestamp,duration,num_gpus,gpu_time,cluster, in any order and nothing else, durations in (GPU) seconds.
-Such a log says when jobs came and how much GPU time they took, not what they trained. So each row gets an
-application of its class of GPU time and one of the requests that suit it, drawn at random.
+A log says when jobs came and how much GPU time they took, not what they trained. So each row draws an
+application of its class of GPU time, and one of its tuned requests.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
 
 def read_workload(path: Path, applications: Applications) -> Workload:
-    """The jobs of a workload file, with the truth about them from `applications`."""
+    """Reads the jobs of a workload file; their truth comes from `applications`."""
     return workload_of(read_table(path), applications)
 
 
 def workload_of(table: CsvTable, applications: Applications) -> Workload:
-    """The same from a table that was read already."""
+    """The same, from a table."""
     line_of: dict[str, int] = {}
     known = []
     for row in table.require(COLUMNS).rows:
@@ -59,7 +59,7 @@ CLASSES = (
     (100.0, ("yolov3",)),
     (math.inf, ("imagenet",)),
 )
-"""GPU-hours a class stays below, and its applications, each as likely as the others."""
+"""Upper bound of each class in GPU-hours, and its applications, all equally likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +67,15 @@ class LogFilter:
     """Which rows of a log become jobs."""
 
     start_s: float = 0.0
-    """The window begins this long after the first row .."""
+    """The window starts this long after the first row .."""
     hours: float = math.inf
     """.. and lasts this long."""
     max_jobs: int | None = None
-    """If there are more, so many are drawn at random."""
+    """If there are more, this many are drawn at random."""
     min_duration_s: float = 60.0
-    """Shorter jobs stay out."""
+    """Shorter jobs are left out."""
     max_gpu_hours: float = 1000.0
-    """Jobs that took this much or more stay out."""
+    """Jobs of this size or more are left out."""
 
     def __post_init__(self) -> None:
         self._check("start_s", self.start_s, self.start_s >= 0, "0 or more seconds")
@@ -101,7 +101,7 @@ def read_philly(
     min_duration_s: float = 60.0,
     max_gpu_hours: float = 1000.0,
 ) -> Workload:
-    """Jobs made from a log; its notes count the rows left out. Times count from the first job kept."""
+    """Makes jobs from a log. Its notes count the rows left out; times count from the first job kept."""
     keep = LogFilter(
         start_s=start_s,
         hours=hours,
@@ -115,7 +115,7 @@ def read_philly(
 def workload_of_log(
     table: CsvTable, applications: Applications, rng: np.random.Generator, *, keep: LogFilter
 ) -> Workload:
-    """The same from a table that was read already."""
+    """The same, from a table."""
     entries = sorted((_entry(row) for row in table.require(LOG_COLUMNS).rows), key=lambda entry: entry.at_s)
     kept, notes = _filter(entries, keep, rng)
     if not kept:
@@ -160,7 +160,7 @@ def _timestamp_s(row: CsvRow) -> float:
 def _filter(
     entries: Sequence[_Entry], keep: LogFilter, rng: np.random.Generator
 ) -> tuple[list[_Entry], tuple[str, ...]]:
-    """The entries that stay, and how many do not and why."""
+    """The entries that are kept, and notes on how many are not and why."""
     begin_s = entries[0].at_s + keep.start_s
     end_s = begin_s + 3600.0 * keep.hours
     window = [entry for entry in entries if begin_s <= entry.at_s < end_s]
@@ -198,9 +198,9 @@ def load_workload(
     *,
     keep: LogFilter | None = None,
 ) -> Workload:
-    """Jobs from a workload file or a cluster log, whichever the header says it is.
+    """Reads jobs from a workload file or a cluster log; the header decides which it is.
 
-    `rng` draws what a log does not tell, and `keep` chooses rows of a log; a workload file needs neither.
+    `rng` draws what a log does not say, and `keep` chooses rows of a log; a workload file needs neither.
     """
     table = read_table(path)
     if set(LOG_COLUMNS) <= set(table.columns):

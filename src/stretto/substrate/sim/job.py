@@ -1,4 +1,4 @@
-"""One job of the simulated substrate: how far it is, how fast it goes, what it can measure."""
+"""One simulated job: its progress, its speed, and what it measures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_TIME = StepTime(0.0, 0.0)
 
 
 class Instruments:
-    """What a job can measure of itself: the truth with a relative error."""
+    """Measurements of a job: the truth with a relative error."""
 
     def __init__(self, job: Job, error: float, seed: int) -> None:
         self._error = error
@@ -26,7 +26,7 @@ class Instruments:
         return truth * float(np.exp(self._rng.normal(0.0, self._error))) if self._error else truth
 
     def read_step(self, truth: StepTime) -> StepTime:
-        """The pass and the wait are measured apart: the wait stays a part of the step."""
+        """The pass and the wait get separate errors, so the wait stays a part of the step."""
         if not self._error:
             return truth
         pass_s, sync_s = self.read(truth.step_s - truth.sync_s), self.read(truth.sync_s)
@@ -34,10 +34,10 @@ class Instruments:
 
 
 class SimJob:
-    """Progress is linear from `_since_s` on, at `_rate` statistical units a second."""
+    """A simulated job. Progress is linear from `_since_s` on, at `_rate` statistical units a second."""
 
     reports_epochs = False
-    """Whether it reports at the end of each epoch, rather than at regular times."""
+    """Whether it reports at the end of each epoch instead of at regular times."""
 
     def __init__(self, job: Job, truth: Truth, instruments: Instruments) -> None:
         self.job = job
@@ -47,7 +47,7 @@ class SimJob:
         self.ready_s = 0.0
         """When the last start or resize is over."""
         self.version = 0
-        """Raised with every new plan, so that milestones of an old one can be told."""
+        """Raised with every new plan, so that milestones of an old plan are recognised."""
         self.slowdown = 0.0
         self._instruments = instruments
         self._batch = BatchChoice(0)
@@ -79,11 +79,11 @@ class SimJob:
         self._set_rate()
 
     def epoch_left_s(self) -> float:
-        """Time to the end of the present epoch at the present rate."""
+        """Time to the end of this epoch at the present rate."""
         return (self.truth.units_at(self.epoch + 1) - self._units) / self._rate
 
     def advance(self, now_s: float) -> None:
-        """Bring progress up to `now_s`, within the present epoch."""
+        """Updates progress to `now_s`, within this epoch."""
         if self.allocation and now_s > self._since_s:
             done = self._units + self._rate * (now_s - self._since_s)
             self._units = min(done, self.truth.units_at(self.epoch + 1))
@@ -141,7 +141,7 @@ class SimJob:
 
 
 class SimTrial(SimJob):
-    """A trial: it shows its metric after every epoch, and no two epochs take equally long."""
+    """A simulated trial: it reports its metric after every epoch, and epoch times vary."""
 
     reports_epochs = True
     truth: TrialTruth
@@ -150,7 +150,7 @@ class SimTrial(SimJob):
         super().__init__(job, truth, instruments)
         self._results: list[Result] = []
         self._epoch_began_s: float | None = None
-        """When the present epoch began; None once it was interrupted."""
+        """Start of this epoch; None once it was interrupted."""
 
     def start(self, now_s: float, allocation: Allocation, batch: BatchChoice, restart_s: float) -> None:
         super().start(now_s, allocation, batch, restart_s)

@@ -1,9 +1,9 @@
-"""The simulated substrate: jobs progress as their ground truth says, in simulated time.
+"""The simulated substrate: jobs progress in simulated time, as their truth says.
 
-Between two events a job's progress is linear. Events come from a heap of epoch ends and a regular tick at
-which every running job reports; a job's rate changes only at an epoch's end, when it is told something new,
-or when a neighbour begins or ceases to disturb it. A trial reports at the end of each of its epochs instead.
-Nodes that are wished for come from a cloud, if there is one.
+Progress is linear between two events. Events come from a heap of epoch ends and a regular tick at which every
+running job reports; a trial reports at the end of each epoch instead. The rate of a job changes only at the
+end of an epoch, with an instruction, or when a neighbour starts or stops to disturb it. Requested nodes come
+from a cloud, if there is one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stretto.worlds.truth import TrialTruth, Truth
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Coming:
-    """What a request brings next: a node that is launched, and later the same one ready."""
+    """The next event of a request: a node is launched, and later it is ready."""
 
     t_s: float
     number: int
@@ -49,7 +49,7 @@ class _Coming:
 
 
 class SimCloud:
-    """Turns wishes into nodes, after the delays of a cloud."""
+    """Turns requests into nodes, after the delays of a cloud."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -64,7 +64,7 @@ class SimCloud:
         return self._coming[0].t_s if self._coming else math.inf
 
     def deliver(self) -> NodeLaunched | NodeAdded:
-        """What comes next."""
+        """The next event."""
         event = heapq.heappop(self._coming).event
         if isinstance(event, NodeLaunched):
             self._starting.add(event.node.id)
@@ -74,7 +74,7 @@ class SimCloud:
         return event
 
     def provision(self, now_s: float, wish: Wish) -> list[NodeReleased | NodeRefused]:
-        """Ask for what is missing and give back what is too much, first what would come last."""
+        """Requests missing nodes and gives back surplus ones, first those that would come last."""
         refused: list[NodeRefused] = []
         gone = [node_id for node_id in wish.release if self._here.pop(node_id, None) is not None]
         wanted = Counter(dict(wish.nodes))
@@ -93,7 +93,7 @@ class SimCloud:
         return [*(NodeReleased(t_s=now_s, node_id=node_id) for node_id in gone), *refused]
 
     def _request(self, now_s: float, instance: str, count: int) -> list[NodeRefused]:
-        """Ask for nodes; what the cloud does not have."""
+        """Requests nodes; returns what the cloud refuses."""
         launches = self._cloud.launch(instance, count, self._requests)
         for launch in launches:
             self._asked += 1
@@ -110,7 +110,7 @@ class SimCloud:
         return [NodeRefused(t_s=now_s, instance=instance, count=missing, why=why)] if missing else []
 
     def _cancel(self, nodes: set[str]) -> list[str]:
-        """Take back requests; those that are starting up are released."""
+        """Cancels requests; returns the nodes that are starting up, which are released."""
         self._coming = [coming for coming in self._coming if coming.node.id not in nodes]
         heapq.heapify(self._coming)
         launched = sorted(nodes & self._starting)
@@ -120,22 +120,22 @@ class SimCloud:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Physics:
-    """What is so in the simulated world, whatever the policies believe."""
+    """The rules of the simulated world, whatever the policies believe."""
 
     restart_s: float = 30.0
-    """Every start and resize holds its GPUs this long without progress."""
+    """The restart penalty: every start and resize holds its GPUs this long without progress."""
     interference: float = 0.0
-    """Share of its speed a job that spans nodes loses while it shares one with another such job."""
+    """Share of its speed that a job on several nodes loses while it shares a node with another such job."""
     report_s: float = 30.0
     """Jobs report at multiples of this."""
     whole_seconds: bool = False
-    """Round the rest of every epoch to whole seconds, as the published simulator does."""
+    """Round the rest of every epoch to whole seconds, as in the published simulator."""
     noise: float = 0.0
     """Relative error of each reported time, loss and gradient statistic."""
 
 
 EPS = 1e-9
-"""Float noise in times."""
+"""Rounding error of times."""
 
 _NOT_THIS_RUN = (
     "A journal continues only the simulation that wrote it. Use the same workload, settings, seed and "
@@ -144,7 +144,7 @@ _NOT_THIS_RUN = (
 
 
 class SimSubstrate:
-    """A cluster that exists only in arithmetic."""
+    """A cluster in arithmetic."""
 
     changes_batch_in_place = True
 
@@ -213,7 +213,7 @@ class SimSubstrate:
                 self._report_all()
 
     def recover(self, history: Iterable[Event]) -> None:
-        """Live through the same history again: what happened follows from what was instructed."""
+        """Repeats the history: the events follow from the instructions."""
         for event in history:
             if isinstance(
                 event, JobReported | JobFinished | NodeLaunched | NodeAdded | NodeReleased | NodeRefused
@@ -257,7 +257,7 @@ class SimSubstrate:
         self._plan(job)
 
     def _disturb(self) -> None:
-        """Find who shares a node with another job that spans nodes, now that placements changed."""
+        """After a change of placements, finds jobs that share a node with another job on several nodes."""
         if self._physics.interference == 0.0:
             return
         spanning: dict[str, int] = {}
@@ -275,7 +275,7 @@ class SimSubstrate:
                 self._plan(job)
 
     def _plan(self, job: SimJob) -> None:
-        """Schedule the end of the present epoch if it comes before the next report."""
+        """Schedules the end of this epoch if it comes before the next report."""
         job.version += 1
         left_s = job.epoch_left_s()
         start_s = max(self._now_s, job.ready_s)
@@ -284,7 +284,7 @@ class SimSubstrate:
             heapq.heappush(self._milestones, (end_s, job.version, job.job.id))
 
     def _next_milestone_s(self) -> float:
-        """Time of the first milestone that still holds."""
+        """Time of the first valid milestone."""
         while self._milestones:
             time_s, version, job_id = self._milestones[0]
             job = self._active.get(job_id)
@@ -294,7 +294,7 @@ class SimSubstrate:
         return math.inf
 
     def _next_report_s(self) -> float:
-        """The first multiple of the report interval that is not past and was not reported at."""
+        """Time of the next report, a multiple of the report interval."""
         if all(job.reports_epochs for job in self._active.values()):
             return math.inf
         report_s = self._physics.report_s
