@@ -90,7 +90,7 @@ class CsvTable:
 
 
 def read_table(path: Path) -> CsvTable:
-    """Reads a UTF-8 CSV file, plain or gzipped, with a header and one row or more. Blank lines are skipped."""
+    """Reads a UTF-8 CSV file, plain or gzipped, with a header and one row or more; it skips blank lines."""
     lines = _split(path, _decode(path, _read(path)))
     if not lines:
         raise InputError("the file is empty.", where=f"{path}:1", remedy="Give a CSV file with a header.")
