@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from stretto.core.errors import InputError
 from stretto.core.job import Tier
 from stretto.worlds.applications import builtin_catalogue
+from stretto.worlds.csv_table import read_table
 from stretto.worlds.truth import Workload
-from stretto.worlds.workload_files import LogFilter, load_workload, read_philly, read_workload
+from stretto.worlds.workload_files import LogFilter, load_workload, read_workload, workload_of_log
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 GOOD = HEADER + "a,60,cifar10,8,2048\nb,0.5,ncf,1,32768\nc,60,bert,6,384\n"
@@ -175,7 +176,8 @@ LOG = LOG_HEADER + "".join(
 def read_log(tmp_path: Path, log: str = LOG, seed: int = 0, **options: Any) -> Workload:
     path = tmp_path / "log.csv.gz"
     path.write_bytes(gzip.compress(log.encode()))
-    return read_philly(path, builtin_catalogue(), np.random.default_rng(seed), **options)
+    rng = np.random.default_rng(seed)
+    return workload_of_log(read_table(path), builtin_catalogue(), rng, keep=LogFilter(**options))
 
 
 def test_log_rows_become_jobs_of_their_class(tmp_path: Path) -> None:

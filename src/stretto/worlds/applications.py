@@ -24,7 +24,7 @@ from stretto.core.job import BatchLimits, Job, Role, Tier, Work
 from stretto.core.observations import NoiseSample
 from stretto.core.resources import Resources
 from stretto.models.speed import AllReduceSpeed, Floats
-from stretto.worlds.truth import StepTime, Truth, by_epoch
+from stretto.worlds.truth import StepTime, Truth, by_epoch, even_units
 
 MOST_WORKERS = 64
 """No application was measured with more GPUs."""
@@ -180,9 +180,7 @@ class ModelTruth:
         return self._epochs
 
     def units_at(self, epoch: int) -> float:
-        if not 0 <= epoch <= self._epochs:
-            raise IndexError(f"epoch {epoch} is not one of 0..{self._epochs}")
-        return epoch * self._units_per_epoch
+        return even_units(epoch, self._epochs, self._units_per_epoch)
 
     def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
         """Depends on the numbers of nodes and workers, not on the spread over nodes."""

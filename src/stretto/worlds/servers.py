@@ -32,7 +32,7 @@ from stretto.core.job import BatchLimits, Communication, Convergence, Job, Role,
 from stretto.core.observations import NoiseSample
 from stretto.core.resources import Resources
 from stretto.models.convergence import LossCurve, converged_at
-from stretto.worlds.truth import StepTime, Workload, by_epoch, make_workload
+from stretto.worlds.truth import StepTime, Workload, by_epoch, even_units, make_workload
 
 LOCAL = 0.2
 """Cost of exchanging gradients within a node, relative to across nodes."""
@@ -85,9 +85,7 @@ class ServerTruth:
         return len(self.losses)
 
     def units_at(self, epoch: int) -> float:
-        if not 0 <= epoch <= self.epochs:
-            raise IndexError(f"epoch {epoch} is not one of 0..{self.epochs}")
-        return epoch * self.units_per_epoch
+        return even_units(epoch, self.epochs, self.units_per_epoch)
 
     def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
         kind, workers, servers = self.kind, allocation.worker_count, allocation.server_count

@@ -14,7 +14,7 @@ from stretto.core.seeds import child_rng
 from stretto.models.speed import Floats
 from stretto.planning.profile import Scaling
 from stretto.worlds.applications import Applications, builtin_catalogue
-from stretto.worlds.truth import StepTime, Workload, make_workload
+from stretto.worlds.truth import StepTime, Workload, even_units, make_workload
 
 MIX = (
     ("ncf", 0.39),
@@ -66,9 +66,7 @@ class TimedTruth:
     scaling: Scaling
 
     def units_at(self, epoch: int) -> float:
-        if not 0 <= epoch <= self.epochs:
-            raise IndexError(f"epoch {epoch} is not one of 0..{self.epochs}")
-        return float(epoch)
+        return even_units(epoch, self.epochs, 1.0)
 
     def step_time(self, allocation: Allocation, atomic: int) -> StepTime:
         """epoch_s / speedup(GPUs)."""

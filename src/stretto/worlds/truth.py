@@ -90,3 +90,10 @@ def by_epoch(values: tuple[float, ...], epoch: int, *, first: int = 0) -> float:
     if not 0 <= epoch - first < len(values):
         raise IndexError(f"epoch {epoch} is not one of {first}..{first + len(values) - 1}")
     return values[epoch - first]
+
+
+def even_units(epoch: int, epochs: int, units_per_epoch: float) -> float:
+    """Cumulative units of epochs with equal work; IndexError for an epoch that is negative or too large."""
+    if not 0 <= epoch <= epochs:
+        raise IndexError(f"epoch {epoch} is not one of 0..{epochs}")
+    return epoch * units_per_epoch

@@ -90,32 +90,10 @@ class LogFilter:
             raise InputError(f"{name} is {value}.", remedy=f"Give {rule}.")
 
 
-def read_philly(
-    path: Path,
-    applications: Applications,
-    rng: np.random.Generator,
-    *,
-    start_s: float = 0.0,
-    hours: float = math.inf,
-    max_jobs: int | None = None,
-    min_duration_s: float = 60.0,
-    max_gpu_hours: float = 1000.0,
-) -> Workload:
-    """Makes jobs from a log. Its notes count the rows left out; times count from the first job kept."""
-    keep = LogFilter(
-        start_s=start_s,
-        hours=hours,
-        max_jobs=max_jobs,
-        min_duration_s=min_duration_s,
-        max_gpu_hours=max_gpu_hours,
-    )
-    return workload_of_log(read_table(path), applications, rng, keep=keep)
-
-
 def workload_of_log(
     table: CsvTable, applications: Applications, rng: np.random.Generator, *, keep: LogFilter
 ) -> Workload:
-    """The same, from a table."""
+    """Makes jobs from a log. Its notes count the rows left out; times count from the first job kept."""
     entries = sorted((_entry(row) for row in table.require(LOG_COLUMNS).rows), key=lambda entry: entry.at_s)
     kept, notes = _filter(entries, keep, rng)
     if not kept:
