@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.core.errors import InputError
 from stretto.core.events import Event, JobReported, NodeAdded
@@ -62,27 +63,22 @@ class Times:
         ]
         if not timed:
             return Times({}, believed, 0.0)
-        rows = sorted({row for row, _, _ in timed})
-        counts = sorted({workers for _, workers, _ in timed} - {1})
-        columns = {("trial", row): index for index, row in enumerate(rows)}
-        columns |= {("workers", workers): len(rows) + index for index, workers in enumerate(counts)}
-        matrix = np.zeros((len(timed) + len(counts), len(columns)))
-        target = np.zeros(len(timed) + len(counts))
-        for index, (row, workers, log_s) in enumerate(timed):
-            matrix[index, columns["trial", row]] = 1.0
-            if workers > 1:
-                matrix[index, columns["workers", workers]] = 1.0
-            target[index] = log_s
-        for index, workers in enumerate(counts, start=len(timed)):
-            matrix[index, columns["workers", workers]] = BELIEF_WEIGHT
-            target[index] = -BELIEF_WEIGHT * math.log(believed.speedup(workers))
-        solved = np.linalg.lstsq(matrix, target, rcond=None)[0]
-        errors = (matrix @ solved - target)[: len(timed)]
-        seen = {workers: math.exp(-solved[columns["workers", workers]]) for workers in counts}
+        rows, workers, log_s = (np.array(column) for column in zip(*timed, strict=True))
+        counts = sorted({*workers.tolist()} - {1})
+        is_count = (workers[:, None] == np.array(counts, dtype=int)).astype(float)
+        # The best term of a trial is the mean of what its workers do not explain. So only the terms of the
+        # workers are solved for: a column per trial would be a matrix of trials times epochs.
+        matrix = is_count - _trial_means(rows, is_count)[rows]
+        target = log_s - _trial_means(rows, log_s)[rows]
+        believed_logs = np.array([-math.log(believed.speedup(count)) for count in counts])
+        square = matrix.T @ matrix + BELIEF_WEIGHT**2 * np.eye(len(counts))
+        solved = np.linalg.solve(square, matrix.T @ target + BELIEF_WEIGHT**2 * believed_logs)
+        left = log_s - is_count @ solved
+        logs = _trial_means(rows, left)
         return Times(
-            {row: math.exp(solved[columns["trial", row]]) for row in rows},
-            _corrected(believed, seen),
-            float(errors.std()),
+            {row: math.exp(logs[row]) for row in np.unique(rows).tolist()},
+            _corrected(believed, dict(zip(counts, np.exp(-solved).tolist(), strict=True))),
+            float((left - logs[rows]).std()),
         )
 
     def relative(self, row: int) -> float | None:
@@ -99,6 +95,14 @@ class Times:
             epoch_sd=self.epoch_sd,
         )
         return dataclasses.replace(believed, latency=latency, scaling=self.scaling)
+
+
+def _trial_means(rows: NDArray[np.int_], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each trial's values, by the trial's number; 0 where it has none."""
+    sums = np.zeros((rows.max() + 1, *values.shape[1:]))
+    np.add.at(sums, rows, values)
+    sizes = np.maximum(np.bincount(rows), 1)
+    return sums / sizes.reshape(-1, *(1 for _ in values.shape[1:]))
 
 
 def _corrected(believed: Scaling, seen: Mapping[int, float]) -> Scaling:
