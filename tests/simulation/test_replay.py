@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import make_job
 from stretto.core.cluster import gpu_nodes
 from stretto.core.events import Event, JobFailed, JobReported, NodeAdded
+from stretto.core.observations import Result
 from stretto.core.seeds import child_rng
 from stretto.inputs.cluster import MachineSpec, slots_offer
 from stretto.journal.base import MemoryJournal
+from stretto.journal.folds.history import JobHistory
 from stretto.journal.sqlite import SqliteJournal
+from stretto.planning.profile import Scaling
 from stretto.report.run_text import compared_text, replayed_json
 from stretto.search.study import Direction
 from stretto.simulation.jobs import Setup, simulate
-from stretto.simulation.replay import Extrapolated, Replayed, record_of, replay_study
+from stretto.simulation.replay import Extrapolated, Replayed, Times, record_of, replay_study
 from stretto.simulation.replay_jobs import recorded_workload, replay_jobs
 from stretto.simulation.studies import StudyRun
 from stretto.worlds.replay import RecordedCurves, RecordedTrial, ValueSource, by_epoch, extended
@@ -522,3 +527,20 @@ def test_a_summary_tells_what_was_recorded_from_what_was_not(
     told = replayed_json(other)
     assert told["best_metric"] == best
     assert told["extrapolated_best"] == (None if extrapolated is None else dataclasses.asdict(extrapolated))
+
+
+def test_timing_thousands_of_trials_takes_memory_in_proportion_to_them() -> None:
+    def history(number: int) -> JobHistory:
+        shown = (Result(epoch, 0.5, epoch_s=0.1 * (1 + number % 3), workers=1, nodes=1) for epoch in (1, 2))
+        return JobHistory(make_job(f"trial-{number:03d}"), results=list(shown))
+
+    trials = [history(number) for number in range(3000)]
+    tracemalloc.start(1)
+    try:
+        times = Times.of(trials, Scaling(((1, 1.0), (2, 1.8))))
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 1000 * len(trials)
+    assert [times.by_trial[number] for number in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    assert times.epoch_sd == pytest.approx(0.0, abs=1e-9)
