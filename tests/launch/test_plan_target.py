@@ -172,4 +172,4 @@ def test_whatever_may_cost_is_agreed_to(
     code, _, err = StudyCommand(monkeypatch, capsys)(*words)
     assert code == 2
     assert told in err
-    assert "nobody is there to agree" in err
+    assert "without a terminal to ask on" in err

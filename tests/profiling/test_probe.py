@@ -29,8 +29,16 @@ from stretto.inputs.work import check_command, find_entry, sample_job
 from stretto.launch.describe import describe_entries
 from stretto.models.speed import AllReduceSpeed
 from stretto.planning.profile import Latency, Profile, Scaling
-from stretto.profiling.probe import ProbeSpec, measure, probe
-from stretto.profiling.probe_data import LOADING_S, Copy, Imported, Measurements, ProbeProgress, probe_time
+from stretto.profiling.probe import measure, probe
+from stretto.profiling.probe_data import (
+    LOADING_S,
+    Copy,
+    Imported,
+    Measurements,
+    ProbeProgress,
+    ProbeSpec,
+    probe_time,
+)
 from stretto.search.space import Config
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.applications import ModelTruth, NoiseCurve

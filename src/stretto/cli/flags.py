@@ -1,4 +1,4 @@
-"""Flags that several commands have, with one meaning."""
+"""Flags that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 
 
 def parse_deadline_s(text: str | None, now: datetime) -> float | None:
-    """Seconds from now of a duration or of a time of day, which is the next of its kind; None of None.
+    """Seconds from now until a duration is over or a time of day comes next; None for None.
 
-    "none" is infinite: it lifts the deadline of a study's file.
+    "none" is infinite: it removes the deadline of a study's file.
     """
     if text is None or text.strip().lower() == NO_LIMIT:
         return None if text is None else math.inf
@@ -62,7 +62,7 @@ def parse_deadline_s(text: str | None, now: datetime) -> float | None:
 
 
 def parse_budget_usd(text: str | None) -> float | None:
-    """US dollars, with or without their sign, or None where no budget is given; "none" is infinite."""
+    """US dollars, with or without $; None for None; "none" is infinite."""
     if text is None or text.strip().lower() == NO_LIMIT:
         return None if text is None else math.inf
     budget_usd = float(text.removeprefix("$").replace(",", "")) if _MONEY.fullmatch(text) else math.nan
@@ -75,20 +75,20 @@ def parse_budget_usd(text: str | None) -> float | None:
 
 
 def work_of(words: Sequence[str]) -> str | tuple[str, ...] | None:
-    """What to train: one word that names a file or a function is an entry, anything else a command."""
+    """What to train: a single word that names a file or a function is an entry, anything else a command."""
     if len(words) == 1 and (":" in words[0] or words[0].endswith(".py")):
         return words[0]
     return tuple(words) or None
 
 
 def check_report(report: Path | None) -> None:
-    """Refuse a report's place before work is done that would be lost."""
+    """InputError if the report cannot be written, before any work is done."""
     if report is not None:
         check_place(report, option="--report", example="report.html")
 
 
 def check_place(path: Path, *, option: str, example: str) -> None:
-    """Refuse a place where no file can be written; folders on the way to it are made later."""
+    """InputError if no file can be written there; missing folders are made later."""
     if path.is_dir():
         raise InputError(f"{option} {path} is a folder.", remedy=f"Name a file, such as {example}.")
     above = next(folder for folder in path.absolute().parents if folder.exists())

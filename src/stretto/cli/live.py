@@ -1,4 +1,4 @@
-"""What a real run shows while it goes: a live display or plain lines, and progress bars."""
+"""What a terminal shows during a real run: a live display or plain lines, and progress bars."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ from stretto.search.study import Study
 
 REDRAW_S = 0.5
 ROWS_BESIDES = 10
-"""Lines of the display that are not rows of its table."""
+"""Lines of the display outside its table."""
 LAST_REPORT = "last report"
 REPORT_ROOM = 32
-"""Letters of what a job reported that are shown, where there is too little room for all."""
+"""The width of the last report if there is too little room for all of it."""
 ORDER = (JobPhase.RUNNING, JobPhase.STARTING, JobPhase.PAUSED, JobPhase.WAITING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a display of a study knows besides what happens."""
+    """The plan and the prices that a display of a study compares events with."""
 
     tuning: Tuning
     finish_s: Estimate | None
     usd_per_slot_hour: float
-    """Of slots that are simply there."""
+    """The price of the user's own slots."""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def watching(
     outlook: Outlook | None = None,
     reported: Reported = nothing_reported,
 ) -> Iterator[Observer]:
-    """Shows a run on standard error while the block runs, and whether somebody has asked it to stop."""
+    """Shows a run on standard error while the block runs, and any request to stop it."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         lines = PlainLines(console, study, stop, reported)
@@ -109,7 +109,7 @@ class PlainLines(ProgressLines):
 
 
 class Display:
-    """A bar to the deadline, what is spent, and a row for every job that is not over; above it, troubles."""
+    """A bar to the deadline, the money spent, and a row for every job that is not over; problems above it."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Display:
         self.live: Live | None = None
 
     def observe(self, event: Event) -> None:
-        """Take note; what no row shows goes above the display."""
+        """Follows an event; what no row shows goes above the display."""
         self._board.observe(event)
         if self._begun and self.live is not None:
             for text in (*trouble_lines(event), *node_lines(event)):
@@ -147,7 +147,7 @@ class Display:
             self._meter.observe(event)
 
     def tick(self, now_s: float) -> None:
-        """Draw again: a few times a second at most, but a last time when it is asked to stop."""
+        """Redraws at most a few times a second, and at once after a request to stop."""
         self._now_s, self._begun = now_s, True
         if self.live is not None and (self._stop() or time.monotonic() - self._drawn >= REDRAW_S):
             self._drawn = time.monotonic()
@@ -189,7 +189,7 @@ class Display:
 
     def _counts(self) -> str:
         counts = self._board.counts()
-        return ", ".join(f"{count} {where}" for where, count in counts.items()) or "nothing has come yet"
+        return ", ".join(f"{count} {where}" for where, count in counts.items()) or "no job yet"
 
     def _table(self) -> Table:
         shown = ("epochs", LAST_REPORT) if self._study is None else ("epoch", self._study.metric)
@@ -200,7 +200,7 @@ class Display:
         rows = [self._row(line) for line in alive[:room]]
         table = Table(box=None, pad_edge=False, expand=False)
         for heading, cells in zip(headings, zip(headings, *rows, strict=True), strict=True):
-            # Where there is too little room, it is taken from the reasons, and from long reports.
+            # If there is too little room, reasons and long reports are cut.
             width = None if heading == "why" else max(cell_len(cell) for cell in cells)
             if heading == LAST_REPORT and width is not None:
                 width = min(width, REPORT_ROOM)
@@ -232,9 +232,9 @@ class Display:
 
 @contextmanager
 def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[ProbeProgress], None]]:
-    """Shows what a probe does on standard error while the block runs: on a terminal, or in plain lines.
+    """Shows on standard error what a probe does while the block runs, on a terminal or in plain lines.
 
-    Ctrl-C ends the command with a word: there is nothing to resume yet, unless it `resumes` a run.
+    Ctrl-C ends the command with a sentence: there is nothing to resume yet, unless it `resumes` a run.
     """
     console = Console(stderr=True, highlight=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -261,11 +261,11 @@ def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[P
 
 @contextmanager
 def stoppable(folder: RunFolder) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block with a sentence, also where nothing listens: between two phases."""
+    """Ctrl-C and SIGTERM end the block with a sentence, also between two phases, when nothing listens."""
     try:
         with signals_interrupt():
             yield
     except KeyboardInterrupt:
-        begun = "; the same command goes on with the run" if folder.is_begun else ""
+        begun = "; the same command resumes the run" if folder.is_begun else ""
         print(f"stopped{begun or ' before training began; nothing was begun'}.", file=sys.stderr)
         raise typer.Exit(1) from None

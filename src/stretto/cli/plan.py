@@ -1,4 +1,4 @@
-"""`stretto plan`: what a study will cost and when it will be done, before a cent is spent."""
+"""`stretto plan`: predicts what a study costs and when it is done; nothing is spent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stretto.report.run_text import SLOTS
 from stretto.simulation.plan import plan_json
 
 PLANNING_OPTIONS = ("rubberband.planner", "rubberband.rule")
-"""The options of rubberband that shape a plan; the others are about carrying it out."""
+"""The options of rubberband that shape a plan; its others are for a run."""
 
 
 def plan(
@@ -51,7 +51,7 @@ def plan(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Be done by then: 2h, 18:00, none.", show_default="the file's"),
+        typer.Option(metavar="WHEN", help="When to be done: 2h, 18:00, none.", show_default="the file's"),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="USD", help="Spend no more; or none.", show_default="the file's")
@@ -64,9 +64,7 @@ def plan(
     store: Store = "",
     name: Annotated[
         str | None,
-        typer.Option(
-            help="Of the run that is to come: what is measured is kept for it.", show_default="the study's"
-        ),
+        typer.Option(help="Name of the later run; its profile is kept for it.", show_default="the study's"),
     ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -76,11 +74,11 @@ def plan(
 
     With a deadline: the cheapest plan that is on time with probability q. With a budget: the fastest that
     keeps it. With both: the cheapest that keeps both. With neither: the trade-off. No trial is started.
-    A study without a [bold]\[profile][/bold] is measured first: its training runs on this machine, or
-    where --on says, for at most 90 s once it trains, and no longer than an eighth of the deadline; if its
-    first epoch takes more than 90 s, until that has ended. [bold]stretto tune[/bold] there need not measure
-    again. It is planned for its [bold]\[cluster][/bold], else for where it would be tuned; on Ray with the
-    nodes that are there. The exit code is 1 if no plan keeps the limits.
+
+    A study without a [bold]\[profile][/bold] is measured first, on this machine or where --on says: for at
+    most 90 s once it trains, and an eighth of the deadline; longer only for a first epoch. [bold]stretto
+    tune[/bold] uses the same profile. The plan is for the [bold]\[cluster][/bold] of the file, else for
+    where it would be tuned; on Ray with the present nodes. The exit code is 1 if no plan keeps the limits.
 
     Example: [bold]stretto plan study.toml --deadline 2h --report plan.html[/bold]
     Example: [bold]stretto plan study.toml train.py:train --deadline 10m[/bold]
@@ -129,7 +127,7 @@ def _deadline_s(text: str | None) -> float | None:
 
 
 def _planning_options(texts: Sequence[str]) -> Mapping[str, str]:
-    """What `--set` says to the planner; options of anything else would say nothing here."""
+    """The options of the planner; InputError for any others."""
     options = parse_options(texts)
     for policy, values in options.items():
         for option in values:

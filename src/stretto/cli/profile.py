@@ -1,4 +1,4 @@
-"""`stretto profile`: a short probe of a training script, and the file that plans read."""
+"""`stretto profile`: probes a training script and writes the file that plans read."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from stretto.search.space import Config
 from stretto.system.plain_json import UnreadableError, parse_json
 
 MOST_CONFIGS = 8
-"""Configurations of a study that are tried: enough to see how much they differ."""
+"""The most configurations of a study to try: enough to see how much they differ."""
 BEGINS_S = 60.0
-"""At least so long a first sign of training is waited for, however short the time to measure is."""
+"""The least wait for a first sign of training, however short the time to measure is."""
 FAILED = ".failed.log"
-"""Beside the profile: what training printed that failed."""
+"""The suffix of the log of a failed training, beside the profile."""
 
 
 def profile(
@@ -54,7 +54,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="At most so long, once it trains; and as long, or a minute, until it does.",
+            help="The longest once it trains; also the longest wait until then, at least a minute.",
             show_default="90s, but up to 10m until a first epoch has ended",
         ),
     ] = None,
@@ -67,7 +67,7 @@ def profile(
 ) -> None:
     r"""Measure how fast a training script is: epochs and steps by workers, starts, resizes.
 
-    Name the file in a study, [bold]\[profile] file = "profile.json"[/bold], and plans count with it.
+    Name the file in a study, [bold]\[profile] file = "profile.json"[/bold], and plans use it.
     One worker is timed alone first; then all slots are kept busy, as a study keeps them.
 
     Example: [bold]stretto profile train.py:train --config lr=0.1 --time 60s[/bold]
@@ -110,7 +110,7 @@ def profile(
 
 
 def profile_text(measured: MeasuredProfile) -> str:
-    """What was measured, how well the model fits it, and what was not measured."""
+    """The measurements, how well the model fits them, and what was not measured."""
     slots = counted(measured.slots, "slot")
     lines = [f"{measured.what}: {slots}, probed for {format_duration(measured.measured_s)}", ""]
     lines += [_epochs_table(measured), ""]
@@ -141,7 +141,7 @@ def _epochs_table(measured: MeasuredProfile) -> str:
 
 
 def _is_judged(errors: Sequence[FitError]) -> bool:
-    """Whether some point was left out of a fit to the others: through few points, any model passes."""
+    """Whether the model was tested on left-out points: through few points any model passes."""
     return any(one.left_out is not None for one in errors)
 
 
@@ -168,7 +168,7 @@ def _steps_table(errors: Sequence[FitError]) -> str:
 
 
 def _epoch_sentence(measured: MeasuredProfile) -> str:
-    """With the spreads that several configurations, or epochs of one, have shown."""
+    """The length of an epoch, with the spread between configurations and between epochs."""
     latency, configs = believe(measured).latency, {one.config for one in measured.epochs}
     parts = [f"An epoch with one worker: {latency.epoch_s:.3g} s"]
     if len(configs) > 1:
@@ -211,7 +211,7 @@ def _limit(time: str | None) -> ProbeTime:
 
 
 def _max_workers(work: RealWork, outline: StudyOutline | None) -> int | None:
-    """One of a command whose trials have one slot each; None: all slots."""
+    """1 for a command whose trials have one slot each; None: all slots."""
     rigid = outline is not None and not isinstance(work, Entry) and not outline.checkpoints
     return 1 if rigid else None
 
@@ -226,7 +226,7 @@ def _configs(texts: Sequence[str] | None, outline: StudyOutline | None, seed: in
 
 
 def _assigned(text: str) -> tuple[str, Value]:
-    """The name and value of `lr=0.1`; a value that is no JSON is a text."""
+    """The name and value of `lr=0.1`; a value that is not JSON is a text."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise InputError(f"--config {text!r} assigns nothing.", remedy="Write NAME=VALUE, such as lr=0.1.")

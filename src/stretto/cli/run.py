@@ -1,4 +1,4 @@
-"""`stretto run`: several jobs, trained for real."""
+"""`stretto run`: trains several jobs for real."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stretto.runs.live_state import JobPhase
 from stretto.runs.manage import unsaved_jobs
 from stretto.runs.metrics_files import metrics_after
 
-YES = "Do not ask before money is spent, or a damaged journal is put aside."
+YES = "Do not ask before spending money or mending a damaged journal."
 
 
 def run(
@@ -59,9 +59,9 @@ def run(
 ) -> None:
     """Run several jobs that share a machine or cluster: who gets how many workers, and which batch size.
 
-    Everything lies under runs/NAME. The same command resumes a run that was stopped or killed;
-    Ctrl-C saves checkpoints and stops, a second one stops at once. The exit code is 1 if a job did
-    not finish.
+    All files are in runs/NAME. The same command resumes a run that was stopped or killed. Ctrl-C
+    saves checkpoints and stops; a second one stops at once. The exit code is 1 if a job did not
+    finish.
 
     Example: [bold]stretto run jobs.toml --policy pollux[/bold]
     Example: [bold]stretto run jobs.toml --on ray[/bold]
@@ -148,35 +148,35 @@ def confirm_mending() -> Callable[[str], bool] | None:
 
 def _confirms(said: str) -> bool:
     print(said, file=sys.stderr)
-    return typer.confirm("Go on from there?", err=True)
+    return typer.confirm("Resume from there?", err=True)
 
 
 def agree(instance: Instance, *, yes: bool) -> None:
-    """Ask before money is spent, where there is somebody to ask."""
+    """Asks before money is spent; InputError without a terminal to ask on, unless `yes`."""
     if yes or not instance.usd_per_hour:
         return
     if not sys.stdin.isatty():
         raise InputError(
-            f"a {instance.name} costs ${instance.usd_per_hour:g} an hour, and nobody is there to agree.",
+            f"a {instance.name} costs ${instance.usd_per_hour:g} an hour, without a terminal to ask on.",
             remedy="Add --yes.",
         )
     typer.confirm("Spend this?", abort=True, err=True)
 
 
 def _saves(checked: CheckedJobs, result: RunResult) -> bool:
-    """Whether whatever runs at a stop is such as saves then."""
+    """Whether all jobs that were stopped save at a stop."""
     stopped = {job.id for job in result.jobs if job.state == JobPhase.PAUSED}
     specs = [spec for spec in checked.file.jobs if spec.name in stopped]
     return all(isinstance(spec.work, Entry) or spec.tier not in {None, Tier.RIGID} for spec in specs)
 
 
 def how_it_stopped(folder: RunFolder, *, saves: bool) -> str:
-    """What is said of a run that was asked to stop; `saves`: what ran should have saved."""
+    """The sentence about a run that was asked to stop; `saves`: its jobs should have saved."""
     if unsaved := unsaved_jobs(folder.events()):
         return f"stopped; {', '.join(unsaved)} did not save"
     return f"stopped{', with checkpoints saved' if saves else ''}"
 
 
 def how_to_resume() -> str:
-    """The command that goes on with a run."""
+    """The command that resumes the run."""
     return f"resume with: {shlex.join(['stretto', *sys.argv[1:]])}"

@@ -1,4 +1,4 @@
-"""`stretto tune`: a study, trained for real."""
+"""`stretto tune`: trains a study for real."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tune(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Be done by then: 10m, 18:00, none.", show_default="the file's"),
+        typer.Option(metavar="WHEN", help="When to be done: 10m, 18:00, none.", show_default="the file's"),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="USD", help="Spend no more; or none.", show_default="the file's")
@@ -70,7 +70,7 @@ def tune(
     store: Store = "",
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard files too.")] = False,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="The command saves on SIGTERM and goes on from there.")
+        bool, typer.Option("--checkpoints", help="The command saves on SIGTERM and resumes.")
     ] = False,
     in_folder: InFolder = False,
     yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
@@ -78,10 +78,10 @@ def tune(
 ) -> None:
     """Tune a study: the best model by a deadline, or the cheapest way to be on time.
 
-    The plan comes first, then the run, then the best configuration and its checkpoint. Everything
-    lies under runs/NAME. The same command resumes a run that was stopped or killed, and a later
-    deadline (from its first start) or a larger budget lets it go on; Ctrl-C saves checkpoints and
-    stops, a second one stops at once. The exit code is 1 if it is not over, or a trial failed.
+    Prints the plan, trains, then prints the best configuration and its checkpoint. All files are in
+    runs/NAME. The same command resumes a run that was stopped or killed; after a deadline or budget
+    stop, raise the limit. Ctrl-C saves checkpoints and stops; a second one stops at once. The exit
+    code is 1 if the run is not over, or a trial failed.
 
     Example: [bold]stretto tune study.toml train.py:train --deadline 10m[/bold]
     Example: [bold]stretto tune study.toml --deadline 10m -- python train.py --lr {lr}[/bold]
@@ -140,7 +140,7 @@ def _agree_to_measure(node: Instance | None, *, yes: bool) -> None:
     if node is None:
         return
     say(
-        "Nothing says how fast the training is, and there is no node to measure on: "
+        "The speed of the training is unknown, and there is no node to measure on: "
         f"a {node.name} is launched for it, at ${node.usd_per_hour:g} an hour.",
     )
     agree(node, yes=yes)
@@ -192,10 +192,10 @@ def _show(checked: CheckedStudy, result: TuneResult, *, as_json: bool) -> None:
 
 
 def how_to_go_on(folder: RunFolder) -> str:
-    """With a run that was stopped: by then, its deadline may have come."""
+    """How to resume a run that was stopped; its deadline may have passed."""
     spec = folder.spec()
     if spec is None:
         return how_to_resume()
     if left_until_s(spec, time.time()) <= 0.0:
-        return "its deadline has come, and a later --deadline lets it go on"
+        return "its deadline has passed: resume with a later --deadline"
     return "\n".join(filter(None, (how_to_resume(), when_to_resume(spec, time.time()))))

@@ -25,7 +25,7 @@ from stretto.driving.drive import NoObserver, Observer
 from stretto.driving.stop import Stop
 from stretto.journal.folds.holdings import Change, ChangeFold
 from stretto.pricing.instances import SLOT
-from stretto.profiling.probe import ProbeProgress
+from stretto.profiling.probe_data import ProbeProgress
 from stretto.runs.live_state import JobPhase, LiveState
 from stretto.runs.metrics_files import Metrics, metrics_text
 from stretto.search.study import Study

@@ -1,4 +1,4 @@
-"""The probe at work: copies of a training, told to start, grow and stop, and what their reports show."""
+"""Runs a probe: starts, grows and stops copies of a training, and times them by their reports."""
 
 from __future__ import annotations
 
@@ -44,33 +44,35 @@ from stretto.search.source import ANY_BATCH
 PROBE = "probe"
 NO_BATCH = "the training function has taken no batch of its loader"
 EPOCHS_EACH = 3
-"""Timed epochs that are enough of a configuration and number of workers, the first ones included .."""
+"""Epochs to time per configuration and number of workers, the first epochs included .."""
 SECONDS_EACH = 1.5
-""".. unless they are so short that chance shows: then more, until so much time was measured."""
+""".. and the least time in which to time them: very short epochs vary by chance."""
 SILENCE_S = 10.0
-"""After so much of it, and whenever that has doubled, it is said what is waited for."""
+"""After this much silence, and whenever it has doubled, a line says what the probe waits for."""
 SINGLE_SHARE = 0.5
-"""Of the time, at most so much goes to single workers; gangs share the rest."""
+"""The most of the time that goes to single workers; gangs share the rest."""
 AGAIN_SHARE = 0.2
-"""Of what is left then, at most so much goes to further starts."""
+"""The most of the remaining time that goes to further starts."""
 LONE_SHARE = 0.15
-"""Of the time, at most so much goes to a worker that has the machine to itself."""
+"""The most of the time that goes to a worker alone on the machine."""
 STARTED_AGAIN = 2
-"""Copies that are parked and started again: going on from a checkpoint is a start, too."""
+"""Copies that are parked and started again: a start from a checkpoint is timed, too."""
 LONE_STARTS = 3
-"""Of the worker that has the machine to itself; the first is slow, as it makes a first checkpoint."""
+"""Starts of the worker that is alone on the machine; the first is slow, as it makes a first checkpoint."""
 GANG_CONFIGS = 2
 """Configurations that are timed with several workers: their speed-up differs less than their speed."""
 BATCH_SHARE = 0.3
-"""Of the time, where the batch may change, so much is kept for other batch sizes."""
+"""The share of the time for other batch sizes, if the batch may change."""
 BATCH_FACTORS = (1.0, 0.5, 2.0, 4.0)
-"""Batch sizes per worker that are tried, relative to the usual one, where the batch may change."""
+"""Batch sizes per worker to try, relative to the usual one, if the batch may change."""
 
 
 class Probe:
-    """Fills all slots with single workers first, so that an epoch is timed beside the neighbours it will have
-    in a study; then fewer copies get more workers each. What the time does not reach is left out, and named;
-    only a first epoch is waited for longer.
+    """Times epochs, starts and resizes of copies of a training.
+
+    First single workers fill all slots, since trials of a study have such neighbours, too; then fewer copies
+    get more workers each. What does not fit into the time is left out and named. Only a first epoch is waited
+    for longer.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class Probe:
         self._cut_short = False
         self._saw_an_end = False
         self._has_shown = False
-        """Something was heard of some copy."""
+        """Whether any copy has reported."""
         self.noted = ""
-        """What was said of what a training shows, each thing once."""
+        """Notes about the training, each once."""
         self._on_progress = on_progress
         self._observer = observer
         self._numbers = count(1)
@@ -131,7 +133,7 @@ class Probe:
             self._batch_sizes(limits)
 
     def result(self) -> MeasuredProfile:
-        """All that was seen."""
+        """The profile of all that was measured."""
         return self._measurements.profile(
             slots=self._slots,
             measured_s=self._now_s() - self._begun_s,
@@ -143,7 +145,7 @@ class Probe:
         self._drop(list(self._copies.values()))
 
     def silence(self) -> str:
-        """What a training that has shown nothing may be at; empty if it has shown something."""
+        """What a silent training may be doing; empty if it has reported."""
         if self._has_shown or not self._copies:
             return ""
         if self._spec.shows_epochs_only:
@@ -153,7 +155,7 @@ class Probe:
         return NO_BATCH if any(map(self._imported, self._copies)) else "the training code is being imported"
 
     def _shows_itself(self) -> bool:
-        """Whether there is a sign of training within the time that loading may take."""
+        """Waits for a first sign of training; whether it came within the time for loading."""
 
         def heard() -> bool:
             return all(copy.heard for copy in self._copies.values())
@@ -168,7 +170,7 @@ class Probe:
         return heard()
 
     def _single_workers(self, end_s: float) -> None:
-        """All slots busy with one worker each, until every configuration was timed often enough."""
+        """Keeps one worker on each slot until every configuration was timed often enough."""
         self._say("timing epochs of single workers")
 
         def enough() -> bool:
@@ -179,9 +181,9 @@ class Probe:
         self._until(enough, end_s)
 
     def _first_epoch(self) -> None:
-        """Wait for one longer than for all else, if nothing tells yet how long it takes.
+        """Waits longer for a first epoch if nothing shows yet how long one takes.
 
-        Training that came to its end without an epoch that could be timed will show none later either.
+        Training that ended without a timed epoch will not show one later.
         """
 
         def enough() -> bool:
@@ -196,9 +198,9 @@ class Probe:
             self._until(enough, end_s)
 
     def _starts_again(self, end_s: float) -> None:
-        """Park copies and start them again, one at a time, as a study pauses trials and goes on with them.
+        """Parks copies and starts them again, one at a time, as a study pauses and resumes trials.
 
-        A rigid training may begin anew, so that is asked only where no other start has shown the cost.
+        A rigid training may restart from its first epoch, so this is done only if no other start was timed.
         """
         if self._spec.tier is Tier.RIGID and self._measurements.started.get("start"):
             return
@@ -208,9 +210,9 @@ class Probe:
                 self._start_again(copy, "start", end_s)
 
     def _lone_worker(self, end_s: float) -> None:
-        """The first worker while the other slots are idle: a plan need not hold all of them.
+        """Times the first worker while the other slots are idle, since a plan may hold few slots.
 
-        What it is compared with, the same worker among others, comes right after.
+        The same worker is timed beside others right after.
         """
         copy = next(iter(self._copies.values()), None)
         if copy is None:
@@ -233,7 +235,7 @@ class Probe:
         self._until(lambda: copy.ready or copy.job.id not in self._copies, end_s)
 
     def _gangs(self, workers: int, end_s: float) -> None:
-        """As many gangs of this size as the slots hold."""
+        """Times as many gangs of this size as fit on the slots."""
         if not self._has_time(end_s):
             return
         self._say(f"timing epochs of {workers} workers")
@@ -256,7 +258,7 @@ class Probe:
         self._until(enough, end_s)
 
     def _batch_sizes(self, limits: BatchLimits) -> None:
-        """Steps of other batch sizes per worker, with one worker and with the most."""
+        """Times steps of other batch sizes per worker, with one worker and with the most."""
         counts = sorted({1, self._most})
         for position, workers in enumerate(counts):
             end_s = self._share(self._end_s, 1 / (len(counts) - position))
@@ -282,9 +284,9 @@ class Probe:
         return len(times_s) >= EPOCHS_EACH and sum(times_s) >= SECONDS_EACH
 
     def _swap_timed(self) -> None:
-        """Configurations that were timed often enough make room for those that nobody is timing.
+        """Replaces copies that were timed often enough by configurations that are not being timed.
 
-        They are parked and not just stopped: in a study, too, a start waits until another trial was saved.
+        They are parked and not stopped: in a study, too, a start waits until another trial is saved.
         """
         timing = {copy.config for copy in self._copies.values()}
         lacking = [
@@ -296,18 +298,18 @@ class Probe:
             self._start(config, 1)
 
     def _fill(self, workers: int) -> None:
-        """Leave no slot idle that a gang of this size could use: the least timed configurations first."""
+        """Fills free slots with gangs of this size, the least timed configurations first."""
         while len(self._copies) < self._slots // workers:
             self._start(min(self._usable(), key=partial(self._urgency, workers)), workers)
 
     def _urgency(self, workers: int, config: int) -> tuple[int, bool, int]:
-        """Which configuration to time next, lowest first; a gang's is compared with its own single worker."""
+        """Sort key of the next configuration to time; a gang is compared with its own single worker."""
         running = sum(copy.config == config for copy in self._copies.values())
         unknown_alone = workers > 1 and not self._measurements.times_of(config, 1)
         return running, unknown_alone, len(self._measurements.times_of(config, workers))
 
     def _usable(self) -> list[int]:
-        """Configurations that train; at least one."""
+        """The configurations that have not failed; InputError if all have."""
         usable = [
             config for config in range(len(self._spec.configs)) if config not in self._measurements.failed
         ]
@@ -323,7 +325,7 @@ class Probe:
         started_as: str = "",
         limits: BatchLimits | None = None,
     ) -> None:
-        """Start a copy; with `limits` its batch is what it is told, and not its own affair."""
+        """Starts a copy; with `limits` the probe sets its batch."""
         job = Job(
             id=f"probe-{next(self._names):03d}",
             application=self._spec.what,
@@ -357,12 +359,12 @@ class Probe:
         self._substrate.apply([Instruction(number, action, copy.job.id, allocation, choice)])
 
     def _until(self, enough: Callable[[], bool], end_s: float) -> None:
-        """Wait; what is not done by then remains undone."""
+        """Waits, and notes whether the time was too short."""
         self._wait(enough, end_s)
         self._has_time(math.inf if enough() else end_s)
 
     def _wait(self, enough: Callable[[], bool], end_s: float) -> None:
-        """Look only once all that happened at a time is known."""
+        """Waits; the condition is checked once all events of a moment are known."""
         while not enough() and self._now_s() < end_s:
             event = self._substrate.next_event(end_s)
             while event is not None:
@@ -385,7 +387,7 @@ class Probe:
             case JobReported():
                 self._has_shown = True
                 self._measurements.take(event, copy)
-            case JobNoted() if event.about is not NoteKind.NOT_BEGUN:  # the probe itself says so
+            case JobNoted() if event.about is not NoteKind.NOT_BEGUN:  # the probe says so itself
                 self._note(event.text)
             case JobRetried():
                 copy.begin(copy.workers, "retry")
@@ -411,7 +413,7 @@ class Probe:
             self.noted = f"{self.noted} {sentence}".lstrip()
 
     def _forget(self, copy: Copy) -> None:
-        """It is over by itself."""
+        """Removes a copy that ended by itself."""
         self._slot_map.clear(copy.job.id)
         del self._copies[copy.job.id]
 
@@ -419,14 +421,14 @@ class Probe:
         return self._substrate.now_s()
 
     def _share(self, end_s: float, share: float) -> float:
-        """When so much of the time until then is over."""
+        """The time at which this share of the time until `end_s` is over."""
         return self._now_s() + share * max(end_s - self._now_s(), 0.0)
 
     def _left_s(self) -> float:
         return max(self._end_s - self._now_s(), 0.0)
 
     def _has_time(self, end_s: float) -> bool:
-        """Whether it is not yet so late; else something remains undone."""
+        """Whether there is time left; if not, the probe was cut short."""
         has_time = self._now_s() < end_s
         self._cut_short = self._cut_short or not has_time
         return has_time

@@ -1,4 +1,4 @@
-"""A node that is launched to measure a training on, where none is there yet, and let go of afterwards."""
+"""Launches a node to measure a training on, if there is none yet, and releases it afterwards."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ ELSEWHERE = (
 )
 
 Measure = Callable[[OpenTarget, tuple[Node, ...], float], MeasuredProfile]
-"""Measures on nodes of a target; so many seconds before the deadline are kept free for a start of nodes."""
+"""Measures on nodes of a target; the number is the time before the deadline to keep for starting nodes."""
 
 
 def instance_to_probe(offer: Offer) -> Instance:
-    """What is launched to measure on: the first type whose speed is the one that profiles are about."""
+    """The instance to measure on: the first type of the speed that profiles refer to."""
     return next((one for one in offer.instances if one.speed == 1.0), offer.instances[0])
 
 
 def on_launched_node(
     checked: CheckedStudy, target: OpenTarget, measure: Measure, on_progress: OnProgress
 ) -> MeasuredProfile:
-    """Bring up one node of the study's, measure there, and let go of it.
+    """Launches one node of the study, measures there, and releases it.
 
-    The study's own nodes will take as long to start, and that is kept free of the deadline, too.
+    The nodes of the study will take as long to start, so that time is kept before the deadline.
     """
     rented, left_s = checked.outline.rented, checked.left_s(time.monotonic())
     assert rented is not None
     with ExitStack() as last:
-        # What a probe that was killed has left is ended here, so nobody else may be at it.
+        # This also ends what a killed probe has left, so no other process may measure meanwhile.
         last.callback(RunLock(checked.folder.path / "lock", patience_s=0.0).release)
         fleet = target.fleet(checked.folder, PURPOSE)
         assert fleet is not None
@@ -66,9 +66,9 @@ def on_launched_node(
             raise InputError(
                 f"the deadline of {format_duration(deadline_s)} leaves no time to measure: "
                 f"a {node.instance.name} takes {format_duration(node.start_s)} to start.",
-                remedy="Give a later one; with a [profile] nothing need be measured.",
+                remedy="Give a later one; with a [profile] nothing has to be measured.",
             )
-        # Other runs may have nodes there, too; the autoscaler's, of other names, are one run's at a time.
+        # Other runs may have nodes there; those of the autoscaler have other names and belong to one run.
         lent = tuple(one for one in there.nodes if one.id == node.added.node.id) or there.nodes
         measured = measure(there, lent, node.start_s)
     return dataclasses.replace(measured, node=node.told(measured.loading_s))
@@ -76,19 +76,19 @@ def on_launched_node(
 
 @dataclass(slots=True)
 class LentNode:
-    """The node, and what it comes to."""
+    """The launched node and its cost."""
 
     instance: Instance
     added: NodeAdded
     cost_usd: float = 0.0
-    """Once it was let go of."""
+    """Known once it was released."""
 
     @property
     def start_s(self) -> float:
         return self.added.queue_s + self.added.init_s
 
     def told(self, loading_s: float) -> ProbedNode:
-        """What is kept of it, once it took so long to load the training code: then it was of use."""
+        """What the profile keeps of the node: it was of use once the training code was loaded."""
         return ProbedNode(
             instance=self.instance.name,
             queue_s=self.added.queue_s,
@@ -107,7 +107,7 @@ def lent_node(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LentNode]:
-    """A node of a fleet that nobody else uses; however the block ends, also by a signal, it is let go of."""
+    """A node of a fleet of its own, released however the block ends, also by a signal."""
     instance, begun_s = instance_to_probe(offer), now_s()
     meter = CostMeter(offer.instances, offer.billing)
     stop = Stop()
@@ -132,7 +132,7 @@ def _come(told: list[Event], instance: Instance, within_s: float, gone_s: float)
         if isinstance(event, NodeRefused):
             raise InputError(
                 f"no {instance.name} came to measure on: {event.why}.",
-                remedy=f"Mend what brings it up. {ELSEWHERE}",
+                remedy=f"Fix what launches it. {ELSEWHERE}",
             )
     if gone_s >= within_s:
         raise InputError(

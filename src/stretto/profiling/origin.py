@@ -1,4 +1,4 @@
-"""Which profile serves a study without one in its file: its own run's, or that of another run of it."""
+"""Finds a profile for a study that has none in its file: of its own run, or of another run of it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from stretto.runs.folder import RunFolder
 from stretto.substrate.local.slots import find_slots
 
 NOT_ABOUT_SPEED = ("limits", "world")
-"""Sections of a study's file that may change without its being measured anew."""
+"""Sections of a study's file that do not change its speed."""
 MUCH_LONGER = 2.0
-"""A probe that was cut short is made again where it may take so many times as long."""
+"""A probe that was cut short is repeated if it now has this many times the time."""
 LARGE = 2**20
-"""Files of more bytes are told apart by their size and when they were changed."""
+"""Files larger than this many bytes are compared by size and time of change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Known:
     """A profile that was measured before."""
 
     folder: RunFolder
-    """Of the run it was measured for."""
+    """The run that it was measured for."""
     measured: MeasuredProfile
 
     def taken_over(self) -> MeasuredProfile:
-        """For another run: what a node to measure on has cost is the first one's."""
+        """The profile for another run: the cost of a node to measure on was the first run's."""
         node = self.measured.node
         return dataclasses.replace(
             self.measured, node=None if node is None else dataclasses.replace(node, cost_usd=0.0)
@@ -48,10 +48,10 @@ class Known:
 
 
 def known_profile(checked: CheckedStudy, target: OpenTarget) -> Known | None:
-    """The profile of the run itself; else the newest that another run of the same study left beside it.
+    """The profile of the run itself; else the newest one of another run of the same study.
 
-    Its own may be of a study that was changed since, or of a cluster that was started anew; another run's
-    is taken only if everything that can be seen is the same.
+    The run's own profile is used even if the study was changed or the cluster started anew. Another run's is
+    used only if its whole `Origin` is equal.
     """
     folder, origin = checked.folder, origin_of(checked, target)
     if folder.profile.is_file():
@@ -59,7 +59,7 @@ def known_profile(checked: CheckedStudy, target: OpenTarget) -> Known | None:
         if is_of(own, checked, target) and _same_place(own.origin, origin) and suffices(own, checked):
             return Known(folder, own)
     for other in _other_runs(folder):
-        with contextlib.suppress(InputError):  # what is wrong with it is no concern of this run
+        with contextlib.suppress(InputError):  # a damaged profile of another run does not matter here
             measured = read_profile(other.profile)
             if is_of(measured, checked, target) and measured.origin == origin and suffices(measured, checked):
                 return Known(other, measured)
@@ -75,15 +75,15 @@ def _read_own(path: Path) -> MeasuredProfile:
 
 
 def is_of(measured: MeasuredProfile, checked: CheckedStudy, target: OpenTarget) -> bool:
-    """Whether a profile is of the same training on as many slots there."""
+    """Whether a profile is of this training, on the same number of slots."""
     slots = slots_of(target.to_measure_on) or instance_to_probe(target.offer).gpus
     return (measured.what, measured.slots) == (probed_as(checked.work, target), slots)
 
 
 def suffices(measured: MeasuredProfile, checked: CheckedStudy) -> bool:
-    """Whether another probe, now, would not see much more.
+    """Whether another probe would not see much more.
 
-    What was put there by hand, and what it took a node of its own to measure, is taken as it is.
+    A profile that was put there by hand, or was measured on a launched node, always suffices.
     """
     if not measured.tells_epochs or (checked.elastic and measured.most_workers is not None):
         return False
@@ -94,7 +94,7 @@ def suffices(measured: MeasuredProfile, checked: CheckedStudy) -> bool:
 
 
 def node_to_launch(checked: CheckedStudy, target: OpenTarget) -> Instance | None:
-    """What must be launched to measure on; None if nothing need be."""
+    """The instance that must be launched to measure on; None: none."""
     known = checked.outline.profile is not None or checked.folder.is_begun
     if target.to_measure_on or known or known_profile(checked, target) is not None:
         return None
@@ -102,7 +102,7 @@ def node_to_launch(checked: CheckedStudy, target: OpenTarget) -> Instance | None
 
 
 def origin_of(checked: CheckedStudy, target: OpenTarget) -> Origin:
-    """What a profile that is measured now is of."""
+    """The code, machine, nodes and study that a profile measured now belongs to."""
     tables = {name: table for name, table in checked.outline.tables.items() if name not in NOT_ABOUT_SPEED}
     machine = platform.node()
     if not target.mark:
@@ -116,7 +116,7 @@ def origin_of(checked: CheckedStudy, target: OpenTarget) -> Origin:
 
 
 def code_files(work: RealWork) -> list[Path]:
-    """The script, or all files that a command names, and what lies beside it to be imported."""
+    """The script, or all files that a command names, and the Python files beside them."""
     named = [work.path] if isinstance(work, Entry) else list(_named_files(work))
     beside = (other for path in named if path.suffix == ".py" for other in path.parent.glob("*.py"))
     return sorted({path.absolute() for path in (*named, *beside)})
@@ -125,7 +125,7 @@ def code_files(work: RealWork) -> list[Path]:
 def _named_files(command: CommandLine) -> Iterator[Path]:
     folder = command.folder or Path()
     for word in command.argv:
-        with contextlib.suppress(OSError, ValueError):  # too long for a name, or with a zero in it
+        with contextlib.suppress(OSError, ValueError):  # too long for a name, or with a zero byte
             if (folder / word).is_file():
                 yield folder / word
 
@@ -149,7 +149,7 @@ def _same_place(origin: Origin | None, now: Origin) -> bool:
 
 
 def _other_runs(folder: RunFolder) -> list[RunFolder]:
-    """Those beside it that have a profile, the last measured first."""
+    """The runs in the same folder that have a profile, the last measured first."""
     measured_s: dict[Path, float] = {}
     for path in folder.path.parent.glob("*/profile.json"):
         with contextlib.suppress(OSError):  # gone meanwhile

@@ -25,7 +25,6 @@ from stretto.profiling.probe_data import (
     Describe,
     Imported,
     OnProgress,
-    ProbeProgress,
     ProbeSpec,
     ProbeTime,
     SlotMap,
@@ -36,12 +35,10 @@ from stretto.substrate.elastic.substrate import ElasticSubstrate
 from stretto.substrate.local.slots import whole_machine
 from stretto.wire.messages import Described
 
-__all__ = ["OnProgress", "ProbeProgress", "ProbeSpec", "measure", "probe", "probed_as", "slots_of"]
-
 ANY_STUDY = Study(
     name=PROBE, metric="epoch", direction=Direction.MAX, trials=1, rungs=(), eta=2, max_epochs=10**6
 )
-"""For training that belongs to no study: whatever it reports, its epochs are timed; a command prints them."""
+"""For training without a study: its epochs are timed, whatever it reports. A command prints `epoch`."""
 
 MORE_TIME = "Give more time: --time 30m."
 
@@ -126,13 +123,13 @@ def probe(
 
 
 def _nothing_said(job_id: str) -> Described | None:
-    """By a command."""
+    """Nothing: commands do not describe themselves."""
     del job_id
     return None
 
 
 def _with_a_log_kept(measured: MeasuredProfile, place: Path | None) -> MeasuredProfile:
-    """The log of the first configuration that failed lies there; others go with the probe's folder."""
+    """The profile with the log of the first failed configuration kept; other logs are removed."""
     failed = tuple(
         dataclasses.replace(one, log=kept_log(Path(one.log), place if one is measured.failed[0] else None))
         for one in measured.failed
@@ -141,12 +138,12 @@ def _with_a_log_kept(measured: MeasuredProfile, place: Path | None) -> MeasuredP
 
 
 def probed_as(work: RealWork, target: OpenTarget) -> str:
-    """What a profile says was measured: the work, and where, unless that is this machine."""
+    """The name of the training in a profile: the work, and " on Ray" if it ran there."""
     return f"{work}{target.mark}"
 
 
 def slots_of(nodes: Iterable[Node]) -> int:
-    """How many there are on these nodes."""
+    """The number of slots of these nodes."""
     return sum(node.gpus for node in nodes)
 
 
@@ -165,11 +162,11 @@ def measure(
     first_epoch_s: float | None = None,
     loading_s: float = LOADING_S,
 ) -> MeasuredProfile:
-    """Probe on nodes that have so many slots together, else on one node "local"; all that it starts it stops.
+    """Probes on nodes that have `slots` together, by default on one node "local", and stops all copies.
 
-    `time_s` is counted from the first sign of training: loading its code is not measuring. `describe` says
-    what the training code of a job turned out to want, once it is known; `imported`, whether its function
-    runs, where that can be seen.
+    `time_s` counts from the first sign of training, without loading its code. `describe` gives the
+    description of a job's training code once it is known; `imported` says whether its function runs, if that
+    can be seen.
     """
     if slots < 1:
         raise InputError(f"{slots} slots hold no worker.", remedy="Give at least one.")
@@ -205,9 +202,9 @@ def measure(
 def no_epoch(
     measured: MeasuredProfile, more_time: str, noted: str = "", silence: str = "", *, is_command: bool
 ) -> InputError:
-    """What to say of a probe that did not see how long an epoch takes.
+    """The error of a probe that did not see how long an epoch takes.
 
-    `noted` may be why; `silence` is what a training may have been at that it has heard nothing of.
+    `noted` may name the reason; `silence` says what a silent training may have been doing.
     """
     prints = ' (a command prints {"epoch": 1} when its first epoch ends)' if is_command else ""
     loops = "Give the loader to run.prepare, and go through it inside run.epochs."

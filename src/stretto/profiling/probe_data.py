@@ -1,4 +1,4 @@
-"""What a probe is asked, the copies of the training it looks at, and what it has seen of them."""
+"""The data of a probe: its specification, the copies of a training, and their measurements."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ from stretto.models.belief import Observations
 from stretto.search.space import Config
 from stretto.wire.messages import Described
 
+PROBE_S = 90.0
+"""The longest that a probe takes, once it trains and an epoch has ended."""
+PROBE_SHARE = 1 / 8
+"""The most of the time until the deadline that goes to a probe."""
+FIRST_EPOCH_S = 600.0
+"""The longest wait for the end of a first epoch without a deadline."""
+LOADING_S = 300.0
+"""The longest wait for a first sign of training; this time does not count as the probe's."""
+LOADING_SHARE = 3 / 4
+"""The most of the time until the deadline that is spent waiting for a first sign of training: the run must
+load the training code once more."""
 LEAST_PROGRESS = 0.02
-"""Of an epoch: less says nothing about how long a whole one takes."""
+"""The least part of an epoch from which the length of a whole one is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,64 +36,64 @@ class ProbeSpec:
     """What to probe."""
 
     what: str
-    """The entry or command, as people wrote it."""
+    """The entry or command, as the user wrote it."""
     configs: tuple[Config, ...] = ((),)
     """Hyperparameters to try; several show how much trials differ."""
     tier: Tier = Tier.ELASTIC
-    """RIGID: a number of workers is tried by a new start, not by a resize."""
+    """RIGID: other numbers of workers are tried by new starts, not by resizes."""
     max_workers: int | None = None
-    """Of one gang; None: as many as there are slots."""
+    """Workers of one gang; None: all slots."""
     epochs: int | None = None
-    """Train no further than this."""
+    """The most epochs to train."""
     batch: BatchLimits | None = None
-    """Of a training whose batch may change; None: as the training code says."""
+    """The limits of a batch that may change; None: as the training code says."""
     shows_epochs_only: bool = False
-    """The first that is heard of it may be the end of its first epoch, as of a command."""
+    """Its first report may be the end of its first epoch, as with a command."""
     steps_suffice: bool = False
-    """Nobody asks how long an epoch takes, once steps were timed."""
+    """Timed steps are enough; the length of an epoch is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeProgress:
-    """What the probe is doing, for a display."""
+    """What the probe is doing now, for a display."""
 
     now_s: float
     time_s: float
     doing: str
     since: str = ""
-    """When `time_s` begins to count, in words; empty: with what is being done."""
+    """From when `time_s` counts, in words; empty: from the start of this activity."""
 
 
 OnProgress = Callable[[ProbeProgress], None]
 Describe = Callable[[str], Described | None]
 Imported = Callable[[str], bool]
-"""Whether the training code of a job was imported, and its function runs."""
+"""Whether the training code of a job is imported and its function runs."""
 
 
 @dataclass(slots=True)
 class Copy:
-    """One job of the probe, and what is being measured of it."""
+    """One job of the probe and its present measurement."""
 
     job: Job
     config: int
     workers: int
     started_as: str
-    """"warm-up", "start", "lone start", "gang start" or "resize": what its next report tells the time of."""
+    """"warm-up", "start", "lone start", "gang start" or "resize": what its next report times."""
     ready: bool = False
     first: bool = True
-    """No epoch has ended since the last start or resize."""
+    """Whether no epoch has ended since the last start or resize."""
     since: tuple[float, float] | None = None
-    """Time and progress at the first report since then .."""
+    """Time and progress at the first report since the last start or resize .."""
     latest: tuple[float, float] | None = None
-    """.. and at the last one."""
+    """.. and at the last report."""
     ended_s: float | None = None
-    """When its last epoch ended, of those since then."""
+    """When its last epoch ended, since the last start or resize."""
     lone: bool = False
-    """The other slots are idle."""
+    """Whether the other slots are idle."""
     heard: bool = False
-    """It reported something, ever."""
+    """Whether it has ever reported."""
     untimed: bool = False
-    """The end of its first epoch was seen since the last start, but not its beginning."""
+    """Whether only the end of its first epoch was seen since the last start, not the beginning."""
 
     def begin(self, workers: int, started_as: str, *, lone: bool = False) -> None:
         self.workers, self.started_as, self.lone = workers, started_as, lone
@@ -91,7 +102,7 @@ class Copy:
         self.ended_s = None
 
     def get_company(self) -> None:
-        """The other slots are taken from now on; the present epoch is neither the one thing nor the other."""
+        """The other slots are busy from now on; the present epoch counts for neither case."""
         self.lone, self.first = False, True
         self.since = self.latest = None
         self.ended_s = None
@@ -104,15 +115,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """How long a start took until the first that was heard of it."""
+    """The time from a start to the first report."""
 
     took_s: float
     epoch: TimedEpoch | None
-    """If that was the end of its first epoch: both together, as if they were an epoch."""
+    """If that report was the end of the first epoch: start and epoch together, as an epoch."""
 
 
 class Measurements:
-    """What was measured so far."""
+    """All measurements so far."""
 
     def __init__(self, spec: ProbeSpec, most: int, describe: Describe) -> None:
         self._spec = spec
@@ -121,26 +132,26 @@ class Measurements:
         self.described: Described | None = None
         self.epochs: list[TimedEpoch] = []
         self.guessed: list[TimedEpoch] = []
-        """From a part of an epoch."""
+        """Epochs that were estimated from a part."""
         self.speeds: dict[int, Observations] = {}
-        """By configuration: the steps of two are not alike."""
+        """By configuration, since their steps differ."""
         self.started: dict[str, list[Started]] = {}
-        """By what a copy was started as."""
+        """By `Copy.started_as`."""
         self.failed: dict[int, JobFailed] = {}
-        """Configurations whose training failed, and how."""
+        """The error of each configuration that failed."""
 
     def times_of(self, config: int, workers: int, *, lone: bool = False) -> list[float]:
-        """Whole epochs of the configuration with so many workers."""
+        """The times of whole epochs of a configuration with this number of workers."""
         wanted = (config, workers, lone)
         return [one.epoch_s for one in self.epochs if (one.config, one.workers, one.lone) == wanted]
 
     def has_step(self, workers: int, atomic: int) -> bool:
-        """Whether a step of this kind was timed."""
+        """Whether steps with these workers and this batch per worker were timed."""
         samples = (one for seen in self.speeds.values() for one in seen.speeds.values())
         return any((one.workers, one.atomic) == (workers, atomic) for one in samples)
 
     def batch_limits(self) -> BatchLimits | None:
-        """What the training code says of its batch; None if that does not change."""
+        """The batch limits of the training code; None if its batch does not change."""
         known = self.described
         if known is None or not known.adaptive:
             return None
@@ -154,7 +165,7 @@ class Measurements:
         )
 
     def take(self, event: JobReported, copy: Copy) -> None:
-        """What a report of a copy shows."""
+        """Adds the measurements of a copy's report."""
         copy.heard = True
         self.described = self.described or self._describe(copy.job.id)
         copy.untimed = copy.untimed or any(result.epoch_s is None for result in event.results)
@@ -175,31 +186,31 @@ class Measurements:
         copy.since = copy.since or copy.latest
 
     def _whole_s(self, event: JobReported, copy: Copy) -> float | None:
-        """From one epoch's end to the next: with saving, reporting and waiting for a decision."""
+        """From one epoch's end to the next, with saving, reporting and waiting for a decision."""
         if copy.ended_s is None or len(event.results) > 1:
             return None
         return event.t_s - copy.ended_s
 
     def note_part(self, copy: Copy) -> None:
-        """Of an epoch that did not end in time: how long the whole would take at this pace."""
+        """Notes an estimate for an epoch that did not end in time."""
         if (guessed := _by_part(copy)) is not None:
             self.guessed.append(guessed)
 
     def tells_epochs(self, copies: Iterable[Copy]) -> bool:
-        """Whether an epoch or step was timed, or a part that says as much."""
+        """Whether the length of an epoch is known: from an epoch, a part of one, or steps."""
         counted = self.described is not None and self.described.examples is not None
         by_steps = bool(self.speeds) and (counted or self._spec.steps_suffice)
         return bool(self.epochs or self.guessed or by_steps) or any(map(_by_part, copies))
 
     def _starts_s(self, kind: str) -> tuple[float, ...]:
-        """Without the first epoch, where that was seen to end only."""
+        """The times of starts; if a report includes the first epoch, minus one usual epoch."""
         return tuple(
             one.took_s if one.epoch is None else max(one.took_s - self._usual_epoch_s(one.epoch), 0.0)
             for one in self.started.get(kind, ())
         )
 
     def _usual_epoch_s(self, like: TimedEpoch) -> float:
-        """Between reports: of the same configuration and workers, else of all; else all of it is epoch."""
+        """The median time of an epoch with equal configuration and workers, else of all configurations."""
         same = [
             one.epoch_s for one in self.epochs if (one.config, one.workers) == (like.config, like.workers)
         ]
@@ -238,7 +249,7 @@ class Measurements:
             yield FailedConfig(config=config, error=last_line(failed.error), log=failed.log)
 
     def _guessed(self) -> list[TimedEpoch]:
-        """Of what was not timed whole: by a part; if nothing at all was, with the start before it."""
+        """Estimates for what was not timed whole; if nothing was timed, first epochs with their starts."""
         whole = {(one.config, one.workers, one.lone) for one in self.epochs}
         parts = [one for one in self.guessed if (one.config, one.workers, one.lone) not in whole]
         if whole or parts:
@@ -246,7 +257,7 @@ class Measurements:
         return [one.epoch for kind in self.started.values() for one in kind if one.epoch is not None]
 
     def profile(self, *, slots: int, measured_s: float, given_s: float, cut_short: bool) -> MeasuredProfile:
-        """All that was seen, the model fitted to it, and what is missing."""
+        """The profile: all measurements, the model fitted to them, and what is missing."""
         guessed = self._guessed()
         speeds = max((tuple(one.speeds.values()) for one in self.speeds.values()), key=len, default=())
         return MeasuredProfile(
@@ -272,7 +283,7 @@ class Measurements:
 
 
 def _by_part(copy: Copy) -> TimedEpoch | None:
-    """How long a whole epoch would take at the pace of the present one; None: too little of it was seen."""
+    """The length of the present epoch at its pace so far; None: too little was seen."""
     if copy.since is None or copy.latest is None:
         return None
     part = copy.latest[1] - copy.since[1]
@@ -291,41 +302,20 @@ def worker_counts(most: int) -> Iterator[int]:
         yield most
 
 
-PROBE_S = 90.0
-"""The longest that a probe takes, once it trains and an epoch has ended."""
-
-
-PROBE_SHARE = 1 / 8
-"""Of the time until the deadline, at most so much goes to a probe."""
-
-
-FIRST_EPOCH_S = 600.0
-"""Without a deadline, so long the end of a first epoch is waited for."""
-
-
-LOADING_S = 300.0
-"""Training that shows nothing for so long is not waited for; its time is not the probe's."""
-
-
-LOADING_SHARE = 3 / 4
-"""Of the time until the deadline, at most so much goes to waiting for a first sign of training: the run must
-load the training code once more."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTime:
-    """What a probe may take."""
+    """The time limits of a probe."""
 
     usual_s: float
-    """Once it trains."""
+    """From the first sign of training."""
     first_epoch_s: float
-    """From its start, if no epoch and no step was timed before."""
+    """From the start of the probe, if no epoch or step was timed earlier."""
     loading_s: float = LOADING_S
-    """From its start, until anything is heard of it."""
+    """From the start of the probe to the first sign of training."""
 
 
 def probe_time(deadline_s: float | None) -> ProbeTime:
-    """For a study that has so long until its deadline."""
+    """The time limits for a study with this much time until its deadline; None: no deadline."""
     if deadline_s is None:
         return ProbeTime(usual_s=PROBE_S, first_epoch_s=FIRST_EPOCH_S)
     share_s = deadline_s * PROBE_SHARE
@@ -337,14 +327,14 @@ def probe_time(deadline_s: float | None) -> ProbeTime:
 
 
 class SlotMap:
-    """Who holds how many slots of which node; nobody asks for more than there are."""
+    """The slots of each node that each job holds."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free = {node.id: node.gpus for node in nodes}
         self._held: dict[str, dict[str, int]] = {}
 
     def place(self, job_id: str, workers: int) -> Allocation:
-        """So many workers from now on: those that are there stay, others come beside them if they can."""
+        """Gives a job this many workers: present ones stay, others join them on their nodes if possible."""
         before = self._held.get(job_id, {})
         self.clear(job_id)
         kept: dict[str, int] = {}
@@ -362,7 +352,7 @@ class SlotMap:
         return on_nodes(self._held[job_id])
 
     def clear(self, job_id: str) -> None:
-        """It holds nothing any more."""
+        """Frees the slots of a job."""
         for node, count in self._held.pop(job_id, {}).items():
             self._free[node] += count
 

@@ -1,4 +1,4 @@
-"""How fast a study's training is: as its file says, as it was measured before, or by a probe now."""
+"""The speeds of a study: from its file, from an earlier measurement, or from a probe now."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stretto.planning.profile import Profile
 from stretto.pricing.instances import Offer
 from stretto.profiling.launched_node import on_launched_node
 from stretto.profiling.origin import known_profile, origin_of
-from stretto.profiling.probe import OnProgress, no_epoch, probe, slots_of
-from stretto.profiling.probe_data import ProbeTime, probe_time
+from stretto.profiling.probe import no_epoch, probe, slots_of
+from stretto.profiling.probe_data import OnProgress, ProbeTime, probe_time
 from stretto.runs.status import holding
 
 MOST_PROBED = 4
-"""Configurations of a probe: some show how much trials differ."""
+"""The most configurations of a probe; several show how much trials differ."""
 MORE_TIME = (
     "Stretto waits three quarters of the time until the deadline for a first sign of training and an eighth "
     "for the end of an epoch (5 and 10 minutes without a deadline). Give a later deadline, or write "
@@ -30,18 +30,18 @@ MORE_TIME = (
     '--study FILE --time 30m` and write [profile] file = "profile.json" there.'
 )
 ONLY_LONE = (
-    " Epochs were timed only while the other slots were idle; they may take longer beside others, so what is "
-    "expected has a wider interval."
+    " Epochs were timed only while the other slots were idle; they may take longer beside others, so the "
+    "forecast has a wider interval."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What is believed of a study's speed."""
+    """The speeds of a study."""
 
     profile: Profile
     source: str
-    """Where that is from, in words."""
+    """Their source, in words."""
 
 
 def speeds_of(
@@ -50,9 +50,7 @@ def speeds_of(
     offer: Offer,
     on_progress: OnProgress = lambda _: None,
 ) -> Speeds:
-    """As the study's file says; else as measured before, for this run or another of the study; else by a
-    probe now.
-    """
+    """From the study's file; else as measured before, for this or another run; else from a probe now."""
     folder, outline = checked.folder, checked.outline
     if outline.profile is not None:
         return Speeds(outline.profile, f"Speeds: as [profile] of {outline.path} says.")
@@ -82,7 +80,7 @@ def speeds_of(
 
 
 def _measured(checked: CheckedStudy, target: OpenTarget, on_progress: OnProgress) -> MeasuredProfile:
-    """By a probe, on a node that is launched for it if none is there."""
+    """Probes, on a node that is launched for it if there is none."""
     origin = origin_of(checked, target)
 
     def measure(on: OpenTarget, nodes: tuple[Node, ...], start_s: float) -> MeasuredProfile:
@@ -105,7 +103,7 @@ def _probe(
     within: ProbeTime,
     on_progress: OnProgress,
 ) -> MeasuredProfile:
-    """Train some configurations of the study for a moment."""
+    """Probes some configurations of the study."""
     space, seed = checked.outline.space, checked.request.seed
     slots = slots_of(nodes)
     count = min(max(slots, 2), MOST_PROBED)
