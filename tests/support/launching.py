@@ -6,20 +6,23 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from stretto.driving.drive import Observer
+from stretto.driving.drive import Observer, RealSubstrate
 from stretto.driving.local_target import ThisMachine
 from stretto.driving.request import CheckedStudy, TuneRequest
 from stretto.driving.stop import Stop
-from stretto.driving.substrate import MakeSubstrate
+from stretto.driving.substrate import TrainingSpec
 from stretto.driving.target import OpenTarget
 from stretto.launch.describe import describe_entries
 from stretto.launch.jobs import CheckedJobs, JobsLaunch
 from stretto.launch.to_plan import PlannableStudy, study_to_plan
 from stretto.launch.tune import PreparedStudy, StudyLaunch, earlier_result
 from stretto.profiling.probe_data import OnProgress
+from stretto.runs.folder import RunFolder
 from stretto.runs.job_results import RunResult
 from stretto.runs.results import TuneResult
 from stretto.wire.messages import Described
+
+MakeSubstrate = Callable[[TrainingSpec, RunFolder, Callable[[], float]], RealSubstrate]
 
 
 class MadeBy:

@@ -97,7 +97,7 @@ def _boot_clock_s() -> float:
 
 def drive(run: RealRun, stop: Stop, observer: Observer) -> EndedBy:
     """Starts the run, or resumes it where the journal ends, until it is over or `stop` is asked."""
-    # The lock comes first: it shows at once that the run goes on, while the substrate waits for leftovers.
+    # The lock comes first: it shows at once that the run is active, while the substrate waits for leftovers.
     with (
         one_blas_thread(),
         holding(run.folder) as lock,

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from stretto.core.cluster import Node
 from stretto.driving.drive import RealSubstrate
-from stretto.driving.substrate import TrainingSpec, count_slots, make_substrate
+from stretto.driving.substrate import TrainingSpec, check_tensorboard, training_job
 from stretto.driving.target import (
     LOCAL,
     OpenTarget,
@@ -31,7 +31,10 @@ from stretto.pricing.instances import Offer
 from stretto.runs.folder import RunFolder, Tables
 from stretto.runs.status import live_runs, neighbour_notes
 from stretto.runs.store import store_of
+from stretto.substrate.elastic.effects import Rules
+from stretto.substrate.elastic.substrate import JobFiles
 from stretto.substrate.fleet.provision import NodeFleet
+from stretto.substrate.local.ground import LocalSubstrate
 from stretto.substrate.local.slots import find_slots, whole_machine
 
 
@@ -85,7 +88,16 @@ class ThisMachine:
 
     def make(self, training: TrainingSpec, folder: RunFolder, clock: Callable[[], float]) -> RealSubstrate:
         store = "" if training.temporary or not self.store else store_of(self.store, folder.name)
-        return make_substrate(training, folder, clock, store)
+        check_tensorboard(training)
+        return LocalSubstrate(
+            spec_of=lambda job: training_job(training, job),
+            run_dir=folder.path,
+            slots=find_slots(training.slots),
+            clock=clock,
+            rules=Rules(retries=training.retries),
+            files=JobFiles(tensorboard=training.tensorboard, store=store),
+            runs_commands=training.runs_commands,
+        )
 
     def scratch(self, purpose: str, log: Path | None) -> AbstractContextManager[RunFolder]:
         return scratch(purpose, log=log)
@@ -109,5 +121,5 @@ def this_machine(request: TargetRequest) -> ThisMachine:
 
 
 def check_slots(slots: int | None) -> int:
-    """This many slots, or as many as the machine has."""
-    return count_slots() if slots is None else check_slot_count(slots)
+    """This many slots; None: one for every usable GPU of this machine, or for every core if it has none."""
+    return len(find_slots()) if slots is None else check_slot_count(slots)

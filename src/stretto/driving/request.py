@@ -111,7 +111,7 @@ class CheckedRequest:
     ) -> Iterator[OpenTarget]:
         """Mends a damaged journal, then holds the run's folder and the target while the block runs.
 
-        Mending needs `yes`, or that `confirm` agrees; `tell` is told what was done.
+        Mending needs `yes`, or that `confirm` agrees; `tell` gets a line about it.
         """
         if mended := mend(self.folder, yes=yes, ask=confirm):
             tell(mended)

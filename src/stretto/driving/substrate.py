@@ -1,4 +1,4 @@
-"""The substrate of a real run on this machine, and the training of each job."""
+"""How a substrate of a real run trains each job."""
 
 from __future__ import annotations
 
@@ -9,68 +9,38 @@ from stretto.core.cluster import Node
 from stretto.core.errors import InputError
 from stretto.core.job import Job
 from stretto.core.seeds import child_rng
-from stretto.driving.drive import RealSubstrate
 from stretto.inputs.work import CommandLine, RealWork
-from stretto.runs.folder import RunFolder
 from stretto.search.study import Direction, Study
 from stretto.substrate.elastic.command import Command, check_placeholders
-from stretto.substrate.elastic.effects import Rules, TrainingJob
+from stretto.substrate.elastic.effects import TrainingJob
 from stretto.substrate.elastic.fork_servers import NO_ENTRY
-from stretto.substrate.elastic.substrate import JobFiles
-from stretto.substrate.local.ground import LocalSubstrate
-from stretto.substrate.local.slots import find_slots
 
 LARGEST_SEED = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """What a run trains, and with what."""
+    """The part of a run that its substrate needs."""
 
     work: Callable[[Job], RealWork]
     """The function or command of a job."""
     slots: int
     nodes: tuple[Node, ...] = ()
-    """Those present from the start."""
+    """The nodes that the run has from its start."""
     study: Study | None = None
     seed: int = 0
     retries: int = 2
     tensorboard: bool = False
     temporary: bool = False
-    """Whether this is a trial run, whose files are not kept."""
+    """A probe: no checkpoints are kept."""
     describe_only: bool = False
-    """Whether training code only has to say what it wants."""
+    """Training code runs only until it has described itself."""
     runs_commands: bool = False
     """Whether some jobs are commands."""
 
 
-MakeSubstrate = Callable[[TrainingSpec, RunFolder, Callable[[], float]], RealSubstrate]
-"""Makes the substrate of a run in a folder, with a clock."""
-
-
-def count_slots() -> int:
-    """One slot for every GPU that may be used; without GPUs, one for every core."""
-    return len(find_slots())
-
-
-def make_substrate(
-    training: TrainingSpec, folder: RunFolder, clock: Callable[[], float], store: str = ""
-) -> RealSubstrate:
-    """Workers on this machine. Checkpoints of functions are also copied to `store`."""
-    check_tensorboard(training)
-    return LocalSubstrate(
-        spec_of=lambda job: training_job(training, job),
-        run_dir=folder.path,
-        slots=find_slots(training.slots),
-        clock=clock,
-        rules=Rules(retries=training.retries),
-        files=JobFiles(tensorboard=training.tensorboard, store=store),
-        runs_commands=training.runs_commands,
-    )
-
-
 def check_tensorboard(training: TrainingSpec) -> None:
-    """InputError if commands are asked to write for TensorBoard."""
+    """InputError if TensorBoard files are asked of commands."""
     if training.tensorboard and training.runs_commands:
         raise InputError(
             "--tensorboard is for training functions; a command writes its own files.", remedy="Leave it out."
@@ -78,7 +48,7 @@ def check_tensorboard(training: TrainingSpec) -> None:
 
 
 def training_job(training: TrainingSpec, job: Job) -> TrainingJob:
-    """What a job trains, for an elastic substrate."""
+    """The job as an elastic substrate trains it."""
     work, study = training.work(job), training.study if job.study is not None else None
     metric = None if study is None else study.metric
     if isinstance(work, CommandLine):

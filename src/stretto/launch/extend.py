@@ -139,7 +139,7 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
         raise InputError(
             "every trial finished or was stopped for good: more time or money changes nothing.",
             where=where,
-            remedy=f"`stretto report {folder.name}` shows what came of it; another --name begins anew.",
+            remedy=f"`stretto report {folder.name}` shows the result; take another --name to begin anew.",
         )
     if ending is EndedBy.BUDGET and not _is_less(spec.budget_usd, limits.budget_usd):
         raise InputError(

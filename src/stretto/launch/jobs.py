@@ -147,7 +147,7 @@ class JobsLaunch:
     def prepare(self, tell: Tell = lambda _: None) -> RealRun:
         """Asks the training code what it needs and begins the run's folder, unless both was done before.
 
-        `tell` is told which job is looked at.
+        `tell` gets a line about each job that is asked.
         """
         check_room(self._folder.path)
         described = self._described(tell)

@@ -32,7 +32,7 @@ from stretto.search.study import Study
 
 STOPPING = "stopping: running jobs are asked to save and leave; Ctrl-C once more stops at once"
 BEST_EVERY_S = 5.0
-"""The least time between two lines about the best trial; the last improvement is told."""
+"""The least time between two lines about the best trial; only the last improvement gets a line."""
 
 Reported = Callable[[str, int], Metrics]
 """Metrics that a job reported after an epoch, by job and epoch; empty for trials."""

@@ -34,7 +34,7 @@ from stretto.simulation.studies import with_limits
 
 ONE_SLOT_EACH = (
     "Nothing says that the command keeps checkpoints, so each trial has one slot. If it saves on SIGTERM and "
-    "goes on from there, write checkpoints = true in [study]."
+    "resumes, write checkpoints = true in [study]."
 )
 
 

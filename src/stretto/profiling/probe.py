@@ -60,14 +60,14 @@ def probe(
     max_workers: int | None = None,
     log: Path | None = None,
 ) -> MeasuredProfile:
-    """Train some configurations for a moment, on a target with so many slots; None: on this machine.
+    """Trains some configurations for a moment, on `slots` of a target; None: of this machine.
 
-    `nodes` are those of the target that have these slots, if not all of them have. `max_workers` is
-    how many a training may have; None: all slots. `first_epoch_s` is how long the end of a first epoch is
-    waited for, where `time_s` is too short for it, and `loading_s` how long a first sign of training is. The
-    folder it is done in is thrown away; the log of the first training that failed is kept as `log`, if that
-    is given. `more_time` says how to give a probe more of it, where it was too short; `make` takes the place
-    of the target's own substrate.
+    - `nodes`: the nodes of the target that have these slots; empty: all of them.
+    - `first_epoch_s`: the longest wait for the end of a first epoch, if `time_s` is too short for it.
+    - `loading_s`: the longest wait for a first sign of training.
+    - `max_workers`: workers of one training; None: all slots.
+    - `log`: where to keep the log of the first training that fails; the folder of the probe is removed.
+    - `more_time`: the remedy if the probe had too little time.
     """
     target = ThisMachine(slots=slots) if target is None else target
     nodes = nodes or target.nodes
