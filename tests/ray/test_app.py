@@ -223,7 +223,7 @@ def test_ctrl_c_saves_and_another_node_goes_on(cluster: SmallCluster) -> None:
 
 class TestRefused:
     def test_an_address_where_nobody_answers(self, here: Path) -> None:
-        with pytest.raises(InputError, match=r"nobody answers at 127\.0\.0\.1:1"):
+        with pytest.raises(InputError, match=r"nothing answers at 127\.0\.0\.1:1"):
             tune(here / "study.toml", "train.py:train", on="ray:127.0.0.1:1")
 
     def test_what_is_no_address(self, here: Path) -> None:
@@ -240,7 +240,7 @@ def test_what_a_renting_policy_cannot_use_is_told(cluster: SmallCluster, tmp_pat
     request = TargetRequest(on="ray", runs=tmp_path, machine=MachineSpec(slots=7), rents=True)
     with RayCluster(request, None).opened() as target:
         told = "\n".join(target.notes)
-    assert "[machine] slots is about one machine; the run has 3 slots" in told
+    assert "[machine] slots applies to --on local; the run has 3 slots" in told
     assert "1 of 2 slots are used, and 1 of another size are not" in told
 
 
