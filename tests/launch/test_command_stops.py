@@ -306,7 +306,8 @@ def test_checkpoints_count_as_saved_only_if_all_are(
 
 
 @pytest.mark.parametrize(
-    ("deadline_s", "said"), [(1.0, "its deadline has passed"), (1e12, "resume with: stretto"), (None, "resume")]
+    ("deadline_s", "said"),
+    [(1.0, "its deadline has passed"), (1e12, "resume with: stretto"), (None, "resume")],
 )
 def test_after_its_deadline_nobody_is_told_to_resume_a_run(
     deadline_s: float | None, said: str, tmp_path: Path
