@@ -22,7 +22,6 @@ from stretto.substrate.elastic.command_output import (
     EpochMark,
     Progress,
     Trial,
-    failed_late,
     read_report,
 )
 from stretto.substrate.elastic.crew import Goal, Member, Phase
@@ -83,7 +82,7 @@ class PrintedAccount:
 
     @property
     def asked(self) -> CommandGoal:
-        return CommandGoal.of(self.job, self.metric)
+        return CommandGoal(self.job.work.epochs, self.metric)
 
     @property
     def reached(self) -> Progress:
@@ -344,7 +343,9 @@ class CommandGang(Gang):
         if self._done and isinstance(message, Left):
             self._late = self._late or self._account.asked.why_ended(self._account.progress)
         elif self._done and isinstance(message, Failed) and not member.outgoing:
-            self._late = self._late or failed_late(message.traceback)
+            self._late = self._late or (
+                f"after the last epoch that was asked for its command failed: {message.traceback}"
+            )
             self._late_log = self._late_log or self._log
         super()._take_last_word(member, message, now)
 

@@ -31,10 +31,10 @@ from typing import Any
 
 from stretto.core.allocation import Allocation, BatchChoice
 from stretto.core.events import JobReported
-from stretto.core.job import Job
 from stretto.core.observations import LossPoint, NoiseSample, Result, SpeedSample
 from stretto.core.units import counted
 
+KEYS = frozenset({"work_done", "epoch", "step_s", "sync_s", "loss", "grad_sqr", "grad_var"})
 MOST_EPOCHS = 10**6
 """A larger number counts something else, such as steps."""
 MOST_WORK = 1e15
@@ -45,7 +45,184 @@ LARGEST_GRADIENT = 1e30
 """The largest squared norm, so that no sum overflows."""
 
 
-class OutputLine:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The metric and length of a trial, which its reports depend on."""
+
+    metric: str
+    last_epoch: int | None
+    """The trial is done after this epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMark:
+    """The last result line of the present start, even if it did not count."""
+
+    epoch: int = 0
+    """Before the first one: the epoch from which the start continues."""
+    t_s: float | None = None
+    counts: bool = True
+    """Whether lines without an epoch are counted."""
+    told: bool = False
+    """Whether a line of this start had an epoch, so that lines without one are ignored."""
+
+    def epoch_s(self, epoch: int, t_s: float) -> float | None:
+        """The seconds of an epoch since this mark; None if its beginning is unknown."""
+        return None if self.t_s is None or epoch <= self.epoch else (t_s - self.t_s) / (epoch - self.epoch)
+
+
+_START = EpochMark()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a job, as last reported."""
+
+    work_done: float = 0.0
+    epoch: int = 0
+    loss_epoch: int = 0
+    """The last epoch whose loss is known."""
+    result_epoch: int = 0
+    """The last epoch of a trial whose result is known."""
+
+    def after(self, report: JobReported) -> Progress:
+        return Progress(
+            report.work_done,
+            report.epoch,
+            max([self.loss_epoch, *(point.epoch for point in report.losses)]),
+            max([self.result_epoch, *(result.epoch for result in report.results)]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSetup:
+    """The configuration that a command runs with."""
+
+    job_id: str
+    allocation: Allocation
+    batch: BatchChoice
+    trial: Trial | None = None
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """A report has at least one of these keys."""
+        return KEYS if self.trial is None else KEYS | {self.trial.metric}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a line means: the report, if it is one, and the problems with it."""
+
+    report: JobReported | None = None
+    problems: tuple[str, ...] = ()
+    mark: EpochMark = _START
+    """The mark for the next lines of the same start."""
+    wrong: str = ""
+    """Why the metric in the line does not count, if the user should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGoal:
+    """How far a command has to go; later epochs do not count."""
+
+    epochs: int | None
+    """None: until it ends by itself."""
+    metric: str | None
+    """The metric of a trial; only epochs that show it count."""
+
+    def is_shown(self, progress: Progress) -> bool:
+        """Whether the last epoch that counts was shown."""
+        return self.epochs is not None and self._shown(progress) >= self.epochs
+
+    def is_passed(self, reading: Reading) -> bool:
+        """Whether a line shows an epoch after the last one, so that the command will not end by itself."""
+        told = 0 if reading.report is None else reading.report.epoch
+        return self.epochs is not None and max(told, reading.mark.epoch) > self.epochs
+
+    def why_ended(self, progress: Progress) -> str:
+        """Why a command was asked to end."""
+        if self.is_shown(progress):
+            shown = counted(self._shown(progress), "epoch")
+            return f"its command was ended: it has shown {shown}, all that were asked for"
+        return f"its command was ended: it went on after epoch {self.epochs}, the last that was asked for"
+
+    def what_lacks(self, progress: Progress) -> str:
+        """What a command that ended by itself has not shown; empty if it has shown everything."""
+        if self.epochs is None or self.is_shown(progress):
+            return ""
+        shown = self._shown(progress)
+        what = "" if self.metric is None else f" with {self.metric}"
+        if self.metric is None and shown == self.epochs - 1:
+            what = "; epochs count from 1, when they are completed"
+        return f"its command ended by itself and has shown {shown} of {counted(self.epochs, 'epoch')}{what}"
+
+    def _shown(self, progress: Progress) -> int:
+        return progress.epoch if self.metric is None else progress.result_epoch
+
+
+def read_report(
+    text: bytes, setup: CommandSetup, last: Progress, *, t_s: float, mark: EpochMark = _START
+) -> Reading:
+    """Read a line of output. Epochs count from the `last` progress and, for a trial, from the `mark`."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return Reading(mark=mark)
+    if not isinstance(values, dict) or setup.keys.isdisjoint(values):
+        return Reading(mark=mark)
+    line = _OutputLine(values)
+    shown = None
+    if setup.trial is not None:
+        known = last.result_epoch
+        shown = _read_result(line, setup.trial, setup.allocation, known=known, mark=mark, t_s=t_s)
+    result = shown.result if shown else None
+    progress = _progress(line, last, mark) if shown is None else _progress_of_trial(result, last)
+    report = JobReported(
+        t_s=t_s,
+        job_id=setup.job_id,
+        work_done=progress.work_done,
+        epoch=progress.epoch,
+        speeds=_speeds(line, setup),
+        noise=_noise(line),
+        losses=_losses(line, progress),
+        results=() if result is None else (result,),
+    )
+    if shown is None:
+        if line.gives("epoch"):
+            mark = replace(mark, epoch=max(mark.epoch, progress.epoch), t_s=t_s)
+        return Reading(report, tuple(line.problems), mark, _wrong(line, ""))
+    return Reading(report, tuple(line.problems), shown.mark, _wrong(line, shown.wrong))
+
+
+def _progress(line: _OutputLine, last: Progress, mark: EpochMark) -> Progress:
+    """Within one start epochs do not go back; a new start may begin again."""
+    work_done, epoch = (
+        line.number("work_done", f"a number from 0 to {MOST_WORK:g}", most=MOST_WORK),
+        line.epoch(),
+    )
+    if epoch is not None and mark.t_s is not None and epoch < mark.epoch:
+        line.go_back(epoch, mark.epoch)
+        epoch = None
+    return replace(
+        last,
+        work_done=last.work_done if work_done is None else work_done,
+        epoch=last.epoch if epoch is None else epoch,
+    )
+
+
+def _progress_of_trial(result: Result | None, last: Progress) -> Progress:
+    """The work of a trial counts in epochs, and only results are progress."""
+    return last if result is None else replace(last, work_done=float(result.epoch), epoch=result.epoch)
+
+
+def _wrong(line: _OutputLine, wrong: str) -> str:
+    """What the user should know about a line whose metric or epoch does not count."""
+    if wrong or not line.wrong:
+        return wrong
+    return f"it prints lines that do not count as they are: {line.wrong}; this is said once"
+
+
+class _OutputLine:
     """The values of one line; problems with them are collected."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -115,33 +292,7 @@ def _as_float(value: object) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """The metric and length of a trial, which its reports depend on."""
-
-    metric: str
-    last_epoch: int | None
-    """The trial is done after this epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochMark:
-    """The last result line of the present start, even if it did not count."""
-
-    epoch: int = 0
-    """Before the first one: the epoch from which the start continues."""
-    t_s: float | None = None
-    counts: bool = True
-    """Whether lines without an epoch are counted."""
-    told: bool = False
-    """Whether a line of this start had an epoch, so that lines without one are ignored."""
-
-    def epoch_s(self, epoch: int, t_s: float) -> float | None:
-        """The seconds of an epoch since this mark; None if its beginning is unknown."""
-        return None if self.t_s is None or epoch <= self.epoch else (t_s - self.t_s) / (epoch - self.epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class ShownResult:
+class _ShownResult:
     """The result in a line."""
 
     mark: EpochMark
@@ -151,32 +302,32 @@ class ShownResult:
     """Why the metric in the line does not count, if the user should know."""
 
 
-def read_result(
-    line: OutputLine, trial: Trial, allocation: Allocation, *, known: int, mark: EpochMark, t_s: float
-) -> ShownResult:
+def _read_result(
+    line: _OutputLine, trial: Trial, allocation: Allocation, *, known: int, mark: EpochMark, t_s: float
+) -> _ShownResult:
     """The result in a line; results up to the epoch `known` are known."""
     values = line.measured(trial.metric) if line.has(trial.metric) else ()
     if line.has(trial.metric) and not values:
-        return ShownResult(mark, wrong=_no_number(trial.metric, line.shown(trial.metric)))
+        return _ShownResult(mark, wrong=_no_number(trial.metric, line.shown(trial.metric)))
     told = line.epoch()
     if not values or (told is None and (line.gives("epoch") or not mark.counts)):
-        return ShownResult(mark)
+        return _ShownResult(mark)
     if told is None and mark.told:
         line.problems.append(f"{trial.metric} on lines without an epoch, where others have one")
-        return ShownResult(mark)
+        return _ShownResult(mark)
     mark = replace(mark, told=mark.told or told is not None)
     epoch = mark.epoch + 1 if told is None else told
     if mark.t_s is not None and epoch < mark.epoch:
         line.go_back(epoch, mark.epoch)
-        return ShownResult(mark)
+        return _ShownResult(mark)
     again = epoch == mark.epoch and mark.t_s is not None
     new_mark = mark if again else replace(mark, epoch=epoch, t_s=t_s)
     if problem := _passed_over(epoch, trial, known):
         line.problems.append(problem)
-        return ShownResult(new_mark, wrong="" if epoch else _epoch_zero(trial.metric))
+        return _ShownResult(new_mark, wrong="" if epoch else _epoch_zero(trial.metric))
     epoch_s = mark.epoch_s(epoch, t_s)
     nodes = len(allocation.nodes)
-    return ShownResult(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
+    return _ShownResult(new_mark, Result(epoch, values[0], epoch_s, allocation.worker_count, nodes))
 
 
 def _no_number(metric: str, shown: str) -> str:
@@ -204,120 +355,7 @@ def _passed_over(epoch: int, trial: Trial, known: int) -> str:
     return ""
 
 
-KEYS = frozenset({"work_done", "epoch", "step_s", "sync_s", "loss", "grad_sqr", "grad_var"})
-_START = EpochMark()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a job, as last reported."""
-
-    work_done: float = 0.0
-    epoch: int = 0
-    loss_epoch: int = 0
-    """The last epoch whose loss is known."""
-    result_epoch: int = 0
-    """The last epoch of a trial whose result is known."""
-
-    def after(self, report: JobReported) -> Progress:
-        return Progress(
-            report.work_done,
-            report.epoch,
-            max([self.loss_epoch, *(point.epoch for point in report.losses)]),
-            max([self.result_epoch, *(result.epoch for result in report.results)]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CommandSetup:
-    """The configuration that a command runs with."""
-
-    job_id: str
-    allocation: Allocation
-    batch: BatchChoice
-    trial: Trial | None = None
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """A report has at least one of these keys."""
-        return KEYS if self.trial is None else KEYS | {self.trial.metric}
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a line means: the report, if it is one, and the problems with it."""
-
-    report: JobReported | None = None
-    problems: tuple[str, ...] = ()
-    mark: EpochMark = _START
-    """The mark for the next lines of the same start."""
-    wrong: str = ""
-    """Why the metric in the line does not count, if the user should know."""
-
-
-def read_report(
-    text: bytes, setup: CommandSetup, last: Progress, *, t_s: float, mark: EpochMark = _START
-) -> Reading:
-    """Read a line of output. Epochs count from the `last` progress and, for a trial, from the `mark`."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        return Reading(mark=mark)
-    if not isinstance(values, dict) or setup.keys.isdisjoint(values):
-        return Reading(mark=mark)
-    line = OutputLine(values)
-    shown = None
-    if setup.trial is not None:
-        known = last.result_epoch
-        shown = read_result(line, setup.trial, setup.allocation, known=known, mark=mark, t_s=t_s)
-    result = shown.result if shown else None
-    progress = _progress(line, last, mark) if shown is None else _progress_of_trial(result, last)
-    report = JobReported(
-        t_s=t_s,
-        job_id=setup.job_id,
-        work_done=progress.work_done,
-        epoch=progress.epoch,
-        speeds=_speeds(line, setup),
-        noise=_noise(line),
-        losses=_losses(line, progress),
-        results=() if result is None else (result,),
-    )
-    if shown is None:
-        if line.gives("epoch"):
-            mark = replace(mark, epoch=max(mark.epoch, progress.epoch), t_s=t_s)
-        return Reading(report, tuple(line.problems), mark, _wrong(line, ""))
-    return Reading(report, tuple(line.problems), shown.mark, _wrong(line, shown.wrong))
-
-
-def _wrong(line: OutputLine, wrong: str) -> str:
-    """What the user should know about a line whose metric or epoch does not count."""
-    if wrong or not line.wrong:
-        return wrong
-    return f"it prints lines that do not count as they are: {line.wrong}; this is said once"
-
-
-def _progress(line: OutputLine, last: Progress, mark: EpochMark) -> Progress:
-    """Within one start epochs do not go back; a new start may begin again."""
-    work_done, epoch = (
-        line.number("work_done", f"a number from 0 to {MOST_WORK:g}", most=MOST_WORK),
-        line.epoch(),
-    )
-    if epoch is not None and mark.t_s is not None and epoch < mark.epoch:
-        line.go_back(epoch, mark.epoch)
-        epoch = None
-    return replace(
-        last,
-        work_done=last.work_done if work_done is None else work_done,
-        epoch=last.epoch if epoch is None else epoch,
-    )
-
-
-def _progress_of_trial(result: Result | None, last: Progress) -> Progress:
-    """The work of a trial counts in epochs, and only results are progress."""
-    return last if result is None else replace(last, work_done=float(result.epoch), epoch=result.epoch)
-
-
-def _speeds(line: OutputLine, setup: CommandSetup) -> tuple[SpeedSample, ...]:
+def _speeds(line: _OutputLine, setup: CommandSetup) -> tuple[SpeedSample, ...]:
     if not line.has("step_s"):
         return ()
     step_s = line.number(
@@ -346,7 +384,7 @@ def _speeds(line: OutputLine, setup: CommandSetup) -> tuple[SpeedSample, ...]:
     )
 
 
-def _noise(line: OutputLine) -> NoiseSample | None:
+def _noise(line: _OutputLine) -> NoiseSample | None:
     rule = f"a number from 0 to {LARGEST_GRADIENT:g}"
     sqr = line.number("grad_sqr", rule, most=LARGEST_GRADIENT)
     var = line.number("grad_var", rule, most=LARGEST_GRADIENT)
@@ -355,55 +393,7 @@ def _noise(line: OutputLine) -> NoiseSample | None:
     return None if sqr is None or var is None else NoiseSample(sqr, var)
 
 
-def _losses(line: OutputLine, progress: Progress) -> tuple[LossPoint, ...]:
+def _losses(line: _OutputLine, progress: Progress) -> tuple[LossPoint, ...]:
     if not line.has("loss") or progress.epoch <= progress.loss_epoch:
         return ()
     return tuple(LossPoint(progress.epoch, loss) for loss in line.measured("loss"))
-
-
-@dataclass(frozen=True, slots=True)
-class CommandGoal:
-    """How far a command has to go; later epochs do not count."""
-
-    epochs: int | None
-    """None: until it ends by itself."""
-    metric: str | None
-    """The metric of a trial; only epochs that show it count."""
-
-    @classmethod
-    def of(cls, job: Job, metric: str | None) -> CommandGoal:
-        return cls(job.work.epochs, metric)
-
-    def is_shown(self, progress: Progress) -> bool:
-        """Whether the last epoch that counts was shown."""
-        return self.epochs is not None and self._shown(progress) >= self.epochs
-
-    def is_passed(self, reading: Reading) -> bool:
-        """Whether a line shows an epoch after the last one, so that the command will not end by itself."""
-        told = 0 if reading.report is None else reading.report.epoch
-        return self.epochs is not None and max(told, reading.mark.epoch) > self.epochs
-
-    def why_ended(self, progress: Progress) -> str:
-        """Why a command was asked to end."""
-        if self.is_shown(progress):
-            shown = counted(self._shown(progress), "epoch")
-            return f"its command was ended: it has shown {shown}, all that were asked for"
-        return f"its command was ended: it went on after epoch {self.epochs}, the last that was asked for"
-
-    def what_lacks(self, progress: Progress) -> str:
-        """What a command that ended by itself has not shown; empty if it has shown everything."""
-        if self.epochs is None or self.is_shown(progress):
-            return ""
-        shown = self._shown(progress)
-        what = "" if self.metric is None else f" with {self.metric}"
-        if self.metric is None and shown == self.epochs - 1:
-            what = "; epochs count from 1, when they are completed"
-        return f"its command ended by itself and has shown {shown} of {counted(self.epochs, 'epoch')}{what}"
-
-    def _shown(self, progress: Progress) -> int:
-        return progress.epoch if self.metric is None else progress.result_epoch
-
-
-def failed_late(how: str) -> str:
-    """The note about a command that failed after its last epoch."""
-    return f"after the last epoch that was asked for its command failed: {how}"
