@@ -20,7 +20,7 @@ from stretto.runs.metrics_files import metrics_text
 from stretto.runs.status import RunStatus, ending_of, shown_state, status_of
 
 ENDS = {
-    EndedBy.JOBS: "all there was to do is done",
+    EndedBy.JOBS: "all jobs are done",
     EndedBy.DEADLINE: "the deadline came",
     EndedBy.BUDGET: "the budget was spent",
 }
@@ -31,11 +31,11 @@ def explain(
     job: Annotated[str | None, typer.Argument(help="A job or trial of it.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the story of a run: who got what when, and why, in order of time.
+    """Explain a run: which job got what, when and why, in time order.
 
-    That is every start, pause, resume, resize, change of batch and stop; of one job also how it waits,
-    its epochs, retries, notes and checkpoints. Restarts are starts and resizes after the first start,
-    retries those after a failure.
+    Every start, pause, resume, resize, change of batch and stop is listed; for one job also waiting,
+    epochs, retries, notes and checkpoints. Restarts are starts and resizes after the first start, retries
+    are restarts after a failure.
 
     Example: [bold]stretto explain resnet-cifar trial-003[/bold]
     """
@@ -52,7 +52,7 @@ def explain(
 
 
 def _as_it_stands(story: Story, folder: RunFolder, *, damaged: bool) -> Story:
-    """How a run ended; what ran when it did, or was killed, does not run any more."""
+    """Add the end of the run, and the states of jobs that ran then."""
     last, last_s = None, 0.0
     for last in folder.events():
         last_s = max(last_s, last.t_s)
@@ -63,11 +63,11 @@ def _as_it_stands(story: Story, folder: RunFolder, *, damaged: bool) -> Story:
     )
     lines = story.lines
     if damaged:
-        ended = f" Of its end it is known that {ENDS[ending]}." if ending in ENDS else ""
-        text = f"its journal is damaged, and nothing is known of it after this.{ended}"
+        ended = f" The run ended: {ENDS[ending]}." if ending in ENDS else ""
+        text = f"its journal is damaged, and what follows is not known.{ended}"
         lines += (StoryLine(last_s, "run", "known until here", text),)
     elif status is RunStatus.INTERRUPTED and last is not None:
-        lines += (StoryLine(last_s, "run", "interrupted", "nothing is known of it after this"),)
+        lines += (StoryLine(last_s, "run", "interrupted", "what follows is not known"),)
     elif ending in ENDS and (story.job is None or lines[-1].places):
         due_s = folder.begun_spec().deadline_s if ending is EndedBy.DEADLINE else None
         what = "ended" if story.job is None else "run ended"

@@ -1,4 +1,4 @@
-"""`stretto report`: what a run came to, also as a page."""
+"""`stretto report`: the result of a run, also as a page."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def report(
     as_json: AsJson = False,
     report: ReportFile = None,
 ) -> None:
-    """Say what a run came to, or where it stands while it goes on; without a name, list the runs.
+    """Print the result of a run, or its progress while it is live; without a name, list the runs.
 
-    Restarts are starts and resizes after the first start, retries those after a failure.
+    Restarts are starts and resizes after the first start, retries are restarts after a failure.
 
     Example: [bold]stretto report resnet-cifar --report run.html[/bold]
     """
@@ -51,7 +51,7 @@ def report(
 
 
 def _summary(folder: RunFolder) -> tuple[str, dict[str, Any]]:
-    """In words, and for machines."""
+    """The result as text and as JSON data."""
     spec, ended_by = folder.begun_spec(), ending_of(folder)
     if (study := spec.study) is not None:
         result = tune_result(folder, ended_by)

@@ -1,4 +1,4 @@
-"""`stretto runs`, `stop`, `logs` and `rm`: the small commands about runs that there are."""
+"""`stretto runs`, `stop`, `logs` and `rm`: commands on existing runs."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs there are, the newest first: state, best value, age, size and command.
+    """List the runs, the newest first: state, best value, age, size and command.
 
     A run is running or measuring, or it was stopped (by Ctrl-C or `stretto stop`), interrupted (killed),
-    finished, or ended by its deadline or budget. The command resumes a run that was stopped or
-    interrupted. Damaged runs are listed with what is wrong.
+    finished, or ended by its deadline or budget. Repeat the command to resume a run that was
+    stopped or interrupted. Damaged runs are listed with what is wrong.
 
     Example: [bold]stretto runs[/bold]
     """
@@ -54,7 +54,7 @@ def runs(
 
 
 def show_runs(folder: Path, *, as_json: bool) -> None:
-    """Print the list, in words or for machines."""
+    """Print the list, as a table or as JSON."""
     found = list_runs(folder)
     if as_json:
         plain = [{**dataclasses.asdict(line), "path": str(line.path)} for line in found]
@@ -74,11 +74,11 @@ def stop(
     run: Run,
     now: Annotated[bool, typer.Option("--now", help="End it at once, like a second Ctrl-C.")] = False,
 ) -> None:
-    """Stop a run that is going on, as Ctrl-C does in its terminal, and wait until it has.
+    """Stop a live run, as Ctrl-C does in its terminal, and wait until it has stopped.
 
-    Its jobs save checkpoints and leave; the same command that began the run resumes it. With
-    [bold]--now[/bold] nothing is saved that is not saved yet. Calling it twice does no harm. Ctrl-C while it
-    waits ends only the waiting. The exit code is 0 also if the run was not running.
+    Its jobs save checkpoints and stop. Repeat the command that began the run to resume it. With
+    [bold]--now[/bold] the jobs end at once, without saving. A second stop does no harm. Ctrl-C ends only
+    the waiting. The exit code is 0 also if the run was not running.
 
     Example: [bold]stretto stop resnet-cifar[/bold]
     """
@@ -121,14 +121,14 @@ def logs(
     run: Run,
     job: Annotated[str | None, typer.Argument(help="A job or trial of it.", show_default=False)] = None,
     following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is printed until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Follow the output until the run ends.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a job has printed, also of a run that is over or was killed, here or on a Ray cluster.
+    """Print the output of a job, on this machine or a Ray cluster, also after the run has ended.
 
-    Without a job there is a list of all logs, each with its last line; with [bold]-f[/bold] everything
-    that all jobs print, each line with its job in front.
+    Without a job, list all logs with their last lines; with [bold]-f[/bold], follow all jobs, with the
+    job before each line.
 
     Example: [bold]stretto logs resnet-cifar trial-003 -f[/bold]
     """
@@ -152,7 +152,7 @@ def logs(
 
 
 def _write(piece: bytes) -> None:
-    """As it was printed, colours and all."""
+    """Write it unchanged, with colours."""
     sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 
@@ -187,8 +187,8 @@ def rm(
 ) -> None:
     """Remove runs with everything in their folders: journals, logs, checkpoints.
 
-    A run that is running is refused, and so is a folder that is no run. Links are not followed. Copies of
-    checkpoints in a [bold]--store[/bold] stay.
+    Live runs and folders that are no runs are refused. Links are not followed. Copies of checkpoints in a
+    [bold]--store[/bold] stay.
 
     Example: [bold]stretto rm old-study[/bold]
     """
@@ -206,7 +206,9 @@ def rm(
 def _agree(lines: list[RunInfo]) -> None:
     what = "; ".join(_in_words(line) for line in lines)
     if not sys.stdin.isatty():
-        raise InputError(f"nobody is there to agree that {what} is removed.", remedy="Add --yes.")
+        raise InputError(
+            f"removing {what} needs your agreement, and there is no terminal to ask on.", remedy="Add --yes."
+        )
     typer.confirm(f"Remove {what}?", abort=True, err=True)
 
 
@@ -227,7 +229,7 @@ def _row(line: RunInfo) -> list[str]:
 
 
 def age_text(age_s: float) -> str:
-    """Compact: 45s, 12m 05s, 3h 20m, 4d 03h."""
+    """A short duration: 45s, 12m 05s, 3h 20m, 4d 03h."""
     if age_s < DAY_S:
         return format_duration(age_s)
     hours = round(min(age_s, 1e9) / 3600)

@@ -10,16 +10,16 @@ from stretto.core.events import Decided, Event
 
 
 class Journal(Protocol):
-    """Takes events before they are acted on, and gives them all back to whoever folds them."""
+    """Records events before they are acted on, and returns them all to be folded."""
 
     def append(self, events: Sequence[Event]) -> None:
-        """Record events, in order: all of them or, if this is cut short, none."""
+        """Record events in order: all of them, or none if this is interrupted."""
 
     def events(self) -> Iterator[Event]:
         """Everything recorded so far, oldest first."""
 
     def close(self) -> None:
-        """Let go of whatever the journal holds open."""
+        """Close whatever the journal has open."""
 
 
 class MemoryJournal:

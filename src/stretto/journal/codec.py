@@ -1,17 +1,16 @@
-"""Events to JSON and back, checked against their types; a policy's memory is written as differences.
+"""Events to JSON and back, checked against their types. A policy's memory is written as differences:
 
     [value]                             it is this value now
-    {"d": {key: change}, "-": [key]}    an object of which some keys changed or are new, and some are gone
-    {"i": {index: change}}              a list as long as before, of which some elements changed
-    {"s": [[at, gone, [values]]]}       a list in which, one after the other, elements were replaced
+    {"d": {key: change}, "-": [key]}    an object: keys that changed or are new, and keys that are gone
+    {"i": {index: change}}              a list of the same length: elements that changed
+    {"s": [[at, gone, [values]]]}       a list: replacements of elements, one after the other
 
-Order counts, also that of the keys of an object. Data is never changed in place, so that what is the very
-same object is not looked into.
+Order counts, also of the keys of an object. Data is never changed in place, so the same object means the
+same data.
 
-JSON has no NaN and no infinity. An event that holds one is refused when it is written: a loss that is
-not a number is None by then (`LossPoint`), and anywhere else such a number is a mistake that a fold
-would only meet much later. A policy's memory must come back as it went in, so it is plain JSON data:
-lists rather than tuples, keys that are strings. It is written as what changed since the last decision.
+JSON has no NaN and no infinity. An event that holds one is refused when it is written: a loss that is not a
+number is None by then (`LossPoint`), and anywhere else it is a mistake that would only show much later. A
+policy's memory must come back as it was, so it is plain JSON data: lists rather than tuples, string keys.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from stretto.core.events import EVENT_TYPES, Decided, Event, JobFailed, JobNoted
 from stretto.core.instructions import Instruction
 
 FEW = 16
-"""So many changed elements of a list are told one by one."""
+"""At most this many changed elements of a list are written one by one."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
 def difference(old: Any, new: Any) -> Any:
-    """What turns `old` into `new`; None if they are the same, down to the type of every number."""
+    """The change from `old` to `new`; None if they are equal, including the types of numbers."""
     if old is new:
         return None
     kind = type(new)
@@ -55,7 +54,7 @@ def difference(old: Any, new: Any) -> Any:
 
 
 def changed(old: Any, change: Any) -> Any:
-    """The data that `difference` found the change of; shares with `old` what is as it was."""
+    """Apply a change of `difference` to `old`; the result shares unchanged parts with `old`."""
     if change is None:
         return old
     if isinstance(change, list):
@@ -98,7 +97,7 @@ def _of_lists(old: list[Any], new: list[Any]) -> Any:
             pairs = ((index, difference(old[index], new[index])) for index in suspects)
             found = {str(index): inner for index, inner in pairs if inner is not None}
             return {"i": found} if found else None
-        if all(map(is_, old[1:], new)):  # a window that moved on
+        if all(map(is_, old[1:], new)):  # a sliding window
             return {"s": [[0, 1, []], [len(old) - 1, 0, [new[-1]]]]}
     shorter = min(len(old), len(new))
     start = _alike(old, new, shorter)
@@ -111,7 +110,7 @@ def _of_lists(old: list[Any], new: list[Any]) -> Any:
 
 
 def _alike(old: list[Any], new: list[Any], most: int) -> int:
-    """How many elements are the same, before the first two that are not."""
+    """The number of equal elements at the start."""
     for number in compress(range(most), map(is_not, old, new)):
         if difference(old[number], new[number]) is not None:
             return number
@@ -119,19 +118,19 @@ def _alike(old: list[Any], new: list[Any], most: int) -> int:
 
 
 SCHEMA = 2
-"""Version of what payloads look like; a change that older code would misread raises it."""
+"""The version of the payloads; a change that older code would misread raises it."""
 WHOLE_MEMORY = 1
-"""The version in which every decision has its memory whole, and events have no checksum."""
+"""The version in which decisions have their whole memory, and events have no checksum."""
 READ: Final = (WHOLE_MEMORY, SCHEMA)
 
 
 class Unknown:
-    """Stands for a memory that is not known."""
+    """Stands for an unknown memory."""
 
 
 UNKNOWN: Final = Unknown()
 Before = Any
-"""The memory of the decision before, or UNKNOWN."""
+"""The memory of the previous decision, or UNKNOWN."""
 
 _OLD_LOG = "\nlog: "
 _OLD_NOTES = {
@@ -147,7 +146,7 @@ _write = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecidedText:
-    """A decision as it is written: with its memory, with what changed of it, or, if nothing did, neither."""
+    """A decision as it is written: with its memory, with the change of it, or with neither."""
 
     t_s: float
     policy: str
@@ -166,14 +165,14 @@ _DECODER_OF_KIND: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def encode(event: Event, before: Before = UNKNOWN) -> str:
-    """The event as one JSON object, without its kind; `before` is the memory of the decision before it."""
+    """The event as a JSON object without its kind; `before` is the memory of the previous decision."""
     if isinstance(event, Decided):
         return _encode_decision(event, before)
     return _text(event, _plain(event, event))
 
 
 def decode(kind: str, payload: str | bytes, before: Before = UNKNOWN, *, with_memory: bool = True) -> Event:
-    """The event that `encode` turned into `payload`; without memory, decisions have none."""
+    """The event of a payload; decisions have no memory unless `with_memory`."""
     decoder = _DECODER_OF_KIND.get(kind)
     if decoder is None:
         known = ", ".join(_DECODER_OF_KIND)
@@ -220,7 +219,7 @@ def _decision(found: _DecidedText, before: Before, with_memory: bool) -> Decided
         if found.memory is not msgspec.UNSET:
             memory = found.memory
         elif isinstance(before, Unknown):
-            raise ValueError("it tells what changed of a memory that is not known")
+            raise ValueError("it has the change of a memory that is not known")
         else:
             memory = changed(before, found.change)
     return Decided(
@@ -256,7 +255,7 @@ def _plain(event: Event, value: Any) -> Any:
 
 
 def _plain_number(value: Any) -> float:
-    if isinstance(value, float):  # numpy's float64 is a float by type, and counts as one here
+    if isinstance(value, float):  # numpy's float64 is a float, too
         return float(value)
     raise TypeError(f"{value!r} is a {type(value).__name__}")
 

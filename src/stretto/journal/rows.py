@@ -1,7 +1,7 @@
-"""The rows of a journal's file, read one after the other, up to where the file is damaged.
+"""Reads the rows of a journal's file, up to where the file is damaged.
 
-Every event has a checksum over all its columns and over the events before it. Beside the file, a few bytes
-say which event was written last (`<path>.end`): without them, events lost from the end would not be missed.
+Every event has a checksum over its columns and all events before it. A small file beside the journal
+(`<path>.end`) says which event was written last, so that events missing at the end are noticed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Columns = tuple[int, float, bytes, bytes, int, bytes]
 """Number, time, kind, subject, schema and payload of an event."""
 
 UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
-"""What is raised where a file is not as SQLite wrote it; the second of texts in its table of contents."""
+"""The errors of a damaged file; the second comes from damaged text in its schema."""
 
 _SELECT = "SELECT seq, t_s, kind, subject, schema, payload, crc FROM event ORDER BY seq"
 _SELECT_WITHOUT_CHECKSUM = "SELECT seq, t_s, kind, subject, schema, payload, 0 FROM event ORDER BY seq"
@@ -55,12 +55,12 @@ _NO_DAMAGE = frozenset(
         sqlite3.SQLITE_FULL,
     }
 )
-"""What SQLite says where a file cannot be read now, though nothing may be wrong with it."""
+"""SQLite's codes for a file that cannot be read now but need not be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An event as it lies in the file, whole."""
+    """One event as it is in the file."""
 
     seq: int
     t_s: float
@@ -69,7 +69,7 @@ class Row:
     schema: int
     payload: bytes
     crc: int
-    """As it is written; 0 in a file without checksums."""
+    """The stored checksum; 0 in a file without checksums."""
 
     @property
     def columns(self) -> Columns:
@@ -81,20 +81,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Where a journal's file is damaged, and what is before that."""
+    """Where and how a journal's file is damaged."""
 
     events: int
-    """Whole ones before it."""
+    """The number of whole events before the damage."""
     until_s: float
-    """When the last of them was."""
+    """The time of the last of them."""
     problem: str
     """What is wrong, as a clause."""
     machine_went_down: bool = False
-    """Nothing is wrong but that the last events did not come to the disk before the machine restarted."""
+    """Only the last events are missing, as the machine went down before they were on the disk."""
 
 
 class DamagedError(Exception):
-    """What was read last is the last that is whole."""
+    """Raised where the damage begins: everything read so far is whole."""
 
     def __init__(self, damage: Damage) -> None:
         self.damage = damage
@@ -102,7 +102,7 @@ class DamagedError(Exception):
 
 
 def checksum(before: int, columns: Columns) -> int:
-    """Of an event, `before` being that of the event before it, or 0."""
+    """The checksum of an event; `before` is that of the previous event, or 0."""
     seq, t_s, kind, subject, schema, payload = columns
     head = f"{seq} {float(t_s)!r} {len(kind)} {len(subject)} {schema} {len(payload)} ".encode()
     return zlib.crc32(payload, zlib.crc32(head + kind + subject, before))
@@ -110,7 +110,7 @@ def checksum(before: int, columns: Columns) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EndMark:
-    """Which event was written last, on which machine and since which start of it."""
+    """Which event was written last, on which machine and in which boot of it."""
 
     seq: int
     boot: str
@@ -122,7 +122,7 @@ class EndMark:
 
     @classmethod
     def read(cls, journal: Path) -> EndMark | None:
-        """None if there is none, or it does not read as one."""
+        """None if there is none, or it is damaged."""
         try:
             text = cls.path(journal).read_bytes()
         except OSError:
@@ -135,25 +135,25 @@ class EndMark:
         return cls(int(seq), boot, host)
 
     def text(self) -> bytes:
-        """Always as long, so that it may be written in place."""
+        """Text of a fixed length, so that it can be overwritten in place."""
         said = f"{self.seq:019d} {self.boot} {self.host}".encode()
         return said + b" %08x\n" % zlib.crc32(said)
 
     def tells_of_a_restart(self) -> bool:
-        """Whether this is the machine that wrote it, and was started again since."""
+        """Whether this machine wrote it and has restarted since."""
         return self.host == host_id() and self.boot != boot_id()
 
 
 def boot_id() -> str:
-    """Another one after every start of the machine."""
+    """An id that changes at every start of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return "0" * 36  # as long
+        return "0" * 36  # the same length
 
 
 def host_id() -> str:
-    """The same after every start of a machine, and another one on another machine."""
+    """An id of the machine that survives restarts."""
     try:
         installed = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -162,12 +162,12 @@ def host_id() -> str:
 
 
 def kept_part(journal: Path) -> Path:
-    """What is kept of a damaged journal, whole, until it takes the journal's place."""
+    """The undamaged part of a journal, until it replaces the journal."""
     return journal.with_name(journal.name + ".kept")
 
 
 def read_events(path: Path, *, with_memory: bool = False) -> Iterator[Event]:
-    """Everything before the damage, if there is any, also while a run goes on."""
+    """All events, or those before the damage; also of a live run."""
     try:
         yield from events_of(read_rows(path), with_memory=with_memory)
     except DamagedError:
@@ -175,11 +175,11 @@ def read_events(path: Path, *, with_memory: bool = False) -> Iterator[Event]:
 
 
 def find_damage(path: Path, *, thoroughly: bool = False) -> Damage | None:
-    """What is wrong with a journal's file; `thoroughly` also where that keeps nobody from reading it."""
+    """The damage of a journal's file; `thoroughly` also finds damage that does not affect reading."""
     rows = read_rows(path, thoroughly=thoroughly)
     try:
         for row in rows:
-            if row.schema == WHOLE_MEMORY:  # without a checksum, all that tells is whether it can be read
+            if row.schema == WHOLE_MEMORY:  # without a checksum we can only try to read it
                 for _ in events_of(chain([row], rows), with_memory=False):
                     pass
     except DamagedError as found:
@@ -188,7 +188,7 @@ def find_damage(path: Path, *, thoroughly: bool = False) -> Damage | None:
 
 
 def events_of(rows: Iterator[Row], *, with_memory: bool) -> Iterator[Event]:
-    """The events of rows; raises DamagedError where one does not read as one."""
+    """The events of rows; DamagedError where one cannot be decoded."""
     memory: Before = UNKNOWN
     until_s, jobs = 0.0, set[str]()
     for row in rows:
@@ -207,8 +207,8 @@ def events_of(rows: Iterator[Row], *, with_memory: bool) -> Iterator[Event]:
 
 
 def read_rows(path: Path, *, thoroughly: bool = False) -> Iterator[Row]:
-    """Whole rows in order; DamagedError where the file is damaged, JournalError if it is no journal."""
-    mark = EndMark.read(path)  # first: what is written meanwhile is after it
+    """The rows in order; DamagedError where the file is damaged, JournalError if it is no journal."""
+    mark = EndMark.read(path)  # read first, as events may be added meanwhile
     if not _is_there(path):
         if kept_part(path).exists():
             problem = "a kill came while it was put aside, and the command of the run completes that"
@@ -218,20 +218,20 @@ def read_rows(path: Path, *, thoroughly: bool = False) -> Iterator[Row]:
                 Damage(0, 0.0, f"it is gone, with the {mark.seq} events that were written to it")
             )
         return
-    # Nobody writes to a journal without a write-ahead log; reading it then leaves no files behind.
+    # Without a write-ahead log no process writes to it; an immutable read leaves no files behind.
     resting = not path.with_name(path.name + "-wal").exists()
     how = "mode=ro&immutable=1" if resting else "mode=ro"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as connection:
             yield from whole_rows(connection, path, mark, thoroughly=thoroughly)
-    except UNREADABLE as error:  # not even opened
+    except UNREADABLE as error:  # it could not be opened
         raise as_damage(path, error, 0, 0.0) from error
 
 
 def whole_rows(
     connection: sqlite3.Connection, path: Path, mark: EndMark | None, *, thoroughly: bool = False
 ) -> Iterator[Row]:
-    """The rows that a connection to the file has."""
+    """The rows of an open file, checked."""
     connection.text_factory = bytes
     seq, until_s, crc = 0, 0.0, 0
     try:
@@ -274,7 +274,7 @@ def check_header(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def as_damage(path: Path, error: Exception, events: int, until_s: float) -> Exception:
-    """What SQLite finds wrong with a file: damage, or a reason why it cannot be read now."""
+    """The error for an exception of SQLite: damage, or a file that cannot be read now."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _NO_DAMAGE:
         return JournalError(f"{path} cannot be read now ({error}). See that it may be read, and try again.")
@@ -289,7 +289,7 @@ def other_schema(what: str, schema: object) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file to read; DamagedError if something else is there, or nothing is in it."""
+    """Whether the file exists; DamagedError if it is empty or not a file."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -323,7 +323,7 @@ def _row(values: tuple[object, ...], before: int, until_s: float) -> Row:
 
 
 def _check_by_itself(row: Row, event: Event, jobs: set[str]) -> None:
-    """An event without a checksum: JournalError if its columns differ from it, or nobody knows its job."""
+    """Check an event without a checksum: its columns must agree with it, and its jobs must exist."""
     if event.t_s != row.t_s or event.subject.encode() != row.subject:
         raise JournalError("its columns and its payload differ")
     named = set[str]()

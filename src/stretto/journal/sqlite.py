@@ -1,4 +1,4 @@
-"""A journal in one SQLite file, which a killed run is resumed from."""
+"""A journal in one SQLite file, from which a killed run resumes."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ CREATE TABLE event (
 );
 """
 _PARTS = ("", "-wal", "-shm", ".end")
-"""What the names of a journal's files end with."""
+"""The endings of the names of a journal's files."""
 _INSERT = "INSERT INTO event (seq, t_s, kind, subject, schema, payload, crc) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class SqliteJournal:
     """The journal of one run in a file; opening an existing file continues it.
 
-    One process at a time may have it open: a lock beside the file (`<path>.lock`) says so, and goes
-    with the process however that ends. Whatever SQLite tool may read along.
+    One process at a time may write: it holds a lock beside the file (`<path>.lock`), which is released
+    however the process ends. SQLite tools may read at the same time.
 
-    Every event outlives the process, however that ends. If the machine itself goes down, the events of its
-    last moments may be missing: the file is whole up to some event, a copy is put aside, and the run goes on
-    from there. A file that is damaged is not continued; `cut` makes one of what is before the damage.
+    Every event survives the end of the process. If the machine goes down, its last events may be missing:
+    the file is whole up to some event, a copy is set aside, and the run continues from there. A damaged file
+    is not continued; `cut` makes a new one of the events before the damage.
     """
 
     def __init__(self, path: Path, *, run: str, lock: FileLock | None = None) -> None:
-        """`lock` is that of the file, where the caller has it already, and keeps it."""
+        """`lock` is the lock of the file, if the caller holds it already; the caller keeps it."""
         self._path = path
         self._lock = _lock(path) if lock is None else None
         self._end_fd = -1
         self._boot, self._host = boot_id(), host_id()
         self._memory: object = UNKNOWN
-        """Of the last decision that this process wrote."""
+        """The memory of the last decision that this process wrote."""
         try:
             finish_cut(path)
             if not path.exists():
@@ -88,14 +88,14 @@ class SqliteJournal:
             self._seq, self._crc = end
             self._end_fd = open_private(EndMark.path(path), os.O_WRONLY | os.O_CREAT)
             self._mark()
-            kept_part(path).unlink(missing_ok=True)  # of a cut that was begun, and is not needed any more
+            kept_part(path).unlink(missing_ok=True)  # left by an earlier cut
         except BaseException:
             self.close()
             raise
 
     @property
     def started_utc(self) -> str:
-        """When the run first started, on the wall clock: `2025-01-31 18:00:00`."""
+        """The wall clock time of the first start: `2025-01-31 18:00:00`."""
         with _reading(self._path):
             (started,) = self._connection.execute("SELECT started_utc FROM run").fetchone()
         return bytes(started).decode()
@@ -140,7 +140,7 @@ class SqliteJournal:
             self._lock.release()
 
     def _mark(self) -> None:
-        """Say beside the file which event is the last."""
+        """Write down which event is the last."""
         try:
             os.pwrite(self._end_fd, EndMark(self._seq, self._boot, self._host).text(), 0)
         except OSError as error:
@@ -150,9 +150,9 @@ class SqliteJournal:
             ) from error
 
     def _check(self, run: str) -> tuple[int, int] | None:
-        """Refuse whatever is not the journal of this run, whole and in a form that can be read.
+        """Check that this is the whole, readable journal of this run.
 
-        The number and the checksum of the last event; None if events after it were lost with the machine.
+        Returns the number and checksum of the last event; None if later events were lost with the machine.
         """
         with _reading(self._path):
             self._connection.text_factory = bytes
@@ -188,7 +188,7 @@ class SqliteJournal:
         return seq, crc
 
     def _add_checksums(self) -> None:
-        """To the events that an earlier version wrote, as far as they can be read: all or none."""
+        """Add checksums to the events of an earlier version: to all or to none."""
         for _ in events_of(whole_rows(self._connection, self._path, None), with_memory=False):
             pass
         with self._connection:
@@ -207,9 +207,9 @@ class SqliteJournal:
 
 
 def cut(path: Path, run: str, *, lock: FileLock | None = None) -> Path:
-    """Put a damaged file aside and go on with what is before the damage; where the damaged one is now.
+    """Set a damaged file aside and keep the events before the damage; returns where the damaged file is.
 
-    `lock` is that of the file, where the caller has it already.
+    `lock` is the lock of the file, if the caller holds it already.
     """
     taken = _lock(path) if lock is None else None
     try:
@@ -233,9 +233,9 @@ def cut(path: Path, run: str, *, lock: FileLock | None = None) -> Path:
 
 
 def finish_cut(path: Path) -> Path | None:
-    """What a kill kept `cut` from: the part it kept becomes the journal; where the damaged one is now.
+    """Complete a `cut` that was killed: the kept part becomes the journal.
 
-    None if there is nothing to finish. The caller has the lock of the file.
+    Returns where the damaged file is; None if there is nothing to complete. The caller holds the file's lock.
     """
     if path.exists() or not kept_part(path).exists():
         return None
@@ -243,7 +243,7 @@ def finish_cut(path: Path) -> Path | None:
 
 
 def _put_in_place(path: Path, aside: Path) -> Path:
-    """The journal goes first: while it is missing and there is a kept part, this can be done again."""
+    """Move the journal first: while it is missing and the kept part exists, this can be repeated."""
     for suffix in _PARTS:
         part = path.with_name(path.name + suffix)
         if part.exists():
@@ -254,7 +254,7 @@ def _put_in_place(path: Path, aside: Path) -> Path:
 
 
 def _copy(rows: Iterator[Row], connection: sqlite3.Connection) -> None:
-    """Whole rows, and readable ones, up to the damage."""
+    """The readable rows before the damage."""
     crc = 0
     read = list[Row]()
     try:
@@ -274,12 +274,12 @@ def _each_into(read: list[Row], rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _free_name(path: Path) -> Path:
-    """For all parts of a damaged journal."""
+    """A free name for the parts of a damaged journal."""
     return next(aside for aside in _asides(path) if not _parts(aside))
 
 
 def _last_name(path: Path) -> Path:
-    """Where a damaged journal was being moved to; a free name if the parts that are left do not fit there."""
+    """Where a damaged journal was being moved to; a free name if the remaining parts do not fit there."""
     *_, last = [_free_name(path), *takewhile(_parts, _asides(path))]
     return _free_name(path) if _parts(path) & _parts(last) else last
 
@@ -289,13 +289,13 @@ def _asides(path: Path) -> Iterator[Path]:
 
 
 def _parts(path: Path) -> set[str]:
-    """Those of a journal's files that are there."""
+    """The files of a journal that exist."""
     return {suffix for suffix in _PARTS if path.with_name(path.name + suffix).exists()}
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns what is found wrong with a file into a JournalError."""
+    """Turn damage into a JournalError."""
     try:
         yield
     except DamagedError as error:
@@ -312,7 +312,7 @@ def _unreadable(path: Path, problem: str) -> str:
 
 
 def _lock(path: Path) -> FileLock:
-    """Take the lock beside the file, or say who cannot have it."""
+    """Take the lock beside the file; JournalError if another process holds it."""
     try:
         make_private_folder(path.parent)
         return FileLock(path.with_name(path.name + ".lock"))
@@ -328,7 +328,7 @@ def _lock(path: Path) -> FileLock:
 
 
 def _create(path: Path, run: str) -> None:
-    """Make the file under another name first: a kill in between leaves no half-made journal."""
+    """Make the file under another name first, so that a kill leaves no incomplete journal."""
     wal = path.with_name(path.name + "-wal")
     if wal.exists():
         raise JournalError(
@@ -350,7 +350,7 @@ def _create(path: Path, run: str) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """What was renamed in it stays so if the machine goes down."""
+    """Flush the folder, so that renames survive if the machine goes down."""
     folder_fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(folder_fd)

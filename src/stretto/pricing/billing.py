@@ -1,4 +1,4 @@
-"""What a node or a training task costs."""
+"""Billing rules: from held time to money."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ Floats = npt.NDArray[np.float64]
 
 
 class Per(StrEnum):
-    """What is paid for."""
+    """What is charged."""
 
     INSTANCE = "instance"
-    """Every second a node is held: starting up, idle behind stragglers and all."""
+    """Every second a node is held, also while it starts up or idles behind stragglers."""
     FUNCTION = "function"
-    """Only the GPU time that trials use."""
+    """Only the GPU time that trials hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Billing:
-    """Rules that turn held time into money."""
+    """The rules that turn held time into money."""
 
     per: Per = Per.INSTANCE
     granularity_s: float = 1.0
     """Held time is rounded up to a multiple of this."""
     minimum_s: float = 60.0
-    """The least time that is charged for a node."""
+    """The minimum time charged for a node."""
     usd_per_gb: float = 0.0
-    """Price of moving data to a new node."""
+    """The price of moving data to a new node."""
     dataset_gb: float = 0.0
-    """Data that every new node must be given."""
+    """The data that every new node receives."""
 
     @property
     def usd_per_new_node(self) -> float:
         return self.usd_per_gb * self.dataset_gb
 
     def charged_s(self, held_s: Floats) -> Floats:
-        """Time charged for a node held so long."""
+        """The time charged for nodes held this long."""
         steps = np.ceil(held_s / self.granularity_s - 1e-9)
         return np.maximum(steps * self.granularity_s, self.minimum_s)

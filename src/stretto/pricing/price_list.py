@@ -1,4 +1,4 @@
-"""Price lists people bring: a CSV file, or tables of a study file."""
+"""Your own price lists: a CSV file, or tables of a study file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ OPTIONAL_COLUMNS = ("gpu_type", "speed")
 KEYS = ("name", "gpus", "usd_per_hour", *OPTIONAL_COLUMNS)
 
 MOST_GPUS = 1024
-"""No machine has more."""
+"""More GPUs in one node are a mistake."""
 
 LARGEST = 1e9
-"""Nobody means a larger number."""
+"""A larger price is a mistake."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def read_price_list(path: Path) -> tuple[Instance, ...]:
-    """Instance types of a CSV file: instance,gpus,usd_per_hour and, if wanted, gpu_type,speed."""
+    """The instance types of a CSV file: instance,gpus,usd_per_hour and optionally gpu_type,speed."""
     lines = _lines(path)
     at, header = next(lines, (1, []))
     _check_header(header, f"{path}:{at}")
@@ -51,7 +51,7 @@ def read_price_list(path: Path) -> tuple[Instance, ...]:
 
 
 def make_instance(values: Mapping[str, Any], *, where: str) -> Instance:
-    """An instance type from named values, each of them checked."""
+    """An instance type from named values, each checked."""
     for key in values:
         if key not in KEYS:
             raise InputError(
@@ -78,7 +78,7 @@ def make_instance(values: Mapping[str, Any], *, where: str) -> Instance:
 
 
 def _number(value: Any) -> float:
-    """A number people mean, or NaN for anything else."""
+    """A number in the allowed range, or NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
         return math.nan
     return float(value)
@@ -91,7 +91,7 @@ def _wrong(key: str, value: object, rule: str, where: str) -> InputError:
 
 
 def _cell(column: str, cell: str) -> str | float:
-    """Numbers as numbers; what does not read as one stays text, and is refused as such."""
+    """Convert numbers; other text stays and is refused later."""
     if column in ("instance", "gpu_type") or not _NUMBER.fullmatch(cell):
         return cell
     return float(cell)
@@ -111,7 +111,7 @@ def _check_header(header: list[str], where: str) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Cells of every line that is not blank, with the number of the line."""
+    """The cells of each line that is not blank, with its line number."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""What became of every job, read off the journal of a run."""
+"""The history of every job, folded from the journal of a run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stretto.journal.folds.nodes import NodeStay, NodeStays
 
 @dataclass(slots=True)
 class Hold:
-    """A time during which a job held one allocation with one batch size."""
+    """A period in which a job held one allocation with one batch size."""
 
     start_s: float
     end_s: float
     allocation: Allocation
     batch: BatchChoice
     ready_s: float
-    """When the start or resize it is part of was over; infinite if no report ever said."""
+    """When its start or resize was complete; infinite if no report said so."""
 
     @property
     def seconds(self) -> float:
@@ -42,13 +42,13 @@ class Hold:
 
     @property
     def resizing_s(self) -> float:
-        """How much of it, from the start, went into starting or resizing."""
+        """The time at its beginning that went into starting or resizing."""
         return max(min(self.ready_s, self.end_s) - self.start_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoint:
-    """A report: statistical units done so far, and the gradient statistics at that time."""
+    """A report: the statistical units done so far, and the gradient noise at that time."""
 
     t_s: float
     work_done: float
@@ -64,17 +64,17 @@ class JobHistory:
     progress: list[ProgressPoint] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     starts: int = 0
-    """Starts and resizes, also the one of what ran before when its run goes on."""
+    """Starts and resizes, also those when a run resumes."""
     finished_s: float | None = None
     failed_s: float | None = None
     stopped_s: float | None = None
     results: list[Result] = field(default_factory=list)
     result_s: list[float] = field(default_factory=list)
-    """When each result was reported."""
+    """The time of each result."""
 
     @property
     def jct_s(self) -> float | None:
-        """Completion time, queueing included."""
+        """Job completion time, including queueing."""
         return None if self.finished_s is None else self.finished_s - self.job.submit_s
 
     @property
@@ -85,12 +85,12 @@ class JobHistory:
 
     @property
     def restarts(self) -> int:
-        """Starts and resizes after the first start; retries are the substrate's, and not among them."""
+        """Starts and resizes after the first start; retries by the substrate do not count."""
         return max(0, self.starts - 1)
 
     @property
     def last_batch(self) -> int | None:
-        """The last batch of all workers together, if it may be adapted."""
+        """The last batch over all workers, if the batch is adaptive."""
         if self.job.tier is not Tier.ADAPTIVE or not self.holds:
             return None
         hold = self.holds[-1]
@@ -102,7 +102,7 @@ class JobHistory:
         return bool(self.results) and self.results[-1].value is None
 
     def result_times(self) -> Iterator[tuple[float, float | None]]:
-        """When a trial showed which value."""
+        """(time, value) of each result of a trial."""
         return ((t_s, result.value) for t_s, result in zip(self.result_s, self.results, strict=True))
 
     @property
@@ -116,19 +116,19 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which nobody drove the run."""
+    """A period without a running controller."""
 
     start_s: float
     end_s: float
     stopped: bool
-    """It was stopped, with everything saved and given back; else it was killed."""
+    """The run was stopped cleanly; otherwise it was killed."""
     at_deadline: bool = False
-    """The deadline that it had then had ended it."""
+    """It was over by the deadline it had then."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that happened in one run."""
+    """The history of one run."""
 
     jobs: dict[str, JobHistory]
     decisions: list[Decided]
@@ -136,10 +136,10 @@ class History:
     nodes: tuple[NodeStay, ...] = ()
     gaps: tuple[Gap, ...] = ()
     stopped: bool = False
-    """The last that is known of it is that it was stopped."""
+    """The last event says that it was stopped."""
 
     def gaps_until(self, end_s: float, *, dead: bool) -> tuple[Gap, ...]:
-        """Those of a run that was over at a time; of one that was `dead` then, nobody saw its end."""
+        """The gaps of a run that ended at `end_s`; if it was `dead` by then, with the gap before its end."""
         seen = [replace(gap, end_s=min(gap.end_s, end_s)) for gap in self.gaps if gap.start_s < end_s]
         unseen = [Gap(self.end_s, end_s, self.stopped)] if dead and self.end_s < end_s else []
         return (*seen, *unseen)
@@ -149,11 +149,11 @@ class EventFold(Protocol):
     """A fold over events."""
 
     def observe(self, event: Event) -> None:
-        """Take note of what happened."""
+        """Add an event."""
 
 
 def fed_to(events: Iterable[Event], *observers: EventFold) -> Iterator[Event]:
-    """The events, each of which these see first: several folds over one reading of a journal."""
+    """Pass on the events after feeding each to the folds: the journal is read once for all of them."""
     for event in events:
         for observer in observers:
             observer.observe(event)
@@ -161,7 +161,7 @@ def fed_to(events: Iterable[Event], *observers: EventFold) -> Iterator[Event]:
 
 
 def history_of(events: Iterable[Event], until_s: float = 0.0) -> History:
-    """Fold a journal; jobs still running at its end hold what they have until then, or until `until_s`."""
+    """Fold a journal. Jobs still running at its end hold what they have until then, or until `until_s`."""
     fold, nodes = _HistoryFold(), NodeStays()
     for event in events:
         fold.observe(event)
@@ -188,7 +188,7 @@ class _HistoryFold:
         self.is_paused = False
         self._holdings = Holdings()
         self._starting: dict[str, list[Hold]] = {}
-        """Holds since the last start or resize of a job, until a report says how long that took."""
+        """Each job's holds since its last start or resize, until a report says how long that took."""
 
     def observe(self, event: Event) -> None:
         self.end_s = max(self.end_s, event.t_s)

@@ -1,4 +1,4 @@
-"""Which nodes a run had, asked for and was refused."""
+"""Which nodes a run has, had, asked for and was refused."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from stretto.core.events import (
 )
 
 HOPELESS = 6
-"""Times in a row that everything is refused alike before nothing is hoped for.
+"""After this many equal refusals in a row, no node is expected to come.
 
-How far apart they are is up to whoever wishes: what may pass by itself has as long as that takes.
+The policy decides how far apart its requests are, so it decides how long a temporary cause may last.
 """
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
-"""Begins a word before which something was cut off, which may be a part of that word."""
+"""Marks a word before which text was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """How often in a row nothing came of anything that was asked for, since a run began."""
+    """How many requests in a row were refused for the same reason, while no node ever came."""
 
     times: int = 0
     instance: str = ""
     why: str = ""
-    """The last time."""
+    """The last reason."""
     last_s: float | None = None
-    """When that was."""
+    """The time of the last refusal."""
     came: bool = False
-    """Some node did: it can be done, so that it is worth waiting for another, and nothing is counted."""
+    """A node came once: others can come too, so refusals are not counted any more."""
 
     @property
     def hopeless(self) -> bool:
@@ -50,11 +50,11 @@ class Refusals:
         return Refusals(came=True)
 
     def with_one_more_try(self) -> Refusals:
-        """Of a run that goes on: something may have been mended."""
+        """For a resumed run, as the cause may have been fixed."""
         return replace(self, times=min(self.times, HOPELESS - 1))
 
     def after(self, refused: NodeRefused, *, awaits: bool) -> Refusals:
-        """Those of one moment count once, and not while one still `awaits` others."""
+        """Refusals at one time count once, and none counts while other nodes are awaited."""
         if awaits or self.came or refused.t_s == self.last_s:
             return self
         alike = refused.instance == self.instance and _are_alike(refused.why, self.why)
@@ -63,7 +63,7 @@ class Refusals:
 
 
 def end_of(text: str, letters: int) -> str:
-    """The last words of a text, about so many letters; if some are left out, that shows."""
+    """The last words of a text, about this many letters, with a mark if something is left out."""
     words = " ".join(text.split())
     if len(words) <= letters:
         return words
@@ -73,7 +73,7 @@ def end_of(text: str, letters: int) -> str:
 
 
 def _are_alike(why: str, other: str) -> bool:
-    """Whether they may say the same, where only the end of what was said is known."""
+    """Whether two reasons may be the same, as their beginnings may be cut off."""
     (head, tail), (other_head, other_tail) = _gist(why), _gist(other)
     if tail is None or other_tail is None:
         return _has(head, other_head, other_tail) if tail is None else _has(other_head, head, tail)
@@ -82,7 +82,7 @@ def _are_alike(why: str, other: str) -> bool:
 
 
 def _has(words: list[str], head: list[str], tail: list[str] | None) -> bool:
-    """Whether they begin and end so; without a tail, are so."""
+    """Whether the words begin with the head and end with the tail; without a tail, equal the head."""
     if tail is None:
         return words == head
     rest = words[len(head) :]
@@ -90,9 +90,9 @@ def _has(words: list[str], head: list[str], tail: list[str] | None) -> bool:
 
 
 def _gist(why: str) -> tuple[list[str], list[str] | None]:
-    """The words before what was cut off, and those after; None: nothing was.
+    """The words before the cut and after it; None if nothing was cut.
 
-    Without words that have digits: names of nodes, times and ids differ from one time to the next.
+    Words with digits are left out: names of nodes, times and ids differ from one refusal to the next.
     """
     head: list[str] = []
     tail: list[str] | None = None
@@ -106,23 +106,23 @@ def _gist(why: str) -> tuple[list[str], list[str] | None]:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """A fold over a run's history."""
+    """The nodes and requests of a run now, folded from its events."""
 
     here: dict[str, Node] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     coming: dict[str, tuple[Node, float]] = field(default_factory=dict)
-    """Nodes that were launched, and when."""
+    """Nodes that are on the way, with their launch times."""
     called_off: list[str] = field(default_factory=list)
-    """Nodes that were on the way when the run was paused, and that no event has told the end of."""
+    """Nodes that were on the way when the run was paused, and whose end is not known."""
     wish: Wish = field(default_factory=lambda: Wish(()))
-    """The last one, less what was refused or lost since; what it gives back and was not seen to go."""
+    """The last request, without nodes that were refused or lost since; with releases not confirmed yet."""
     refusals: Refusals = field(default_factory=Refusals)
     names: int = 0
-    """The highest number that a node's name ends with."""
+    """The highest number in the name of a node."""
 
     @property
     def rented(self) -> tuple[str, ...]:
-        """The nodes that were launched and, as far as is known, not let go of."""
+        """The launched nodes that may still be up."""
         return (*(node.id for node in self.here.values() if node.instance), *self.coming)
 
     @staticmethod
@@ -172,11 +172,11 @@ class NodeRecord:
 
     @property
     def _awaits(self) -> bool:
-        """Whether anything is on the way, of a run that never had a node: also what did not begin yet."""
+        """Whether nodes are on the way or requested."""
         return bool(self.coming) or any(count for _, count in self.wish.nodes)
 
     def _miss(self, node_id: str) -> None:
-        """A node that was counted on is gone, unless it was given back."""
+        """Take a lost node off the request, unless the run released it."""
         node = self.here.get(node_id)
         if node is not None and node_id not in self.draining and node_id not in self.wish.release:
             self.wish = self.wish.less(node.instance, 1)
@@ -189,16 +189,16 @@ class NodeRecord:
 
 @dataclass(slots=True)
 class NodeStay:
-    """A node from when it began to start up until it went; one that went and came again has two."""
+    """One stay of a node, from the beginning of its start-up until it went."""
 
     node: Node
     start_s: float
     ready_s: float
-    """When it was of use; infinite if it never was."""
+    """When it was ready; infinite if it never was."""
     end_s: float = math.inf
-    """Infinite while it is there."""
+    """Infinite while it is up."""
     came: bool = True
-    """On the way; else it was there when the run started."""
+    """It came during the run; otherwise it was there at the start."""
 
 
 class NodeStays:
