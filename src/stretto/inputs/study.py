@@ -218,7 +218,7 @@ def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
             raise InputError(
                 f"the line has {len(line)} characters.",
                 where=f"{path}:{number}",
-                remedy=f"A line has {LONGEST_LINE} at most; a list may go on in the next one.",
+                remedy=f"A line has {LONGEST_LINE} at most; a list may continue in the next one.",
             )
     try:
         tables = tomllib.loads(text.replace("\r\n", "\n"))
@@ -492,7 +492,7 @@ def _space(sections: Fields, curves: str, file: str) -> Space:
 
 
 EXAMPLE_STUDY = """\
-# A study: many trials of one training script, of which the best model is wanted.
+# A study: many trials of one training script, to find the best model.
 # Look at what it will take:     stretto plan study.toml
 # Try policies on it, simulated: stretto simulate --study study.toml --policy hypersched,asha,rubberband
 # Train it on this machine:      stretto tune study.toml train.py:train --deadline 10m
@@ -502,12 +502,12 @@ EXAMPLE_STUDY = """\
 name = "resnet-cifar"        # what runs of it are called
 metric = "accuracy"          # what a trial reports after every epoch
 direction = "max"            # "max" or "min": which way the metric is better
-trials = 64                  # at most so many are drawn
+trials = 64                  # the most trials that are drawn
 sampler = "random"           # or tpe, qmc, cmaes, gp: these need pip install 'stretto[search]'
 # entry = "train.py:train"   # what `stretto tune` trains, in this folder; or any command:
 # command = ["python", "train.py", "--lr", "{lr}", "--momentum", "{momentum}"]
 
-[halving]                    # at some epochs, the rungs, trials are compared; the best go on
+[halving]                    # at some epochs, the rungs, trials are compared; the best continue
 rungs = "additive"           # each stage eta times as long as the last: epochs 1-4, 5-12, 13-28, ..
                              # "geometric": 4, 8, 16, ..; or a list, without min_epochs: [4, 12, 28]
 min_epochs = 4               # the first rung
@@ -561,7 +561,7 @@ speedup = { "1" = 1.0, "2" = 1.87, "4" = 3.42, "8" = 5.6 }   # by GPUs, on as fe
 spanning = 0                 # share of its speed a trial loses on more nodes than it needs
 start_s = 60                 # every start and resize of a trial takes this long
 
-[world]                      # what is really so; simulations alone read it
+[world]                      # the truth in simulations; nothing else reads it
 curves = "builtin:resnet"    # where learning curves come from
 # epoch_s = { mean = 40, sd = 6 }  # also speedup, spanning, start_s, queue_s, init_s: as believed if left out
 """

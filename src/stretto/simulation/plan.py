@@ -75,7 +75,7 @@ def plan_to_begin(
     seed: int = 0,
     instead: bool = False,
 ) -> Planned:
-    """Plans a study that starts right after planning; it may have nodes of its own beside rented ones.
+    """Plans a study that starts right after planning; it may have its own nodes and rent more.
 
     The plan keeps its deadline in spite of the time that planning took. `instead`: if the limits cannot be
     kept, search for limits that can, which takes several times as long.

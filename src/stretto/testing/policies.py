@@ -145,7 +145,7 @@ class PolicyConformance(ABC):
 
     @RANDOM_VIEWS
     @given(data=st.data())
-    def test_nobody_is_lost_and_every_change_and_wait_explained(self, data: st.DataObject) -> None:
+    def test_no_job_is_lost_and_every_change_and_wait_has_a_reason(self, data: st.DataObject) -> None:
         view = data.draw(views(servers=self.with_servers))
         decision = self._decide(view)
         assert set(decision.allocations) <= {job.id for job in view.jobs}
@@ -224,7 +224,7 @@ class PolicyConformance(ABC):
 
     @RANDOM_VIEWS
     @given(data=st.data())
-    def test_a_cluster_without_nodes_lets_everybody_wait(self, data: st.DataObject) -> None:
+    def test_a_cluster_without_nodes_lets_every_job_wait(self, data: st.DataObject) -> None:
         drawn = data.draw(views(servers=self.with_servers))
         jobs = tuple(replace(job, allocation=NOTHING, batch=None) for job in drawn.jobs)
         view = replace(drawn, nodes=(), jobs=jobs)

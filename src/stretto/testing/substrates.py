@@ -98,7 +98,7 @@ class _Drive:
     def record_wish(self) -> Wish:
         """Records a decision with a request for nodes that is not carried out yet."""
         if self.stage.wish is None:
-            raise SkipTest("nothing can be wished for here")
+            raise SkipTest("no nodes can be requested here")
         self._decide(wish=self.stage.wish)
         return self.stage.wish
 
@@ -344,7 +344,7 @@ class SubstrateConformance(ABC):
             drive.start("parked", "waiting")
             drive.finish("parked", "waiting")
 
-    def test_a_wish_that_was_recorded_comes_true_though_nobody_lived_to_make_it(self, tmp_path: Path) -> None:
+    def test_a_recorded_request_for_nodes_is_made_again_after_a_crash(self, tmp_path: Path) -> None:
         with self._drive(tmp_path) as drive:
             wish = drive.record_wish()
             history = drive.history
