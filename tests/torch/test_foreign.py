@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 from stretto.core.errors import InputError
 from stretto.torch import Run
 from stretto.torch.data import source_of
-from stretto.torch.foreign import bare_module
+from stretto.torch.foreign import unwrapped_module
 from stretto.wire.messages import Failed
 from torch_gang import Cradle, Gang
 
@@ -84,11 +84,11 @@ def test_the_notice_is_given_once_training_begins(capsys: pytest.CaptureFixture[
 def test_a_wrapped_model_comes_back_bare() -> None:
     inner = torch.nn.Linear(1, 1)
     notes: list[str] = []
-    assert bare_module(DistributedDataParallel(inner), notes.append, alone=True) is inner
+    assert unwrapped_module(DistributedDataParallel(inner), notes.append, alone=True) is inner
     assert "returns the Linear inside" in notes[0]
     parallel = DataParallel(inner)
-    assert bare_module(parallel, notes.append, alone=True) is parallel
-    assert bare_module(parallel, notes.append, alone=False) is inner
+    assert unwrapped_module(parallel, notes.append, alone=True) is parallel
+    assert unwrapped_module(parallel, notes.append, alone=False) is inner
     with pytest.raises(InputError, match="0 of the Sequential is wrapped"):
         Run().prepare(torch.nn.Sequential(DistributedDataParallel(inner)))
 

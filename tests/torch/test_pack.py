@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from stretto.core.errors import InputError
-from stretto.torch.pack import as_bytes, landing, pack, unpack
+from stretto.torch.pack import as_bytes, pack, receive_buffers, unpack
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 keys = scalars.filter(lambda key: key == key) | st.tuples(st.integers(), st.text())  # noqa: PLR0124 - no NaN
@@ -34,7 +34,7 @@ values = st.recursive(
 def carried(value: Any) -> Any:
     """As a newcomer receives it: the header, and the bytes of each tensor."""
     packed = pack(value)
-    received = landing(packed.header, "cpu")
+    received = receive_buffers(packed.header, "cpu")
     for there, here in zip(received, packed.tensors, strict=True):
         as_bytes(there).copy_(as_bytes(here))
     return unpack(packed.header, received)
@@ -164,7 +164,9 @@ def test_a_state_that_contains_itself_is_refused() -> None:
 def test_what_is_of_the_same_kind_at_the_same_place_is_received_into_ones_own_memory() -> None:
     theirs = pack({"step": 7, "things": [OrderedDict(a=torch.ones(2), b=torch.ones(3), c=torch.ones(4)), {}]})
     own = {"a": torch.zeros(2), "b": torch.zeros(3, dtype=torch.float64), "c": torch.zeros(5)}
-    a, b, c = landing(theirs.header, "cpu", pack({"things": [OrderedDict(reversed(own.items())), None]}))
+    a, b, c = receive_buffers(
+        theirs.header, "cpu", pack({"things": [OrderedDict(reversed(own.items())), None]})
+    )
     assert a.data_ptr() == own["a"].data_ptr()
     assert (b.dtype, c.shape) == (torch.float32, (4,))
     assert {b.data_ptr(), c.data_ptr()}.isdisjoint(one.data_ptr() for one in own.values())

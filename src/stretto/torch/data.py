@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from stretto.core.errors import InputError
 from stretto.torch.foreign import whole_sampler
-from stretto.torch.step_layout import UNSHARED, CurrentStep, Share, StepLayout, cut_alike
+from stretto.torch.step_layout import UNSHARED, CurrentStep, Share, StepLayout, have_equal_weights
 
 _PASSED_ON = (
     "num_workers",
@@ -223,7 +223,7 @@ class ElasticLoader:
     def __init__(self, source: DataSource, engine: LoaderEngine) -> None:
         self.source = source
         self.position = DataPosition()
-        self.unsettled = 0
+        self.uncounted = 0
         """Examples of a BESIDE loop's current batch, which is not counted as done yet."""
         self._engine = engine
         self._current = engine.current
@@ -285,7 +285,7 @@ class ElasticLoader:
     @property
     def left(self) -> int:
         """Examples left in this pass."""
-        left = self.source.examples - self.position.examples - self.unsettled
+        left = self.source.examples - self.position.examples - self.uncounted
         total = self.batch_size if self._role is LoopRole.BESIDE else self._current.base.total
         return 0 if self.source.drop_last and left < total else left
 
@@ -303,7 +303,7 @@ class ElasticLoader:
             return
         self._loops += 1
         number, ran_out = self._loops, False
-        self._role, self._is_open, self.asked_length, self.unsettled = role, True, False, 0
+        self._role, self._is_open, self.asked_length, self.uncounted = role, True, False, 0
         self._iterations, self._joined_late = 0, self.position.examples > 0
         try:
             yield from self._steps() if role is LoopRole.LEADS else self._beside()
@@ -345,12 +345,12 @@ class ElasticLoader:
                 share, at = coming.popleft(), self.position.examples
                 if layout.workers > 1 and not self._fits_lead(layout, share):
                     batch = self._load(list(order[at : at + share.step_examples]))  # noqa: PLW2901
-                self.unsettled, given_at = share.step_examples, self._current.batches_given
+                self.uncounted, given_at = share.step_examples, self._current.batches_given
                 yield batch
                 if number != self._loops:
                     self._refuse_two_at_once()
                 self._iterations += 1
-                self.settle()
+                self.count_batch()
                 self._engine.after_beside(self, self._current.batches_given == given_at)
                 if self._layout_beside() != layout:
                     break
@@ -358,12 +358,12 @@ class ElasticLoader:
     def _fits_lead(self, layout: StepLayout, share: Share) -> bool:
         lead = self._current.share
         examples = None if lead is UNSHARED else lead.step_examples
-        return cut_alike(self._current.layout, examples, layout, share.step_examples)
+        return have_equal_weights(self._current.layout, examples, layout, share.step_examples)
 
-    def settle(self) -> None:
+    def count_batch(self) -> None:
         """Count the current batch as done."""
-        self.position.examples += self.unsettled
-        self.unsettled = 0
+        self.position.examples += self.uncounted
+        self.uncounted = 0
 
     def _layout_beside(self) -> StepLayout:
         return self._engine.usual_layout(self.source).in_passes(1)

@@ -109,7 +109,7 @@ class Engine:
         """The step of the last checkpoint that is known to be on the disk."""
         self._in_loop = False
         self._loops = _OpenLoops()
-        self._worth_of: float | None = None
+        self._step_worth: float | None = None
         self._loop_is_open = False
         """An elastic loop of this epoch has begun and not ended; the user may have left it early."""
         self._has_noted_unshared = False
@@ -149,7 +149,7 @@ class Engine:
             self._guard.begin()
         if self.session.task is None:
             self.group.form_from_environment(backend_for(self.device))
-            self._take_up(share_state=True)
+            self._load_state(share_state=True)
             self._divergence_check.regrouped()
             self._arrange()
             self._give_announcements()
@@ -163,7 +163,7 @@ class Engine:
         form = self.session.wait_for_form(None)
         self._form(form)
         assert isinstance(form, Form)
-        self._take_up(share_state=form.share_state)
+        self._load_state(share_state=form.share_state)
         self._formed(form)
         self._give_announcements()
 
@@ -203,7 +203,7 @@ class Engine:
             remedy="Call step() of the prepared optimizer. To evaluate only, prepare no optimizer.",
         )
 
-    def _take_up(self, *, share_state: bool) -> None:
+    def _load_state(self, *, share_state: bool) -> None:
         """Rank 0 loads its checkpoint, if there is one; the others get rank 0's state."""
         if self.group.is_leader:
             state = self._persistence.load()
@@ -452,7 +452,7 @@ class Engine:
             self._refuse_another_epoch()
         self._batches += 1
         if self._loops.beside:
-            self._settle_beside(loader)
+            self._count_beside(loader)
         self._record_batch(loader)
         current = self.current
         current.step += 1
@@ -464,7 +464,7 @@ class Engine:
         self._time_step()
         if self.progress.counts:
             self.progress.units += self._worth()
-            self._worth_of = None
+            self._step_worth = None
         if self.is_over(loader):
             # No resize and no checkpoint here: a worker that starts from here would skip the loop, but the
             # code after it may need variables that the loop sets. The end of the epoch follows soon.
@@ -488,10 +488,10 @@ class Engine:
 
     def _worth(self) -> float:
         """How many steps at the initial batch the current one is worth; cached until the step ends."""
-        if self._worth_of is None:
+        if self._step_worth is None:
             noise = self.steppers[0].sample() if self.steppers else None
-            self._worth_of = self.batching.worth(noise, self.current.share.step_examples)
-        return self._worth_of
+            self._step_worth = self.batching.worth(noise, self.current.share.step_examples)
+        return self._step_worth
 
     def steps_of_schedules(self) -> int | None:
         """How many steps a scheduler advances in the current step; None outside adaptive loops."""
@@ -503,13 +503,13 @@ class Engine:
         if self.group.world > 1:
             self.group.spread(self.prepared.buffers(), self.device)  # so that all evaluate the same model
 
-    def _settle_beside(self, lead: DataLoop) -> None:
+    def _count_beside(self, lead: DataLoop) -> None:
         """Count the batches of loops beside the leading one as part of the completed step."""
-        together = [loader for loader in self._loops.beside if loader.unsettled]
+        together = [loader for loader in self._loops.beside if loader.uncounted]
         if together:
             self._refuse_split([lead.source, *(loader.source for loader in together)])
         for loader in together:
-            loader.settle()
+            loader.count_batch()
 
     def _refuse_split(self, together: list[DataSource]) -> None:
         """InputError if a batch needs several passes now, or would with a single worker.

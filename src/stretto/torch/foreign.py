@@ -58,7 +58,7 @@ def refuse_users_group() -> None:
         )
 
 
-def bare_module(module: torch.nn.Module, note: Note, *, alone: bool) -> torch.nn.Module:
+def unwrapped_module(module: torch.nn.Module, note: Note, *, alone: bool) -> torch.nn.Module:
     """The module inside DistributedDataParallel or DataParallel; InputError for a sharded model."""
     _refuse_sharded(module)
     if isinstance(module, DistributedDataParallel):

@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from stretto.core.errors import InputError
 from stretto.torch.foreign import init_process_group, refuse_users_group
-from stretto.torch.pack import NOTHING, Packed, as_bytes, landing
+from stretto.torch.pack import NOTHING, Packed, as_bytes, receive_buffers
 
 _MEET_S = 120.0
 """How long members wait for each other when a group forms."""
@@ -77,7 +77,7 @@ def _peer_errors() -> Iterator[None]:
 
 
 @_peer_errors()
-def waited(work: Any) -> None:
+def wait_for(work: Any) -> None:
     """Wait for an exchange."""
     work.wait()
 
@@ -215,7 +215,7 @@ class Group:
 
     def sum(self, tensor: Tensor) -> Tensor:
         if self.world > 1:
-            waited(self.start_sum(tensor))
+            wait_for(self.start_sum(tensor))
         return tensor
 
     def sum_between_cpus(self, tensor: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class Group:
                 remedy="Call it after run.epochs() has begun and before run.finish().",
             )
         with _peer_errors():
-            waited(dist.all_reduce(tensor, group=self._control, async_op=True))
+            wait_for(dist.all_reduce(tensor, group=self._control, async_op=True))
         return tensor
 
     def tell(self, numbers: Sequence[float]) -> list[float]:
@@ -319,7 +319,7 @@ class Group:
             return None
         note, work, own_step_hash = self._pending
         self._pending = None
-        waited(work)
+        wait_for(work)
         code, first, second, self._boundaries_left, step_hash, *length_asked_in = (
             int(value) for value in note
         )
@@ -348,7 +348,7 @@ class Group:
         )
         dist.broadcast(text, src=0, group=self._control)
         header = packed.header if packed else bytes(text.numpy().tobytes())
-        tensors = packed.tensors if packed else landing(header, device, own)
+        tensors = packed.tensors if packed else receive_buffers(header, device, own)
         for tensor in tensors:
             if tensor.numel():
                 self._broadcast(tensor, device)

@@ -200,7 +200,7 @@ class NoiseEstimator:
         self._part, self._first = None, {}
 
     def _norms_of(self, first: dict[Tensor, Tensor], gradients: dict[Tensor, Tensor]) -> Tensor:
-        """Squared norms of the first pass' gradient, the total and their difference. Overwrites `first`."""
+        """Squared norms of the first pass's gradient, the total and their difference. Overwrites `first`."""
         common = [one for one in first if one in gradients]
         rows = []
         for before, whole in self._chunks(

@@ -56,7 +56,7 @@ NOTHING = Packed(b"[null,[]]", [])
 """None, packed."""
 
 
-def landing(header: bytes, device: torch.device | str, own: Packed = NOTHING) -> list[Tensor]:
+def receive_buffers(header: bytes, device: torch.device | str, own: Packed = NOTHING) -> list[Tensor]:
     """Tensors to receive `Packed.tensors` into: new ones on `device`, or the receiver's own.
 
     A tensor of `own` is reused for the one at the same place in the tree, if dtype and shape match: writing

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stretto.core.errors import InputError
-from stretto.torch.group import Group, waited
+from stretto.torch.group import Group, wait_for
 from stretto.torch.step_layout import UNSHARED, CurrentStep, Share
 from stretto.torch.timing import Wait, timing_event
 
@@ -226,7 +226,7 @@ class Reducer:
 
     @property
     def _weight(self) -> float:
-        """The weight of this pass' gradient in the worker's mean over its passes."""
+        """The weight of this pass's gradient in the worker's mean over its passes."""
         return (
             1.0
             if self._current.share is UNSHARED
@@ -313,7 +313,7 @@ class Reducer:
             began = self._event_now()
             for bucket in self._buckets:
                 if bucket.work is not None:
-                    waited(bucket.work)
+                    wait_for(bucket.work)
                     bucket.work = None
             self.waits.append((began, self._event_now()))
         alone = self._current.layout.workers == 1

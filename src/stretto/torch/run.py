@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stretto.core.errors import InputError
 from stretto.torch.data import DataSource, ElasticLoader, source_of
 from stretto.torch.engine import Engine
-from stretto.torch.foreign import bare_module, check_optimizer, refuse_users_group, whole_sampler
+from stretto.torch.foreign import check_optimizer, refuse_users_group, unwrapped_module, whole_sampler
 from stretto.torch.persistence import OWN_NAMES, SavingSettings
 from stretto.torch.progress import StepCounting, StepLoop
 from stretto.torch.rules import RULES, Rule
 from stretto.torch.session import Session, StandaloneSession
 from stretto.torch.state import KeptAttributes, Stateful
 from stretto.torch.step_layout import UNSHARED
-from stretto.torch.stepper import Stepper, follow_the_work, quiet_inside_steps
+from stretto.torch.stepper import Stepper, advance_by_work, skip_before_step_end
 
 
 class Run:
@@ -223,7 +223,7 @@ class Run:
         if isinstance(thing, torch.nn.Module):
             _refuse_lazy(thing)
             alone = self._session.task is None and engine.group.world == 1
-            thing = bare_module(thing, engine.announce, alone=alone)
+            thing = unwrapped_module(thing, engine.announce, alone=alone)
         elif isinstance(thing, Optimizer):
             check_optimizer(thing)
         engine.prepared.add(thing)
@@ -231,9 +231,9 @@ class Run:
             first = not engine.steppers
             engine.steppers.append(Stepper(thing, engine.current, engine.group, is_first=first))
         elif isinstance(thing, LRScheduler):
-            follow_the_work(thing, engine.current, engine.steps_of_schedules)
+            advance_by_work(thing, engine.current, engine.steps_of_schedules)
         elif isinstance(thing, torch.amp.GradScaler):
-            quiet_inside_steps(thing, ("unscale_", "step", "update"), engine.current)
+            skip_before_step_end(thing, ("unscale_", "step", "update"), engine.current)
         return thing
 
     def _adapt(self, prepared: list[Any], rule: Rule) -> None:

@@ -77,7 +77,9 @@ UNSHARED = Share(start=0, stop=1, weight=1.0, first=True, last=True, step_exampl
 
 
 @lru_cache(maxsize=256)
-def cut_alike(lead: StepLayout, lead_examples: int | None, beside: StepLayout, beside_examples: int) -> bool:
+def have_equal_weights(
+    lead: StepLayout, lead_examples: int | None, beside: StepLayout, beside_examples: int
+) -> bool:
     """Whether both steps give every worker shares of the same weight; the answer is equal on all workers.
 
     If `lead_examples` is None, the leading loop is not shared out: its weight is 1 on every worker.

@@ -301,7 +301,7 @@ def _version_of(gradient: Tensor | None) -> tuple[int, int] | None:
     return None if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001
 
 
-def follow_the_work(scheduler: Any, current: CurrentStep, steps: Callable[[], int | None]) -> None:
+def advance_by_work(scheduler: Any, current: CurrentStep, steps: Callable[[], int | None]) -> None:
     """Make a scheduler advance once per step, or, in an adaptive loop, by the step's worth.
 
     `steps()` returns how many steps at the initial batch the current one replaces; None outside such a loop.
@@ -330,7 +330,7 @@ def follow_the_work(scheduler: Any, current: CurrentStep, steps: Callable[[], in
     scheduler.__class__ = type(kind.__name__, (kind,), {"step": step})
 
 
-def quiet_inside_steps(thing: Any, methods: Sequence[str], current: CurrentStep) -> None:
+def skip_before_step_end(thing: Any, methods: Sequence[str], current: CurrentStep) -> None:
     """Make some methods of an object do nothing before the last pass of a step.
 
     We replace the class, not attributes: attributes of a scheduler are part of its saved state.
