@@ -69,7 +69,7 @@ class Cradle:
         self._fork_server.kill(member.worker)
 
     def _heard(self, saying: WorkerNews) -> None:
-        if saying.kind in ("gone", "barren"):
+        if saying.kind in ("gone", "import-failed"):
             member = self._members.pop(saying.worker)
             member.ended(saying.code if saying.code is not None else NEVER_STARTED)
 

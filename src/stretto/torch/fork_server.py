@@ -17,7 +17,7 @@ and reads
     {"say": "note", "worker": .., "text": ..}      a notice for the user, sent with the first worker
     {"say": "gone", "worker": .., "code": ..}      all processes of the worker's group have ended
     {"say": "gone", "worker": .., "error": ..}     it could not be forked now; try again later
-    {"say": "barren", "worker": .., "error": ..}   the imports failed: no worker can ever be forked here
+    {"say": "import-failed", "worker": .., "error": ..}   no worker can ever be forked here
 
 When the controller closes its end or dies, workers get the grace to save a checkpoint and exit. Then they are
 killed. The fork server also ends processes that workers leave behind. If it is killed itself, its workers die
@@ -182,7 +182,7 @@ class ForkServer:
 
     def _spawn(self, request: SpawnRequest) -> SpawnRequest | None:
         if self.import_error:
-            self._say(say="barren", worker=request.worker, error=self.import_error)
+            self._say(say="import-failed", worker=request.worker, error=self.import_error)
             return None
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -61,7 +61,7 @@ class WorkerNews:
     """What a fork server says about a worker."""
 
     kind: str
-    """born, gone, barren or note; or ready, without a worker."""
+    """born, gone, import-failed or note; or ready, without a worker."""
     worker: str
     pid: int = 0
     code: int | None = None
@@ -148,7 +148,7 @@ class ForkServerProcess:
                         self._is_ready = True
                     case "born":
                         self._pids[news.worker] = news.pid
-                    case "gone" | "barren":
+                    case "gone" | "import-failed":
                         self._pids.pop(news.worker, None)
                 on_news(news)
         self._process.wait()
