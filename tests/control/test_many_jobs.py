@@ -297,6 +297,19 @@ def test_a_decision_costs_as_many_calls_however_many_trials_are_paused_or_over(p
     assert calls.per_decision(0.55, 0.65) <= 1.25 * calls.per_decision(0.1, 0.2)
 
 
+def test_a_decision_of_hypersched_costs_in_proportion_to_the_trials_that_wait() -> None:
+    costs = list[float]()
+    for trials in (100, 400):
+        calls = Calls()
+        sys.setprofile(calls)
+        try:
+            simulate_study(tiny_study(trials), FAMILIES[0], "hypersched", deadline=3.0 * trials)
+        finally:
+            sys.setprofile(None)
+        costs.append(calls.per_decision(0.4, 0.6))
+    assert costs[1] < 5.0 * costs[0]
+
+
 @pytest.mark.parametrize("policy", STUDY_POLICIES)
 def test_a_simulation_keeps_no_copy_of_the_memory_for_each_decision(policy: str) -> None:
     def most_bytes(trials: int) -> int:

@@ -177,14 +177,14 @@ class HyperSchedTurn:
     def _waiting_reasons(self) -> Callable[[JobView], Reason]:
         """The reason of a trial that waits: no slot, no time, or a cut-off."""
         closed, late, cut = not self._memory.admitting, self._is_late, paused_waits(self._study)
+        largest = self._largest  # looks at all trials, so it is not asked for each of them
 
         def reason(job: JobView) -> Reason:
-            gpus = self._largest if job.results else 1
-            in_time = not closed or self._is_worth_a_start(job.job.id, gpus)
+            if job.results and not late:
+                return cut
+            in_time = not closed or self._is_worth_a_start(job.job.id, largest if job.results else 1)
             if not job.results:
                 return NO_SLOT_FOR_NEW if in_time else NO_TIME_FOR_NEW
-            if not late:
-                return cut
             return NO_SLOT_FOR_PAUSED if in_time else NO_TIME_FOR_PAUSED
 
         return reason
