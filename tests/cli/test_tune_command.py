@@ -159,7 +159,7 @@ def test_another_policy_under_the_same_name_is_refused(stretto: StudyCommand, st
     stretto("tune", study, "--policy", "asha", *command)
     told = stretto.refused("tune", study, "--policy", "sha", *command)
     assert 'policy was "asha" and is "sha"' in told
-    assert "another --name" in told
+    assert "a new --name" in told
 
 
 def test_the_entry_may_be_written_in_the_file(stretto: StudyCommand, study: Path) -> None:
