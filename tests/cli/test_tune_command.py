@@ -276,5 +276,5 @@ def test_help_is_broken_where_the_terminal_ends(
     del study
     monkeypatch.setenv("COLUMNS", "80")
     out = stretto("tune", "--help")[1]
-    assert "checkpoint. Everything lies under runs/NAME. The same command resumes a run" in out
+    assert "checkpoint. All files are in runs/NAME. The same command resumes a run" in out
     assert "Example: stretto tune study.toml train.py:train --deadline 10m  " in out
