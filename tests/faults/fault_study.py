@@ -5,6 +5,7 @@ python fault_study.py FOLDER POLICY SEED      begins or resumes FOLDER/runs/stud
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,7 @@ def asked(folder: Path, policy: str, seed: int) -> CheckedStudy:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the benchmark runs in the background
     folder, policy, seed = sys.argv[1:]
     try:
         checked = asked(Path(folder), policy, int(seed))
@@ -122,7 +124,7 @@ def main() -> None:
             stop = Stop()
             with holding(checked.folder, checked.target.devices), listening(stop):
                 start(prepare(checked), make=impatient, stop=stop)
-    except StrettoError as error:
+    except (StrettoError, OSError) as error:  # as the command line does
         sys.exit(f"{type(error).__name__}: {error}")
 
 
