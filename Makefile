@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test lint bench picture clean
+.PHONY: install demo quick test lint bench picture clean
 
 install: $(READY)
 
@@ -20,6 +20,9 @@ demo: $(READY)
 	$(BIN)/stretto simulate --replay digits --policy asha,sha
 	$(BIN)/stretto report digits --report runs/digits.html
 	$(BIN)/stretto simulate --policy pollux,optimus,tiresias --report runs/demo.html
+
+quick: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not processes"
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

@@ -136,7 +136,10 @@ def stop(case: Case, place: Path, seed: int) -> Stopped:
         chance = random.Random(f"{seed} {case.number}")
         striking = threading.Thread(target=strike, args=(run, case.kind, folder, seed))
         striking.start()
-        struck_whole = case.kind.name in {*ENDS, "TWO_STARTS"}  # a second start may go on with a run that was stopped
+        struck_whole = case.kind.name in {
+            *ENDS,
+            "TWO_STARTS",
+        }  # a second start may go on with a run that was stopped
         striking.join(None if struck_whole else chance.uniform(0.0, 2.0))
         if case.how is not How.DEADLINE:
             time.sleep(chance.uniform(0.0, 2.0))
@@ -168,6 +171,9 @@ def main() -> int:
     parser.add_argument("--only", help="kinds by name, such as GUARD")
     parser.add_argument("--keep", type=Path, help="leave all files in this folder")
     given = parser.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # else ignored, here and below, if in the background
     began_s = time.monotonic()
     chosen = [case for case in cases(full=given.full) if given.only in {None, case.kind.name}]
     with tempfile.TemporaryDirectory(prefix="stretto-stopping-") as temporary:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,10 @@ settings.load_profile("patient")
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
+REAL_ROOMS = frozenset({"elastic", "examples", "faults", "launch", "profiling", "ray", "torch"})
+"""Their tests start processes or import torch; `make quick` leaves them out."""
+
+
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Where tests run side by side, a file stays together, and so do all that start Ray.
 
@@ -25,6 +31,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """
     for item in items:
         room, file = item.path.parent.name, item.path.stem
+        if room in REAL_ROOMS:
+            item.add_marker(pytest.mark.processes)
         item.add_marker(pytest.mark.xdist_group("ray" if room == "ray" else file))
 
 
@@ -39,3 +47,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, in which the test stands."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _no_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests without the mark `processes` start none: that keeps `make quick` quick."""
+    if request.node.get_closest_marker("processes") is not None:
+        return
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        pytest.fail("this test starts a process: mark it with @pytest.mark.processes")
+
+    for module, name in ((os, "fork"), (os, "posix_spawn"), (subprocess, "_fork_exec")):
+        monkeypatch.setattr(module, name, refuse)

@@ -170,6 +170,7 @@ def test_version_and_help(stretto: Stretto, monkeypatch: pytest.MonkeyPatch) -> 
         assert "Example:" in out or not command
 
 
+@pytest.mark.processes
 def test_the_installed_command_starts(workload: Path) -> None:
     command = Path(sys.executable).with_name("stretto")
     done = subprocess.run(
@@ -179,6 +180,7 @@ def test_the_installed_command_starts(workload: Path) -> None:
     assert done.stderr.startswith("error: there is no policy 'nope'.")
 
 
+@pytest.mark.processes
 def test_ctrl_c_while_python_imports_leaves_no_traceback() -> None:
     interrupted = """
 import os, signal, sys
@@ -200,6 +202,7 @@ main()
 ROOMS_OF_REAL_RUNS = ("stretto.launch", "stretto.driving", "stretto.torch", "torch", "ray")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "most"),
     [

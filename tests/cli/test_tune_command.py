@@ -99,6 +99,7 @@ class TestNonsense:
         assert "there is no run 'tiny'" in stretto.refused(command, "tiny")
 
 
+@pytest.mark.processes
 def test_a_command_that_begins_anew_shows_no_epoch_it_did_not_train(
     stretto: StudyCommand, study: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_command_that_begins_anew_shows_no_epoch_it_did_not_train(
     assert [one.epoch for one in results] == [int(one.value or 0) for one in results]
 
 
+@pytest.mark.processes
 def test_a_command_is_tuned_explained_and_reported(stretto: StudyCommand, study: Path) -> None:
     words = (
         "tune",
@@ -154,6 +156,7 @@ def test_a_command_is_tuned_explained_and_reported(stretto: StudyCommand, study:
     assert "has no job 'x'" in stretto.refused("explain", "tiny", "x")
 
 
+@pytest.mark.processes
 def test_another_policy_under_the_same_name_is_refused(stretto: StudyCommand, study: Path) -> None:
     command = ("--", sys.executable, "command.py", "{lr}")
     stretto("tune", study, "--policy", "asha", *command)
@@ -182,6 +185,7 @@ command = [{python!r}, "failing.py"]
 epochs = 8
 """
 
+    @pytest.mark.processes
     def test_a_failure_shows_its_own_words_and_its_log(self, stretto: StudyCommand, study: Path) -> None:
         write(study.parent / "failing.py", "raise ValueError('oh no')\n")
         jobs = write(study.parent / "jobs.toml", self.JOBS.format(python=sys.executable))
@@ -237,6 +241,7 @@ def test_init_writes_jobs_that_read(stretto: StudyCommand, study: Path) -> None:
     assert "runs/two/jobs/small" in Path("two.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.processes
 def test_json_is_json_and_nothing_else(stretto: StudyCommand, study: Path) -> None:
     code, out, _ = stretto(
         "tune", study, "--policy", "asha", "--json", "--", sys.executable, "command.py", "{lr}"
@@ -247,6 +252,7 @@ def test_json_is_json_and_nothing_else(stretto: StudyCommand, study: Path) -> No
     assert found["trials_by_state"]
 
 
+@pytest.mark.processes
 def test_the_python_api_has_the_same_powers(
     stretto: StudyCommand, study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

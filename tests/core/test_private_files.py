@@ -68,6 +68,7 @@ def test_a_group_may_be_let_in_but_not_to_the_locks(tmp_path: Path, monkeypatch:
     assert modes(tmp_path / "b") == {".": 0o700}
 
 
+@pytest.mark.processes
 def test_a_real_run_under_an_open_umask(tmp_path: Path) -> None:
     (tmp_path / "jobs.toml").write_text(JOBS)
     command = [sys.executable, "-c", "from stretto.cli.start import main; main()", "run", "jobs.toml"]
@@ -80,6 +81,7 @@ def test_a_real_run_under_an_open_umask(tmp_path: Path) -> None:
     assert {"jobs/journal.sqlite", "jobs/journal.sqlite.lock", "jobs/jobs/a/stdout.log"} <= found.keys()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_can_neither_read_a_run_nor_hold_its_lock() -> None:
     place = Path(tempfile.mkdtemp(dir="/tmp"))

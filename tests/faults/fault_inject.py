@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from fault_seen import Step, last_step, marks_of, steps_of
 from fault_study import NAME
 from fault_train import FLOOD, POISON, RAISE
-from live_processes import pids_with
+from live_processes import SUPPORT, pids_with
 
 K = TypeVar("K")
 _TESTS = Path(__file__).parent
@@ -218,7 +218,7 @@ class Disturbed:
     # The command
 
     def _start(self, log_name: str = "command.log") -> subprocess.Popen[bytes]:
-        paths = [str(_TESTS), str(self.folder / CLOCK_FOLDER), os.environ.get("PYTHONPATH", "")]
+        paths = [str(_TESTS), str(SUPPORT), str(self.folder / CLOCK_FOLDER), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(filter(None, paths))
         with (self.folder / log_name).open("ab") as log:
             return subprocess.Popen(

@@ -5,7 +5,6 @@ python fault_study.py FOLDER POLICY SEED      begins or resumes FOLDER/runs/stud
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +114,6 @@ def asked(folder: Path, policy: str, seed: int) -> CheckedStudy:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the benchmark runs in the background
     folder, policy, seed = sys.argv[1:]
     try:
         checked = asked(Path(folder), policy, int(seed))

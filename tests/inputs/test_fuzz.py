@@ -48,6 +48,7 @@ NUMBERS = {
 JOB = '[[job]]\nname = "{name}"\nepochs = 1\ncommand = ["true"]\nconfig = {{ lr = {lr} }}\n'
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_spoilt_files_are_answered_or_refused(kind: Kind, tmp_path: Path) -> None:
     tried = [one for _, one in fuzz(kind, NUMBERS[kind], seed=1, folder=tmp_path)]

@@ -429,6 +429,7 @@ def test_reports_tell_what_is_before_the_damage_and_say_so(
     assert "event 43 is not as it was written" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_summary_of_a_run_that_is_over_says_until_when_it_is_known(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -290,6 +290,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 def test_a_kill_loses_at_most_the_unfinished_turn_and_lets_go_of_the_lock(path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", APPENDER, str(path)], stdout=subprocess.PIPE, text=True

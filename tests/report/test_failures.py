@@ -39,6 +39,7 @@ def test_what_is_the_same_is_said_once() -> None:
     assert "The same in trial-001, trial-002, trial-003, trial-004, trial-005 and 6 more." in told
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "print('so far so good'); 1 / 0"])
 def test_commands_that_fail_alike_are_seen_to(tmp_path: Path, code: str) -> None:
     ended = []

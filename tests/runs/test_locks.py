@@ -101,6 +101,7 @@ def test_starts_at_once_never_mix_two_runs(tmp_path: Path) -> None:
         assert first.identity["seed"] == str(folder.begun_spec().seed)
 
 
+@pytest.mark.processes
 def test_two_real_starts_under_one_name(tmp_path: Path) -> None:
     script = "from stretto.cli.start import main; main()"
     starts = []
@@ -138,6 +139,7 @@ def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["profile.json"]
 
 
+@pytest.mark.processes
 def test_who_holds_it_is_said(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     with held_by_another(folder.path) as pid:

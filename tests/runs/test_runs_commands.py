@@ -398,6 +398,7 @@ class TestStop:
             lock.say(Holder(pid=1, since_s=1.0, command="stretto tune", host="far-away"))
             assert "Run `stretto stop` on far-away." in stretto.refused("stop", "tiny")
 
+    @pytest.mark.processes
     def test_a_real_one_is_stopped_followed_and_removed(self, here: Path, stretto: StudyCommand) -> None:
         with real_run(here) as run:
             folder = RunFolder(Path("runs") / "real")

@@ -261,6 +261,7 @@ def test_the_package_offers_what_users_need() -> None:
         _ = stretto.plans
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_little() -> None:
     code = "import sys, stretto; print(*sorted(m for m in sys.modules if m.startswith(('stretto', 'numpy'))))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

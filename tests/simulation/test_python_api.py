@@ -149,6 +149,7 @@ def test_options_and_numbers_are_taken_as_they_are_meant() -> None:
     assert given_whole(np.int64(2), "slots") == 2
 
 
+@pytest.mark.processes
 def test_ctrl_c_saves_the_run_and_then_interrupts_who_called(here: Path) -> None:
     assert threading.current_thread() is threading.main_thread()
     code = f"import os, time; os.kill({os.getpid()}, {int(signal.SIGINT)}); time.sleep(60)"
@@ -210,6 +211,7 @@ def test_a_tune_opens_its_target_once_and_builds_its_policy_once(
     assert counted == {"opened": 1, "built": 1}
 
 
+@pytest.mark.processes
 def test_a_run_opens_its_target_once_and_builds_its_policy_once(here: Path, counted: Counter[str]) -> None:
     (here / "train.py").write_text("print('{\"epoch\": 1}')\n", encoding="utf-8")
     words = f'"{sys.executable}", "train.py"'

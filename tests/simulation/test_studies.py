@@ -264,6 +264,7 @@ run(sys.argv[2], journal=Mortal(Path(sys.argv[1]), run="study"))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("policy", "turns"), [("hypersched", 40), ("rubberband", 60)])
 def test_a_killed_study_goes_on_from_its_journal(policy: str, turns: int, tmp_path: Path) -> None:
     path = tmp_path / "journal"
