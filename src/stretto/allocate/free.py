@@ -1,4 +1,4 @@
-"""Free capacity of nodes as resource vectors, and packing a gang of tasks into it.
+"""On which nodes the tasks of a gang are placed: free capacity as resource vectors, and packing into it.
 
 This is for jobs that need more than GPUs. A gang is packed whole or not at all, on as few nodes as possible:
 

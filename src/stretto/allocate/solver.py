@@ -1,4 +1,4 @@
-"""The solver: gives GPUs on nodes to jobs so that the sum of values is largest.
+"""The solver: how many GPUs each job gets, and on which nodes, so that the sum of values is largest.
 
 1. *Walk.* Choosing a size for each job, without regard to nodes, is a multiple-choice knapsack. The hull walk
    (hull.py) solves it up to the last item, and gives a bound that no placement exceeds. Keeping a job exactly

@@ -1,4 +1,4 @@
-"""The `stretto` command."""
+"""The `stretto` command and the table of its subcommands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one loop: events in, a decision when one is due, instructions out. The same for every substrate."""
+"""The event loop of simulations and real runs: events in, a decision when it is due, instructions out."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Controller:
         return max(min(times), now_s)
 
     def _until_s(self) -> float:
-        """When the run is over, whatever happens."""
+        """When the run ends at the latest: here its deadline and its budget are enforced."""
         return (
             self._settings.until_s
             if self._limit is None

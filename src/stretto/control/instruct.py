@@ -1,4 +1,4 @@
-"""From a decision to instructions: the difference to what runs now, checked before anything is done."""
+"""From a decision to instructions (start, resize, park, stop): the checked difference to what runs now."""
 
 from __future__ import annotations
 

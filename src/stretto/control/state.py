@@ -1,4 +1,4 @@
-"""The state of a run: a fold over its journal."""
+"""The state of a run: a fold over its journal, from which a killed run is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the rows of a journal's file, up to where the file is damaged.
+"""Reads the rows of a journal's file, up to where it is damaged (changed, truncated or half-written).
 
 Every event has a checksum over its columns and all events before it. A small file beside the journal
 (`<path>.end`) says which event was written last, so that events missing at the end are noticed.

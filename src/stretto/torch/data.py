@@ -1,4 +1,4 @@
-"""The elastic loader: each example is used once per pass, however often the number of workers changes."""
+"""The elastic loader shares the data among the workers, also after a resize: each example once per pass."""
 
 from __future__ import annotations
 

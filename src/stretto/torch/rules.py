@@ -1,4 +1,4 @@
-"""How learning rates follow the batch size (AdaScale and others), and Adam's preconditioned gradient.
+"""Learning-rate rules (`lr_rule`): how rates follow the batch size, by AdaScale and others.
 
 With r = batch / initial batch and the gain of models.noise, in [1, r], a rate is multiplied by
 

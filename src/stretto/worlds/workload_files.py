@@ -1,4 +1,4 @@
-"""Reads workload files, and cluster logs in the Philly format. Both are CSV with exactly these columns.
+"""Turns CSV traces into jobs: workload files, and cluster logs in the Philly format, with these columns.
 
     workload   name,time,application,num_replicas,batch_size       time in seconds
     log        timestamp,duration,num_gpus,gpu_time,cluster        durations in seconds and GPU seconds

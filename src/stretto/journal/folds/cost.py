@@ -172,7 +172,7 @@ class CostMeter:
 
 
 class BudgetCap:
-    """Says when a run must end so that it does not cost more than its budget.
+    """Says when a run must end so that it does not cost more than its budget; the controller ends it then.
 
     That is `reserve_s` before the budget is spent: stopping and saving take time, too.
     """

@@ -1,4 +1,4 @@
-"""The workers of one job as a state machine: what is asked and heard goes in, effects come out. No I/O.
+"""The workers of one job as a state machine: starts, resizes and parks them. Inputs in, effects out, no I/O.
 
 An incarnation of the gang lives from its first worker to its last:
 

@@ -1,4 +1,4 @@
-"""Failures of a gang: their cause, and whether the job is tried again."""
+"""A worker crashes, hangs or is killed: the cause, and whether its job is tried again."""
 
 from __future__ import annotations
 
