@@ -80,7 +80,7 @@ SURE = 0.99
 
 
 def make_study(trials: int, min_epochs: int, eta: int, stages: int | None = None) -> Study:
-    """Halving to the end, or of so many stages."""
+    """Halving to the end, or of `stages` stages."""
     max_epochs = halving_epochs(trials, min_epochs=min_epochs, eta=eta)
     rungs = make_rungs("additive", min_epochs=min_epochs, eta=eta, max_epochs=max_epochs)
     ends = (*rungs, max_epochs)[:stages]
@@ -147,7 +147,7 @@ def _share_within(values: Floats, low: float, high: float) -> float:
 
 
 def scores(count: int) -> list[Score]:
-    """Of every plan made from so many observations."""
+    """The score of every plan made from `count` observations."""
     rng = np.random.default_rng((SEED, count, 0))
     places = rng.permutation(PLANS)
     return [

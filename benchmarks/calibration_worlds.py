@@ -45,7 +45,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Worlds of which one is seen and others are lived in."""
+    """Worlds of one kind: one is observed, plans are carried out in the others."""
 
     epoch_s: float
     widths: bool
@@ -95,7 +95,7 @@ class Family:
         )
 
     def look(self, count: int, rng: np.random.Generator) -> Seen:
-        """So many epochs, and the delays of the nodes they ran on, in one world."""
+        """The observation of `count` epochs in one world, with the delays of the nodes that they ran on."""
         trial_count, node_count = OBSERVATIONS[count]
         trials, nodes = self.trials(rng, (trial_count,)), self.nodes(rng, (node_count,))
         epochs = _gamma(rng, self.epoch_sd, (count,))

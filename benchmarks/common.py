@@ -11,7 +11,7 @@ TEST_HELPERS = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "faults")]
 
 
 def data_folder(name: str) -> Path | None:
-    """A folder of public data, or None where it is not at hand (STRETTO_DATA, default ../shared/data)."""
+    """A folder of public data, or None if it is missing (STRETTO_DATA, default ../shared/data)."""
     folder = Path(os.environ.get("STRETTO_DATA", ROOT.parent / "shared" / "data")) / name
     return folder if folder.is_dir() else None
 

@@ -46,7 +46,7 @@ def main() -> None:
     print("Figure 1: mean completion time against the stored results of the published simulator")
     data = data_folder("pollux")
     if data is None:
-        print("  skipped: the published workloads and profiles are not at hand (STRETTO_DATA)")
+        print("  skipped: the published workloads and profiles are missing (STRETTO_DATA)")
         return
     keys = [(policy, workload, clock) for clock in CLOCKS for policy in STORED_AS for workload in WORKLOADS]
     with ProcessPoolExecutor(2) as pool:

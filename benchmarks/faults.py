@@ -104,7 +104,7 @@ class Outcome:
     """One study or run."""
 
     faults: tuple[tuple[str, float | None], ...]
-    """Names of kinds, with the seconds until training went on; None if it had no need to, or none is told."""
+    """Names of kinds, with the seconds until training continued; None: it was not stopped, or not known."""
     problems: tuple[str, ...]
 
 

@@ -3,7 +3,7 @@
 loss(k) = 1 / (b0 k / 100 + 0.1 b1 + 0.5) + 0.01 b2 + |N(0, 0.005)|, accuracy = (2 - loss) / 2; 4, 8 and 16
 GPUs; 10, 20 and 30 s; no, square-root, half and linear scaling; r = 5, R = 500, eta = 4; 0.1 s an iteration.
 Every start and resize takes 0.5 s, five iterations, which the paper does not say. Up to 100 trials. Runs are
-paired: a seed draws the same trials for everybody. ASHA resizes nobody: one result serves all scalings.
+paired: a seed draws the same trials for all. ASHA never resizes: one result serves all scalings.
 
 HyperSched as it is by default is compared with ASHA; the ablation switches mechanisms of the published rules
 off. A setting starts with 10 seeds; one whose difference is within six standard errors of zero is run with
@@ -35,7 +35,7 @@ from stretto.worlds.curve_files import load_curves
 Floats = npt.NDArray[np.float64]
 
 SEEDS = ((math.inf, 10), (6.0, 20), (2.0, 60))
-"""A setting whose difference is within so many standard errors of zero takes so many seeds in all."""
+"""(standard errors, seeds): a setting whose difference is within these errors of zero takes these seeds."""
 ABLATION_SEEDS = 10
 GPUS = (4, 8, 16)
 DEADLINES_S = (10.0, 20.0, 30.0)
@@ -119,7 +119,7 @@ class Comparison:
         return self.ours - self.theirs
 
     def is_within(self, errors: float) -> bool:
-        """Whether the difference is within so many standard errors of zero."""
+        """Whether the difference is within this many standard errors of zero."""
         return bool(abs(self.gain.mean()) < errors * standard_error(self.gain))
 
     @property
@@ -140,7 +140,7 @@ def hypersched(cell: Cell, options: Options | None = None) -> Case:
 
 
 def asha(cell: Cell) -> Case:
-    """It resizes nobody, so that scaling makes no difference."""
+    """ASHA never resizes, so scaling makes no difference."""
     return ("none", *cell[1:]), "asha", ()
 
 

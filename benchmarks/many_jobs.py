@@ -1,8 +1,8 @@
-"""Figure: many jobs and many trials cost no more, each, than few.
+"""Figure: with many jobs or trials, each costs no more than with few.
 
 Jobs of `true` on 2 slots: the last tenth is no slower than the first by more than 1.2, the journal has at
-most 5 KB a job, and SIGTERM is obeyed in 5 s, be it while a file of 10,000 jobs is read, begun or decided
-about. In full, 10,000 jobs take 10 minutes at most under fifo, and 20 under the default policy.
+most 5 KB a job, and SIGTERM is obeyed in 5 s, also while a file of 10,000 jobs is read, begun or
+decided about. In full, 10,000 jobs take 10 minutes at most under fifo, and 20 under the default policy.
 
 Tiny trials under asha on 2 slots: the last tenth starts as fast as the first, `explain` of one takes 2 s.
 In full, 5,000 trials: a journal of less than 60 MB, and a controller of less than 400 MB.

@@ -42,7 +42,7 @@ def main() -> None:
     print("Figure 2: fitness of one pollux decision (the settings that figure 3 is timed with)")
     data = data_folder("allocation")
     if data is None:
-        print("  skipped: the decision inputs are not at hand (STRETTO_DATA)")
+        print("  skipped: the decision inputs are missing (STRETTO_DATA)")
         return
     genetic, bound = references(data / "README.md")
     reached = True

@@ -152,7 +152,7 @@ def spread_thin(job: Job, workers: int, servers: int, free: FreeCapacity) -> All
 
 
 class ToldEpochs(ConvergenceFit):
-    """Somebody said how many epochs it takes: `scale`."""
+    """The number of epochs is given: `scale`."""
 
     def epochs_to_converge(self, convergence: Convergence, max_epochs: int) -> EpochInterval:
         del convergence

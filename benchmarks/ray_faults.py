@@ -36,7 +36,7 @@ NODE_FAULTS = 50
 SHARES = {Kind.POWER: 12, Kind.RAYLET: 11, Kind.FROZEN: 2}
 OTHERS = (Kind.AGENT, Kind.WORKER)
 EVERY = 8
-"""After so many faults of nodes there is another one."""
+"""One fault of another kind follows after this many faults of nodes."""
 NODES, FEWEST, GPUS = 4, 2, 6
 """All jobs find room on the fewest nodes."""
 JOBS = 8
@@ -47,7 +47,7 @@ CHECKPOINT_EVERY_S = 2.0
 
 
 def kinds_in_order(count: int, seed: int) -> list[Kind]:
-    """So many kills and adds of nodes, by chance within the bounds for their number, and others between."""
+    """The order of faults: `count` random kills and additions of nodes within the bounds, others between."""
     chance = random.Random(seed)
     pool = [kind for kind, share in SHARES.items() for _ in range(share)]
     kills_to_come = itertools.cycle(chance.sample(pool, len(pool)))

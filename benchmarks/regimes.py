@@ -82,7 +82,7 @@ def main() -> None:
     print("Other regimes: mean completion time of two workloads against the stored results")
     data = data_folder("pollux")
     if data is None:
-        print("  skipped: the published workloads and profiles are not at hand (STRETTO_DATA)")
+        print("  skipped: the published workloads and profiles are missing (STRETTO_DATA)")
         return
     with ProcessPoolExecutor(2) as pool:
         futures = [[pool.submit(ratio, data, regime, one) for one in WORKLOADS] for regime in REGIMES]

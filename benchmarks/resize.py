@@ -56,7 +56,7 @@ class Steps:
         return len(self.all())
 
     def stall_s(self, before: int) -> float:
-        """Of the change that came after so many steps."""
+        """How long the change after the step `before` stopped training."""
         gaps = [later.t_s - one.t_s for one, later in itertools.pairwise(self.all())]
         change = max(range(before - 1, len(gaps)), key=gaps.__getitem__)
         usual = statistics.median(

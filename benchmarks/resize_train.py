@@ -1,4 +1,4 @@
-"""A model of so many megabytes, trained with steps that are written down by the clock; see resize.py."""
+"""Trains a model of a given size in megabytes and records the time of every step; see resize.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 1000
 
 
 def train(config: dict[str, Any], run: Run) -> None:
-    """Until somebody stops it; every step's end goes to a file as `time workers loss`."""
+    """Trains until it is stopped; the end of every step goes to a file as `time workers loss`."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(config["mb"] // 4)]

@@ -102,7 +102,7 @@ def load(folder: Path, examples: int | None) -> Data:
 
 
 class Training:
-    """One run of the training library; a fixed batch is one that somebody orders."""
+    """One run of the training library; a fixed batch is one ordered from outside."""
 
     def __init__(self, data: Data, batch: int | None, seed: int) -> None:
         torch.manual_seed(seed)
@@ -117,7 +117,7 @@ class Training:
             self._run._engine.batching.order = BatchChoice(batch)  # noqa: SLF001 - as a controller would
 
     def train(self, stretches: int) -> Iterator[None]:
-        """So many stretches, of `STRETCH` examples' worth each; others may have theirs after every one."""
+        """Trains in `stretches` parts, each worth `STRETCH` examples; yields after each part."""
         time_s = 0.0
         data = OnCard(self._data.images, self._data.labels)
         sampler = RandomSampler(data, num_samples=STRETCH)
@@ -253,7 +253,7 @@ def main() -> None:
     source.add_argument("--merge", type=Path, nargs="+", help="judge saved results together, train nothing")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--examples", type=int, help="only the first so many, and a sixth of that to test")
+    parser.add_argument("--examples", type=int, help="train on this many examples, test on a sixth of that")
     parser.add_argument("--stretches", type=int, default=STRETCHES)
     parser.add_argument("--fixed", type=int, nargs="+", default=list(FIXED))
     options = parser.parse_args()

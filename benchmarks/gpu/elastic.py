@@ -1,5 +1,5 @@
 """A job on the local substrate of a machine with one card: it starts, grows to two workers that share the
-card, shrinks, is parked and goes on (about 1 minute on an H200).
+card, shrinks, is parked and resumes (about 1 minute on an H200).
 
     PYTHONPATH=src python3 benchmarks/gpu/elastic.py
 """

@@ -254,7 +254,7 @@ def test_what_went_wrong_with_which_file_is_told(
     ("resumes", "told"),
     [
         (False, "stopped while measuring; nothing was begun."),
-        (True, "stopped before the run went on; it is as it was."),
+        (True, "stopped before the run continued; nothing has changed."),
     ],
 )
 def test_ctrl_c_while_measuring_says_what_was_begun(

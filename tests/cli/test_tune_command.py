@@ -136,7 +136,7 @@ def test_a_command_is_tuned_explained_and_reported(stretto: StudyCommand, study:
     )
     code, out, err = stretto(*words)
     assert code == 0, err
-    assert "every trial came to its end" in out
+    assert "every trial ended" in out
     assert "trial-000 started" in err
     again, shown, _ = stretto(*words)
     assert again == 0

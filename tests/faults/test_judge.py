@@ -35,7 +35,7 @@ def _outcome(*faults: CommandKind) -> Outcome:
     return Outcome(
         way="run",
         faults=faults,
-        ending=Ending(code=0, said="every job came to its end"),
+        ending=Ending(code=0, said="every job ended"),
         second_starts=(refused,),
         jobs=tuple(_job(number) for number in range(JOBS)),
     )

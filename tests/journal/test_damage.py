@@ -437,12 +437,11 @@ def test_the_summary_of_a_run_that_is_over_says_until_when_it_is_known(
     report(str(folder.path))
     first = capsys.readouterr().out.splitlines()[0]
     assert first == (
-        "r under fifo: every job came to its end; its journal is damaged, and what follows is known only "
-        "until 10s."
+        "r under fifo: every job ended; its journal is damaged, and what follows is known only until 10s."
     )
     explain(str(folder.path))
     out = capsys.readouterr().out
-    assert "10.0s  run known until here: its journal is damaged, and nothing is known of it after" in out
+    assert "10.0s  run known until here: its journal is damaged, and what follows is not known" in out
     assert "run ended" not in out
 
 

@@ -222,7 +222,7 @@ def test_a_deadline_may_be_lifted(here: Path) -> None:
 
 def test_more_time_is_of_no_use_once_every_trial_ended(here: Path) -> None:
     tuned(asked(here, "900s"))
-    with pytest.raises(InputError, match="every trial finished or was stopped for good"):
+    with pytest.raises(InputError, match="every trial has finished or was stopped"):
         extend(asked(here, "1900s"))
 
 

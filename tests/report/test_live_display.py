@@ -241,7 +241,7 @@ def test_every_change_has_a_line_and_so_has_going_on_after_a_stop(events: list[E
         "2s  trial-000 paused: so it is.",
         "3s  trial-000 resumed: so it is.",
         "4s  trial-000 grew: so it is.",
-        "6s  trial-000 resumed: the run goes on.",
+        "6s  trial-000 resumed: the run continues.",
         "7s  trial-000 stopped: so it is.",
     ]
 

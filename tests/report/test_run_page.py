@@ -325,9 +325,9 @@ def test_a_job_that_failed_is_counted_where_all_came_to_their_end(here: Path) ->
     finished = JobFinished(t_s=40.0, job_id="b")
     failed = of_jobs(here, finished, JobFailed(t_s=40.0, job_id="a", error="no"))
     text = jobs_text(run_result(failed, EndedBy.JOBS))
-    assert "every job came to its end, 1 failed, after 40s." in text
+    assert "every job ended, 1 failed, after 40s." in text
     well = of_jobs(here / "well", finished, JobFinished(t_s=40.0, job_id="a"))
-    assert "every job came to its end after 40s." in jobs_text(run_result(well, EndedBy.JOBS))
+    assert "every job ended after 40s." in jobs_text(run_result(well, EndedBy.JOBS))
 
 
 def test_there_is_a_column_of_batches_where_one_is_adapted(here: Path) -> None:
@@ -386,17 +386,17 @@ class TestTrialsThatNeverRan:
 
 def test_trials_that_failed_are_counted_where_all_came_to_their_end() -> None:
     result = result_of(["trial-000", "trial-001"], SEARCHED)
-    assert "every trial came to its end after" in tune_text(result, SEARCHED)
+    assert "every trial ended after" in tune_text(result, SEARCHED)
     first, second = result.trials
     failed = dataclasses.replace(result, trials=(first, dataclasses.replace(second, state="failed")))
-    assert "every trial came to its end, 1 failed, after" in tune_text(failed, SEARCHED)
+    assert "every trial ended, 1 failed, after" in tune_text(failed, SEARCHED)
 
 
 def test_a_study_with_a_damaged_journal_says_until_when_it_is_known() -> None:
     found = dataclasses.replace(result_of(["trial-000"], SEARCHED), finished_s=96.0, known_until_s=96.0)
     text = tune_text(found, SEARCHED)
     assert text.splitlines()[0].endswith(
-        "every trial came to its end; its journal is damaged, and what follows is known only until 1m 36s."
+        "every trial ended; its journal is damaged, and what follows is known only until 1m 36s."
     )
     assert "finish          not known: the journal is damaged after 1m 36s" in text
     assert "trials          1 finished (until 1m 36s)" in text
@@ -445,7 +445,7 @@ class TestDeadline:
     def test_what_was_given_is_shown_and_what_measuring_took_of_it(self) -> None:
         text = tune_text(self.result(65.0), SEARCHED)
         assert "the deadline came after 1m 05s, and 25s of measuring and planning.\n" in text
-        assert "deadline        1m 30s, of which measuring and planning took 25s\n" in text
+        assert "deadline        1m 30s; measuring and planning took 25s of it\n" in text
         raised = PastLimits(until_s=10.0, deadline_s=35.0, budget_usd=None)
         moved = dataclasses.replace(self.result(65.0), past_limits=(raised,))
         assert "from a deadline of 1m 00s\n" in tune_text(moved, SEARCHED)
@@ -486,7 +486,7 @@ class TestDeadline:
         assert told(page, "epochs").startswith(f"{result.epochs} (expected ")
         assert result.deadline is not None
         took = format_duration(result.deadline.measuring_s)
-        assert told(page, "deadline") == f"1m 00s, of which measuring and planning took {took}"
+        assert told(page, "deadline") == f"1m 00s; measuring and planning took {took} of it"
         assert "expected end" not in page
         plain = StudyCommand(monkeypatch, capsys).json("report", "tiny")
         assert plain["epochs"] == result.epochs
@@ -503,7 +503,7 @@ def test_time_after_a_deadline_that_was_moved_was_not_a_stop() -> None:
 def test_who_went_on_after_a_kill_was_started_once_more(here: Path) -> None:
     found = explain(resumed_run(here))
     at = next(index for index, line in enumerate(found.lines) if line.what == "resumed")
-    again = [line.subject for line in found.lines[at + 1 :] if line.text == "the run goes on."]
+    again = [line.subject for line in found.lines[at + 1 :] if line.text == "the run continues."]
     restarts = {job.id: job.restarts for job in found.jobs}
     assert len(again) == 2, "one on each slot"
     for job_id in again:

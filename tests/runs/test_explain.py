@@ -161,7 +161,7 @@ def test_who_holds_slots_when_a_run_stands_still_is_told_to_pause_and_go_on() ->
     rest = (RunPaused(t_s=3.0), RunResumed(t_s=9.0, down_s=6.0))
     stood_still = [
         ("pause of 2 workers (n1: 1, n2: 1)", "the run stands still."),
-        ("resume with 2 workers (n1: 1, n2: 1)", "the run goes on."),
+        ("resume with 2 workers (n1: 1, n2: 1)", "the run continues."),
     ]
     assert story(STARTED, GREW, *rest)[2:] == stood_still
     assert [line.places for line in lines([STARTED, GREW, *rest])][2:] == [(), TWO.workers]

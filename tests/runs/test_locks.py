@@ -204,7 +204,7 @@ def test_a_folder_that_is_gone_ends_the_run_in_words(tmp_path: Path, monkeypatch
                 checked.folder.path.rename(tmp_path / "away")
 
     observer = Takes(SystemExit(), 0.0)
-    with pytest.raises(JournalError, match="runs/tiny was moved or removed while the run went on"):
+    with pytest.raises(JournalError, match="runs/tiny was moved or removed while the run was live"):
         start(prepare(checked, make=simulated), observer=observer, make=simulated)
     assert not checked.folder.path.exists(), "nothing is written at the old place"
 

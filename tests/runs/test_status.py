@@ -263,7 +263,7 @@ def test_a_run_without_an_epoch_says_why(checked: CheckedStudy, event: Event, wh
     with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
         journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=()), event])
     problem = tune_result(folder, EndedBy.DEADLINE).problem
-    assert problem == f"no trial came to the end of an epoch: {why}."
+    assert problem == f"no trial completed an epoch: {why}."
 
 
 def test_a_command_that_printed_no_epoch_is_told_so(checked: CheckedStudy) -> None:
@@ -273,4 +273,4 @@ def test_a_command_that_printed_no_epoch_is_told_so(checked: CheckedStudy) -> No
     with closing(SqliteJournal(folder.journal, run=folder.name)) as journal:
         journal.append([RunStarted(t_s=0.0, identity={"policy": "asha"}, nodes=())])
     problem = tune_result(folder, EndedBy.DEADLINE).problem
-    assert problem == "no trial came to the end of an epoch: the command has printed no epoch."
+    assert problem == "no trial completed an epoch: the command has printed no epoch."

@@ -234,7 +234,7 @@ class Display:
 def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[ProbeProgress], None]]:
     """Shows on standard error what a probe does while the block runs, on a terminal or in plain lines.
 
-    Ctrl-C ends the command with a sentence: there is nothing to resume yet, unless it `resumes` a run.
+    Ctrl-C ends the command with a message: there is nothing to resume yet, unless it `resumes` a run.
     """
     console = Console(stderr=True, highlight=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -253,7 +253,7 @@ def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[P
             yield show
     except KeyboardInterrupt:
         if resumes:
-            print("stopped before the run went on; it is as it was.", file=sys.stderr)
+            print("stopped before the run continued; nothing has changed.", file=sys.stderr)
         else:
             print("stopped while measuring; nothing was begun.", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -261,7 +261,7 @@ def measuring(where: str = "", *, resumes: bool = False) -> Iterator[Callable[[P
 
 @contextmanager
 def stoppable(folder: RunFolder) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the block with a sentence, also between two phases, when nothing listens."""
+    """Ctrl-C and SIGTERM end the block with a message, also between two phases, when nothing listens."""
     try:
         with signals_interrupt():
             yield

@@ -38,32 +38,34 @@ class Settings:
     until_s: float = math.inf
     """End the run at this time, finished or not."""
     alike: int = 0
-    """So many at least of the jobs that wait for their first start, and are alike, are shown to the policy,
-    and as many as could start; 0: all. Where thousands wait, a decision should not look at each."""
+    """The most equal jobs waiting for their first start that a policy is shown, unless more could start.
+
+    0: all. If thousands wait, a decision should not look at each.
+    """
     beat_s: float = math.inf
-    """Come round this often even if nothing happens, to look at `stop` and to call `on_turn`."""
+    """The longest wait for an event: then `stop` is checked and `on_turn` is called."""
 
 
 EPS = 1e-9
 """Float noise in times."""
 PATIENCE = 10
-"""Decisions in a row that start nothing, on a cluster where nothing runs, before a run counts as stalled."""
+"""A run counts as stalled after this many decisions in a row that start nothing while nothing runs."""
 PATIENCE_WITH_WAKERS = 1000
-"""The same for a policy that says when it wants to be asked again: it waits for something."""
+"""The same for a policy that says when to ask it again: it waits for something."""
 
 
 MOST_AT_ONCE = 1000
-"""Events that are taken in before anything else is looked at, however many there are."""
+"""The most events that are processed before anything else is checked."""
 
 
 class Limit(Protocol):
-    """Something that may run out during a run, such as money."""
+    """A limit that may be reached during a run, such as a budget."""
 
     def observe(self, event: Event) -> None:
-        """Take note of what happened."""
+        """Process an event."""
 
     def ends_s(self) -> float:
-        """When the run must be over, as things stand; infinite if never."""
+        """When the run must end if nothing changes; infinite if never."""
 
 
 class Controller:
@@ -125,7 +127,7 @@ class Controller:
         return self._arrivals.to_come
 
     def run(self) -> None:
-        """Until every job is finished, nothing can happen any more, the time is up, or `stop` says so."""
+        """Run until all jobs are finished, nothing can happen any more, the time is up, or `stop` is true."""
         while (self._arrivals.to_come or self.state.jobs) and not self._stop():
             if self._stalled() and not self._something_happens():
                 return
@@ -136,16 +138,16 @@ class Controller:
                 return
 
     def record_rest(self, until_s: float) -> None:
-        """Take down what still happens until then, and decide nothing: for the time after `run`."""
+        """Record what still happens until then, without any decision: for the time after `run`."""
         while (event := self._substrate.next_event(until_s)) is not None:
             self._record([event])
 
     def record_pause(self) -> None:
-        """Take down that nothing runs from now on, for the time after `run`."""
+        """Record that nothing runs from now on: for the time after `run`."""
         self._record([RunPaused(t_s=self._substrate.now_s())])
 
     def _record_resumption(self, last_s: float) -> None:
-        """Where time passes by itself, some went by while nobody was there."""
+        """Record the time in which no controller ran, if the clock went on meanwhile."""
         now_s = self._substrate.now_s()
         if now_s > last_s:
             self._record([RunResumed(t_s=now_s, down_s=now_s - last_s)])
@@ -173,7 +175,7 @@ class Controller:
         self._due = False
 
     def _next_event(self, until_s: float) -> Event | None:
-        """What has come already is written in one go; before anything is waited for, it is."""
+        """The next event. Events that have already come are journaled together before we wait for another."""
         if self._held and self._settings.beat_s < math.inf:
             now_s = self._substrate.now_s()
             event = self._substrate.next_event(min(until_s, now_s))
@@ -187,7 +189,7 @@ class Controller:
         return min(time_s, self._substrate.now_s() + self._settings.beat_s)
 
     def _next_time_s(self) -> float:
-        """The next moment at which something is due, whatever the substrate reports before."""
+        """The next time at which something is due, whatever the substrate reports before."""
         now_s = self._substrate.now_s()
         if self._due:
             return now_s
@@ -207,7 +209,7 @@ class Controller:
         )
 
     def _next_tick_s(self, now_s: float) -> float:
-        """The first multiple of the interval that is not past and was not decided at."""
+        """The first multiple of the interval that has not passed and had no decision yet."""
         interval_s = self._policy.interval_s
         undecided = math.floor(self._ticked_s / interval_s + EPS) + 1
         to_come = math.ceil(now_s / interval_s - EPS)
@@ -264,11 +266,11 @@ class Controller:
             self._substrate.provision(wish)
 
     def _own_memory(self) -> Memory:
-        """A copy for policies that others wrote: the journal takes note of what changed, by comparing."""
+        """A copy for policies of users, which might change it: the journal finds changes by comparing."""
         return self.state.memory if is_built_in(self._policy) else copy.deepcopy(self.state.memory)
 
     def _hold(self, event: Event) -> None:
-        """What is decided on at once is written together with the decision, before anything is done."""
+        """Fold an event now; journal it together with the next decision, before that is carried out."""
         self._held.append(event)
         self._fold(event)
 
@@ -279,7 +281,7 @@ class Controller:
             self._fold(event)
 
     def _fold(self, event: Event) -> None:
-        """All that the loop remembers; a resumed run folds its journal, so what was due is still due."""
+        """Update the state of the loop. A resumed run folds its journal, so what was due is still due."""
         self.state.apply(event)
         self._arrivals.observe(event)
         if self._limit is not None:
@@ -292,14 +294,14 @@ class Controller:
             self._due = True
 
     def _stalled(self) -> bool:
-        """Nothing runs, nothing will arrive, and the policy, asked again and again, starts nothing."""
+        """Whether no job runs or will arrive, and the policy starts none although it was asked repeatedly."""
         patience = PATIENCE if self.state.wake_at_s is None else PATIENCE_WITH_WAKERS
         return self._arrivals.next_s() == math.inf and self._fruitless >= patience
 
     def _something_happens(self) -> bool:
-        """Wait for the substrate, which may still add a node; it says so if nothing can come.
+        """Wait for the substrate, which may still add a node. A simulation returns None if nothing can come.
 
-        It cannot where time passes by itself: there it is given one more interval of the policy.
+        A real substrate cannot know that: it gets one more interval of the policy.
         """
         until_s = self._until_s()
         if self._settings.beat_s < math.inf:
@@ -313,7 +315,7 @@ class Controller:
 
 
 def _identity(policy: Policy, settings: Settings, nodes: Sequence[Node]) -> dict[str, str]:
-    """What must be the same for a run to be continued."""
+    """What must be equal for a run to be resumed."""
     return {
         "policy": policy.name,
         **dict(_options(policy.name, policy)),
@@ -325,7 +327,7 @@ def _identity(policy: Policy, settings: Settings, nodes: Sequence[Node]) -> dict
 
 
 def _options(name: str, holder: object) -> Iterator[tuple[str, str]]:
-    """Every option by its full name, also those within what a policy is told beforehand."""
+    """Every option by its full name, including options nested in other values."""
     if not dataclasses.is_dataclass(holder):
         return
     for field in dataclasses.fields(holder):

@@ -18,9 +18,9 @@ NO_BATCH = BatchChoice(0)
 def instructions_for(
     view: ClusterView, decision: Decision, first_number: int, *, batch_in_place: bool = True
 ) -> tuple[Instruction, ...]:
-    """What must change, jobs that give up GPUs first so that others can take them.
+    """The instructions for all changes. Jobs that give up GPUs come first, so that others can take these.
 
-    Where batches do not change in place, another batch size is a resize, with its cost.
+    If a batch size cannot change in place, changing it is a resize, with its cost.
     """
     changes = list(_changes(view, decision, batch_in_place))
     if len(changes) > 1:
@@ -77,7 +77,7 @@ def check(view: ClusterView, decision: Decision) -> None:
 
 
 def _check_changes(view: ClusterView, decision: Decision) -> None:
-    """What stays as it is was checked when it was decided; together with what changes it must still fit."""
+    """Unchanged jobs were checked at an earlier decision; all jobs together must still fit."""
     free = {node.id: node.capacity for node in view.nodes}
     for job in view.jobs:
         new = decision.allocations.get(job.job.id, NOTHING)
@@ -124,7 +124,7 @@ def _check_gang(job: JobView, new: Allocation) -> None:
         return
     if any(count < 1 for _, count in (*new.workers, *new.servers)):
         raise PolicyError(f"{job.id} is given {new}; every count must be positive")
-    if new == job.allocation:  # whoever stays as it is may hold what it would not be given
+    if new == job.allocation:  # an unchanged job may keep a size that is not allowed for new ones
         return
     _check_count(job.id, "workers", new.worker_count, job.job.worker)
     if job.job.tier is Tier.RIGID and new.worker_count != job.job.worker.requested:

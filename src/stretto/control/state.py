@@ -46,9 +46,9 @@ class JobState:
     belief: FittedBelief
     observed: Observations
     number: int = 0
-    """In order of submission."""
+    """Its place in the order of submission."""
     line: Line | None = None
-    """Where it waits for its first start, if others may be like it."""
+    """The line of equal jobs in which it waits for its first start; None: it is in none."""
     allocation: Allocation = NOTHING
     batch: BatchChoice | None = None
     gpus: int = 0
@@ -57,18 +57,18 @@ class JobState:
     counted_until_s: float = 0.0
     held_s: float = 0.0
     begun_s: float = 0.0
-    """When its last start or resize was asked for, or begun anew."""
+    """When its last start, resize or retry began."""
     epoch_since_s: float | None = None
-    """When it began the epoch it is in; None until it is known to train again."""
+    """When its current epoch began; None until it is known to train again."""
     work_done: float = 0.0
     epoch: int = 0
     results: tuple[Result, ...] = ()
     start_times_s: tuple[float, ...] = ()
     idle_view: JobView | None = None
-    """As it was last seen, if it holds nothing and nothing was heard of it since."""
+    """Its last view, if it holds nothing and has not changed since."""
 
     def hold(self, t_s: float, allocation: Allocation) -> None:
-        """From now on the job holds `allocation`; what it held until now is added up."""
+        """The job holds `allocation` from now on; add up what it held until now."""
         self.attained_gpu_s += self.gpus * (t_s - self.counted_until_s)
         self.held_s += (t_s - self.counted_until_s) if self.allocation else 0.0
         self.counted_until_s = t_s
@@ -79,7 +79,7 @@ class JobState:
             self.batch = None
 
     def begin(self, t_s: float) -> None:
-        """What it did of an epoch so far counts no more."""
+        """A start, resize or retry begins; its current epoch is not timed any more."""
         self.idle_view = None
         self.begun_s, self.epoch_since_s = t_s, None
 
@@ -119,9 +119,9 @@ class Line:
     """What they have in common."""
     jobs: dict[str, JobState] = field(default_factory=dict)
     unsaid: list[str] = field(default_factory=list)
-    """Those of which it was not looked whether their reason is news."""
+    """Jobs whose reason was not yet compared with the last recorded one."""
     said: Reason | None = None
-    """Why those wait that no policy is shown, as was last told."""
+    """The last recorded reason of the jobs in this line that the policy is not shown."""
 
 
 class _PausedViews(Mapping[str, JobView]):
@@ -153,16 +153,16 @@ class RunState:
     resize_s: float = DEFAULT_RESIZE_S
     """What a start or resize of an application takes while none was seen."""
     alike: int = 0
-    """So many at least of the jobs in a line are shown to a policy, and as many as could start; 0: all."""
+    """The most jobs of a line that a policy is shown, unless more could start; 0: all."""
     shelves: bool = False
-    """Whether the policy looks up paused trials, so that they are not among the jobs of a view."""
+    """Whether the policy looks up paused trials; then they are not among the jobs of a view."""
     nodes: dict[str, Node] = field(default_factory=dict)
     draining: set[str] = field(default_factory=set)
     jobs: dict[str, JobState] = field(default_factory=dict)
     memory: Memory = None
     wake_at_s: float | None = None
     wish: Wish | None = None
-    """The cluster last asked for, without what was given back then, and refused or lost since."""
+    """The last request for nodes, without its releases, and without nodes refused or lost since."""
     refused: tuple[NodeRefused, ...] = ()
     arrivals: tuple[NodeAdded, ...] = ()
     decisions: int = 0
@@ -185,12 +185,12 @@ class RunState:
         return not any(state.allocation for state in self._apart.values())
 
     def is_news(self, job_id: str, reason: Reason) -> bool:
-        """Whether a job's reason is another than was last recorded."""
+        """Whether a job's reason differs from the last recorded one."""
         said = self._reasons.get(job_id)
         return said is not reason and said != reason
 
     def news_of_hidden(self, shown: Mapping[str, Reason]) -> dict[str, Reason]:
-        """Reasons of the jobs that no policy was shown: they wait as the last one does that it was shown."""
+        """Reasons of jobs that the policy was not shown: that of the last shown job of their line."""
         news: dict[str, Reason] = {}
         most = self._most_shown()
         for line in self._lines.values():
@@ -208,7 +208,7 @@ class RunState:
         return job_id in line.jobs and self.is_news(job_id, reason)
 
     def _most_shown(self) -> int:
-        """Of a line: one more than could start, so that the last one says why those after it wait."""
+        """The most jobs of a line to show: one more than could start; its reason also holds for the rest."""
         return max(self.alike, sum(node.gpus for node in self.nodes.values()) + 1)
 
     def _shown(self) -> list[JobState]:
@@ -301,7 +301,7 @@ class RunState:
             self._apart[job.id] = state
 
     def _join_line(self, state: JobState) -> None:
-        """Of applications of which nothing was seen one is like another."""
+        """Add it to the line of equal jobs. Applications without observations count as equal."""
         job, seen = state.job, self._priors.get(state.job.application)
         application = job.application if seen is not None and seen != Observations() else ""
         kind = replace(job, id="", application=application, submit_s=0.0, config=())
@@ -311,7 +311,7 @@ class RunState:
         self._in_line.setdefault(job.application, {})[job.id] = state
 
     def _leave_line(self, state: JobState) -> None:
-        """It is like no other any more."""
+        """Remove it from its line, as it now differs from the other jobs there."""
         line, job = state.line, state.job
         if line is None:
             return
@@ -326,7 +326,7 @@ class RunState:
             del self._in_line[job.application]
 
     def _forget(self, job_id: str) -> JobState:
-        """It is over."""
+        """Remove a job that is over."""
         state = self.jobs.pop(job_id)
         self._leave_line(state)
         del self._apart[job_id]
@@ -382,7 +382,7 @@ class RunState:
             self._shelve(event.reasons)
 
     def _shelve(self, news: Mapping[str, Reason]) -> None:
-        """Put the trials on the shelf that wait for the same reason as before."""
+        """Put trials on the shelf if they wait for the same reason as before."""
         for job_id in news:
             self._unshelve(job_id)
         paused = [job_id for job_id in self._apart if job_id not in news and self._is_paused(job_id)]
@@ -413,13 +413,13 @@ class RunState:
             state.starts += instruction.action is not Action.PARK
 
     def _wished(self, wish: Wish) -> None:
-        """Nodes that are given back are out of reach at once, though they may take a while to go."""
+        """Nodes to be given back are unavailable at once, though they may take a while to disappear."""
         self.wish = Wish(wish.nodes)
         for node_id in wish.release:
             self.nodes.pop(node_id, None)
 
     def _expect_less(self, instance: str, count: int) -> None:
-        """Whoever wants these nodes still must wish for them again."""
+        """A policy that still wants these nodes must request them again."""
         if self.wish is not None:
             self.wish = self.wish.less(instance, count)
 

@@ -195,9 +195,9 @@ class _AtItsPlace:
             self._looked_s = now_s
             if not self._lock.is_in_place:
                 raise JournalError(
-                    f"{self._lock.path.parent} was moved or removed while the run went on, so nothing of it "
-                    "can be kept there. It was stopped. Move the folder back and start the run again to "
-                    "resume it, or start it under another --name."
+                    f"{self._lock.path.parent} was moved or removed while the run was live. "
+                    "Nothing can be written there, so the run was stopped. To resume, move the folder back "
+                    "and start the run again, or start it under another --name."
                 )
         self._inner.tick(now_s)
 

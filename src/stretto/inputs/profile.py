@@ -32,7 +32,7 @@ CROWD_SD = 0.2
 """Relative error of epoch times beside busy neighbours, if only a worker alone on the machine was timed.
 Chosen by hand."""
 LONE_CHANCE = 1.08
-"""Chance: two stretches of the same training differ by up to this factor."""
+"""Two measurements of the same training differ by up to this factor by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class MachineProfile(Profile):
 
 
 def beyond_chance(ratio: float) -> float:
-    """The ratio of epoch time alone to epoch time beside others, less what may be chance; at most 1."""
+    """The ratio of epoch time alone to epoch time beside others, without what chance explains; at most 1."""
     return min(ratio * LONE_CHANCE, 1.0)
 
 

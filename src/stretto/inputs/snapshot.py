@@ -83,7 +83,7 @@ class SnapshotJob(msgspec.Struct, forbid_unknown_fields=True):
     accumulation: bool = True
     min_replicas: CountOrNone = 0
     max_replicas: Count | None = None
-    """None: the largest of what it holds, requested and needs at least."""
+    """None: the largest of three numbers: what it holds, what it requested and what it needs at least."""
     num_replicas: Count | None = None
     """What its owner requested; None: what it holds, within the limits."""
     tier: Tier = Tier.ADAPTIVE

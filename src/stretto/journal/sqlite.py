@@ -118,8 +118,8 @@ class SqliteJournal:
                 self._connection.executemany(_INSERT, rows)
         except sqlite3.Error as error:
             raise JournalError(
-                f"{self._path}: {len(rows)} events could not be written ({error}). A run goes on only with "
-                "its journal. See that the disk has room and is writable, then start the run again."
+                f"{self._path}: {len(rows)} events could not be written ({error}). A run needs "
+                "its journal to continue. Check that the disk is writable and not full, then start it again."
             ) from error
         self._seq, self._crc, self._memory = seq, crc, memory
         self._mark()

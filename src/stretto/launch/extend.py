@@ -137,7 +137,7 @@ def _check_of_use(folder: RunFolder, spec: RunSpec, limits: Limits, now_s: float
         raise _is_past(spec, limits.deadline_s, now_s, where)
     if ending is EndedBy.JOBS:
         raise InputError(
-            "every trial finished or was stopped for good: more time or money changes nothing.",
+            "every trial has finished or was stopped: more time or money changes nothing.",
             where=where,
             remedy=f"`stretto report {folder.name}` shows the result; take another --name to begin anew.",
         )
@@ -203,7 +203,7 @@ def release_leftover_nodes(
         raise InputError(
             f"{may_be_up}{error.problem}",
             where=str(folder.path),
-            remedy=f"{error.remedy} `stretto report {folder.path}` tells what the run came to.",
+            remedy=f"{error.remedy} `stretto report {folder.path}` shows the result of the run.",
         ) from error
 
 

@@ -30,9 +30,9 @@ NODE_SCALE = 0.05
 EPOCH_SCALE = 0.1
 DELAY_SCALE = 0.5
 TRIED = 6000
-"""Values drawn from the prior and weighted by the observations."""
+"""The number of values drawn from the prior and weighted by the observations."""
 KEPT = 2000
-"""Draws kept from the posterior."""
+"""The number of draws kept from the posterior."""
 CHUNK = 500
 """Covariances processed at once."""
 

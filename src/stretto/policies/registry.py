@@ -90,11 +90,11 @@ def make_policy(
         if "oracle" not in name:
             raise InputError(
                 f"policy {name} wants an oracle.",
-                remedy="Only a policy with `oracle` in its name is told the truth.",
+                remedy="Only policies with `oracle` in their name may see the truth.",
             )
         if oracle is None:
             raise InputError(
-                f"policy {name} must be told the truth about jobs, which only a simulation knows.",
+                f"policy {name} needs the truth about jobs, which only a simulation knows.",
                 remedy="Simulate a workload with it, or take another policy.",
             )
         values["oracle"] = oracle

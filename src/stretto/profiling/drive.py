@@ -364,7 +364,7 @@ class Probe:
         self._has_time(math.inf if enough() else end_s)
 
     def _wait(self, enough: Callable[[], bool], end_s: float) -> None:
-        """Waits; the condition is checked once all events of a moment are known."""
+        """Waits for a condition, which is checked once all events of the same time were processed."""
         while not enough() and self._now_s() < end_s:
             event = self._substrate.next_event(end_s)
             while event is not None:

@@ -88,7 +88,7 @@ class LentNode:
         return self.added.queue_s + self.added.init_s
 
     def told(self, loading_s: float) -> ProbedNode:
-        """What the profile keeps of the node: it was of use once the training code was loaded."""
+        """What the profile keeps of the node. Its start-up includes loading the training code."""
         return ProbedNode(
             instance=self.instance.name,
             queue_s=self.added.queue_s,
@@ -131,7 +131,7 @@ def _come(told: list[Event], instance: Instance, within_s: float, gone_s: float)
     for event in told:
         if isinstance(event, NodeRefused):
             raise InputError(
-                f"no {instance.name} came to measure on: {event.why}.",
+                f"no {instance.name} was launched to measure on: {event.why}.",
                 remedy=f"Fix what launches it. {ELSEWHERE}",
             )
     if gone_s >= within_s:

@@ -40,7 +40,7 @@ class Known:
     measured: MeasuredProfile
 
     def taken_over(self) -> MeasuredProfile:
-        """The profile for another run: the cost of a node to measure on was the first run's."""
+        """The profile for another run, without the cost of a node to measure on: the first run paid that."""
         node = self.measured.node
         return dataclasses.replace(
             self.measured, node=None if node is None else dataclasses.replace(node, cost_usd=0.0)

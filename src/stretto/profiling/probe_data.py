@@ -102,7 +102,7 @@ class Copy:
         self.ended_s = None
 
     def get_company(self) -> None:
-        """The other slots are busy from now on; the present epoch counts for neither case."""
+        """The other slots are busy from now on. The current epoch counts neither as lone nor as busy."""
         self.lone, self.first = False, True
         self.since = self.latest = None
         self.ended_s = None

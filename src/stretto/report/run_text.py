@@ -84,13 +84,13 @@ _ENDINGS = {
     "stopped": "it was stopped, and can be resumed,",
     "interrupted": "it was interrupted, and can be resumed,",
 }
-"""How a run ended, but for one whose jobs all ended."""
+"""How a run ended, except for a run whose jobs all ended."""
 
 
 def _ending(ended_by: str, what: str, failed: int) -> str:
-    """How a run of trials or jobs (`what`) ended."""
+    """The sentence on how a run of trials or jobs (`what`) ended."""
     if ended_by == EndedBy.JOBS:
-        return with_failed(f"every {what} came to its end", failed)
+        return with_failed(f"every {what} ended", failed)
     return _ENDINGS.get(ended_by, ended_by)
 
 
@@ -263,7 +263,7 @@ def deadline_text(result: TuneResult) -> str:
     given = format_duration(deadline.given_s)
     if not deadline.is_cut:
         return given
-    return f"{given}, of which measuring and planning took {format_duration(deadline.measuring_s)}"
+    return f"{given}; measuring and planning took {format_duration(deadline.measuring_s)} of it"
 
 
 def _measured(result: TuneResult) -> str:

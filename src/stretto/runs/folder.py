@@ -256,8 +256,8 @@ def damage_text(folder: RunFolder, damage: Damage) -> str:
 def unreadable(path: Path, problem: str = "is not as it was written.") -> InputError:
     """The error for a damaged file of a run's folder."""
     remedies = {
-        "plan.json": "Remove it: the run goes on, and what was expected of it is not compared.",
-        "result.json": "Remove it: the command of the run finds again what it came to.",
+        "plan.json": "Remove it: the run can continue, but its result is not compared with the forecast.",
+        "result.json": "Remove it: the command of the run writes it again.",
         "described.json": "Remove it: the training code is asked again.",
     }
     remedy = remedies.get(path.name, "Put it back, or start the run anew under another name.")

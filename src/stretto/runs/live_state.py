@@ -242,7 +242,7 @@ class LiveState:
         return self._score(self.best_value(line)), -line.number
 
     def _drop(self, line: LiveJob) -> None:
-        """It lost what it held, and waits."""
+        """The job lost what it held, and waits."""
         line.phase, line.batch = JobPhase.WAITING, None
         line.pace.clear()
 

@@ -399,7 +399,7 @@ def remove_run(folder: RunFolder) -> None:
     """Remove everything in the folder, without following links.
 
     The files that mark a run go last, so that a kill leaves a folder that can be removed again. The id goes
-    just before them: until then no other run of that name gets the place in the store.
+    just before them: as long as it exists, no other run of that name can take the place in the store.
     """
     last = (ID_FILE, *MARKS)
     with holding(folder):

@@ -369,7 +369,7 @@ def _problem(folder: RunFolder, metric: str, lines: Sequence[LiveJob]) -> str:
         return with_log(text, failed[0].log)
     reported = [line for line in lines if line.epoch]
     if not reported:
-        return f"no trial came to the end of an epoch{_without_nodes(folder, lines) or _not_begun(folder)}."
+        return f"no trial completed an epoch{_without_nodes(folder, lines) or _not_begun(folder)}."
     shown = reported_metrics(folder)
     if metric not in shown.names:
         return f"{_not_reported(metric, shown.names)} {_name_it(folder, metric)}"

@@ -77,7 +77,7 @@ def _claim(files: Any, place: str) -> str | None:
 
 
 def _names(files: Any, place: str) -> list[str]:
-    """The names of what is there besides the id, which may be missing after a kill."""
+    """The names of all files there except the id, which may be missing after a kill."""
     try:
         found = [str(one).rstrip("/").rpartition("/")[2] for one in files.ls(place, detail=False)]
     except FileNotFoundError:

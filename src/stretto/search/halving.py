@@ -1,6 +1,6 @@
-"""Successive halving: rungs, the brackets of Hyperband, and who is promoted from a rung.
+"""Successive halving: rungs, Hyperband's brackets, and promotion from a rung.
 
-Everything here is a value: to record something is to get a new value, and each has a form in plain JSON data.
+All classes here are immutable: recording a score returns a new object. Each has a plain JSON form.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def check_rungs(rungs: Sequence[int], max_epochs: int, *, where: str = "") -> tu
 
 
 def halving_epochs(trials: int, *, min_epochs: int, eta: int) -> int:
-    """Cumulative epochs of SHA(n, r, eta) with additive rungs: where its last survivor ends.
+    """Cumulative epochs of SHA(n, r, eta) with additive rungs, up to the end of its last survivor.
 
-    Stage i has n / eta^i trials, rounded down, for r eta^i epochs more.
+    Stage i has n / eta^i trials, rounded down, for r eta^i more epochs.
     """
     _check(min_epochs, eta)
     stage_epochs = reached = min_epochs
@@ -62,18 +62,18 @@ def halving_epochs(trials: int, *, min_epochs: int, eta: int) -> int:
 
 
 class Bracket(NamedTuple):
-    """Some of a study's trials, and where they are first compared."""
+    """A part of a study's trials, and the rung where they are first compared."""
 
     trials: int
     first_rung: int
-    """Index in the study's rungs; their number means: never compared, trained to the end at once."""
+    """Index in the study's rungs. If it is their number, trials are never compared and train to the end."""
 
 
 def hyperband_brackets(rungs: Sequence[int], eta: int, trials: int | None = None) -> tuple[Bracket, ...]:
     """Hyperband's brackets, those with the most comparisons first.
 
-    With s comparisons ahead a bracket has ceil((K + 1) / (s + 1) eta^s) trials, K being the number of rungs.
-    `trials` shares out so many instead, in these proportions; brackets that get none are left out.
+    A bracket with s comparisons has ceil((K + 1) / (s + 1) eta^s) trials, where K is the number of rungs.
+    With `trials`, this many are shared out in these proportions; brackets that get none are left out.
     """
     most = len(rungs)
     sizes = [-(-(most + 1) * eta**ahead // (ahead + 1)) for ahead in range(most, -1, -1)]
@@ -101,7 +101,7 @@ def _check(min_epochs: int, eta: int) -> None:
 
 
 def finite_score(study: Study, value: float | None) -> float | None:
-    """The metric turned so that more is better; None if it is not a finite number."""
+    """The metric, with its sign changed if less is better; None if it is not a finite number."""
     return study.score(value) if value is not None and math.isfinite(value) else None
 
 
@@ -112,13 +112,13 @@ def score_at(study: Study, results: Sequence[Result], epoch: int) -> float | Non
 
 
 def order(score: float | None, trial: str) -> tuple[bool, float, str]:
-    """Sorts the best first, what is not a number last, and equals by id."""
+    """Sort key: the best first, missing scores last, equal ones by id."""
     return (True, 0.0, trial) if score is None else (False, -score, trial)
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Who came to a rung and with which score, the best first."""
+    """The trials that reached a rung and their scores there, the best first."""
 
     trials: list[str] = field(default_factory=list)
     scores: list[float | None] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Rung:
         return len(self.trials)
 
     def add(self, trial: str, score: float | None) -> Rung:
-        """With one more record; a trial that is recorded keeps its first score."""
+        """The rung with one more record; a recorded trial keeps its first score."""
         if trial in self.trials:
             return self
         place = bisect_left(
@@ -139,19 +139,19 @@ class Rung:
         )
 
     def best(self, count: int) -> Sequence[str]:
-        """So many of the best, or as many as have a number for a score."""
+        """The best `count` trials; fewer if fewer have a score."""
         while count and self.scores[count - 1] is None:
             count -= 1
         return self.trials[:count]
 
     def going_on(self, eta: int) -> Sequence[str]:
-        """The best floor(n / eta) of the n that came so far."""
+        """The best floor(n / eta) of the n trials that reached the rung so far."""
         return self.best(len(self) // eta)
 
     def cutoff(self, eta: int) -> float | None:
-        """The (1 - 1/eta) quantile of the scores, between neighbours in proportion; None of fewer than two.
+        """The (1 - 1/eta) quantile of the scores, linear between two scores; None if there are less than two.
 
-        Where the lower neighbour is not a number, the upper one alone counts.
+        If the lower of the two is missing, the quantile is the upper one.
         """
         if len(self) < 2:
             return None
@@ -163,7 +163,7 @@ class Rung:
         return high * (1.0 - part) + low * part
 
     def rank(self, trial: str) -> int:
-        """A trial's place, 1 being the best."""
+        """A trial's rank; 1 is the best."""
         return self.trials.index(trial) + 1
 
     def score(self, trial: str) -> float | None:
@@ -179,16 +179,16 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halving:
-    """Synchronous halving of some trials: all of a stage come to its rung before the best go on."""
+    """Synchronous halving: all trials of a stage reach its rung before the best are promoted."""
 
     rungs: Sequence[int]
-    """Cumulative epochs of the comparisons still to come; without any, members train to the end."""
+    """Cumulative epochs of the remaining comparisons; without any, members train to the end."""
     size: int
-    """How many trials the present stage has once all have joined."""
+    """The number of trials in the current stage once all have joined."""
     members: Sequence[str] = ()
-    """The trials of the present stage, those that come first first."""
+    """The trials of the current stage, in order of service."""
     rung: Rung = Rung()
-    """Those that have ended the stage."""
+    """The trials that have ended the stage."""
 
     @property
     def is_full(self) -> bool:
@@ -207,15 +207,15 @@ class Halving:
         return replace(self, rung=self.rung.add(trial, score))
 
     def survivors(self, eta: int) -> int:
-        """How many of the stage go on: one in eta, at least one."""
+        """How many trials of the stage are promoted: one in eta, at least one."""
         return max(len(self.rung) // eta, 1)
 
     def lost(self, eta: int) -> Sequence[str]:
-        """Those that will not go on, whatever the rest of the stage brings."""
+        """Trials that will not be promoted, whatever the other trials of the stage score."""
         return self.rung.trials[max(self.size // eta, 1) :]
 
     def next_stage(self, eta: int) -> Halving:
-        """The best go on, to the next rung, or to the end if there is nobody left to compare."""
+        """The stage of the promoted trials: up to the next rung; a single trial trains to the end."""
         kept = self.rung.best(self.survivors(eta))
         return Halving(rungs=self.rungs[1:] if len(kept) > 1 else (), size=len(kept), members=kept)
 
@@ -238,14 +238,14 @@ class Halving:
 
 
 def open_halving(rungs: Sequence[int], size: int) -> Halving:
-    """Halving of so many trials that have yet to join; one alone has nobody to be compared with."""
+    """Halving of `size` trials that have not joined yet. A single trial is never compared."""
     return Halving(rungs=rungs if size > 1 else (), size=size)
 
 
 def promotable(rungs: Sequence[Rung], paused: Mapping[str, int], eta: int) -> list[str]:
-    """Paused trials that are among the best floor(n / eta) of their rung by now, the highest rung first.
+    """Paused trials that are now among the best floor(n / eta) of their rung, the highest rung first.
 
-    `paused` has the index of the rung each is paused at.
+    `paused` has the index of each trial's rung.
     """
     found: list[str] = []
     for at in range(len(rungs) - 1, -1, -1):
@@ -254,7 +254,7 @@ def promotable(rungs: Sequence[Rung], paused: Mapping[str, int], eta: int) -> li
 
 
 def _paused_at(at: int, best_first: Sequence[str], paused: Mapping[str, int]) -> list[str]:
-    """Those of `best_first` that are paused at a rung, in the same order."""
+    """The trials of `best_first` that are paused at a rung, in the same order."""
     somewhere = paused.keys() & best_first  # most trials of a rung are over, so no loop over all of them
     return [trial for trial in best_first if trial in somewhere and paused[trial] == at] if somewhere else []
 
@@ -262,10 +262,10 @@ def _paused_at(at: int, best_first: Sequence[str], paused: Mapping[str, int]) ->
 def hopeless(
     rungs: Sequence[Rung], paused: Mapping[str, int], passed: Mapping[str, int], to_come: int, eta: int
 ) -> dict[str, int]:
-    """Paused trials that would not be promoted even if all that may still come to their rung were worse.
+    """Paused trials that can no longer be promoted, even if all trials still to reach their rung do worse.
 
-    `passed` has how many rungs each trial that is alive was recorded at, and `to_come` more trials may be
-    drawn. The answer has the most that can be promoted from the rung of each.
+    `passed` has the number of rungs that each live trial was recorded at; `to_come` more trials may be drawn.
+    For each of these trials the result has the most trials that can be promoted from its rung.
     """
     lost: dict[str, int] = {}
     for at, rung in enumerate(rungs):

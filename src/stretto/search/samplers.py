@@ -1,7 +1,7 @@
-"""Samplers: where the configurations of trials come from. They are asked for one, and told its results.
+"""Samplers draw the configurations of trials, and may learn from their results.
 
-A sampler draws the same again when it is asked and told the same in the same order, so a study is resumed
-by repeating to it what the journal holds.
+The same calls in the same order give the same configurations. So a study is resumed by repeating the calls
+that its journal implies.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from stretto.search.study import Direction, Study
 
 
 class Sampler(Protocol):
-    """Draws trials. Numbers are asked in order, from 0, each once."""
+    """Draws the configurations of trials. Trials are numbered from 0; each is asked for once, in order."""
 
     @property
     def size(self) -> int | None:
-        """How many configurations there are in all; None: no end to them."""
+        """The number of configurations; None: unlimited."""
 
     @property
     def learns(self) -> bool:
-        """Whether results change what is drawn, so that drawing late is better."""
+        """Whether results influence later draws. Then trials should be drawn as late as possible."""
 
     def ask(self, number: int) -> Config:
         """The configuration of trial `number`."""
 
     def tell(self, number: int, config: Config, epoch: int, value: float | None, *, final: bool) -> None:
-        """The metric after `epoch` epochs (None: not a number); `final`: the trial goes no further."""
+        """The metric after `epoch` epochs (None: not a number). `final`: it is the trial's last result."""
 
 
 class RandomSampler:
-    """Every trial is drawn on its own: trial n depends on the seed and on n only."""
+    """Random search: the configuration of trial n depends on the seed and n only."""
 
     size = None
     learns = False
@@ -51,11 +51,11 @@ class RandomSampler:
         return self._space.sample(child_rng(self._seed, "config", str(number)))
 
     def tell(self, number: int, config: Config, epoch: int, value: float | None, *, final: bool) -> None:
-        """Results change nothing."""
+        """Does nothing: random draws do not depend on results."""
 
 
 class ListedSampler:
-    """A list of configurations, such as the rows of a table, each drawn once, in an order of the seed's."""
+    """A list of configurations, such as the rows of a table. Each is drawn once, in a random order."""
 
     learns = False
 
@@ -71,31 +71,30 @@ class ListedSampler:
         return self._configs[self._order[number]]
 
     def tell(self, number: int, config: Config, epoch: int, value: float | None, *, final: bool) -> None:
-        """Results change nothing."""
+        """Does nothing: draws do not depend on results."""
 
 
 OPTUNA_CLASSES = {"tpe": "TPESampler", "cmaes": "CmaEsSampler", "gp": "GPSampler", "qmc": "QMCSampler"}
-"""Optuna's samplers by the name people write."""
+"""Optuna's samplers by the names that users write."""
 
 OPTUNA_OPTIONS: dict[str, dict[str, Any]] = {
     "cmaes": {"consider_pruned_trials": True, "warn_independent_sampling": False},
     "gp": {"warn_independent_sampling": False},
     "qmc": {"scramble": True, "warn_independent_sampling": False},
 }
-"""Trials that are stopped at a rung count; what a sampler leaves to chance is not worth a warning."""
+"""Options of Optuna's samplers: trials stopped at a rung count, and warnings about random draws are off."""
 
 ALSO_NEEDED = {"cmaes": "cmaes", "gp": "torch"}
-"""Packages that Optuna imports for a sampler once it has results, and does not bring along."""
+"""Packages that a sampler of Optuna imports once it has results, but that Optuna does not install."""
 
 SAMPLERS = ("random", *OPTUNA_CLASSES)
-"""The names that a study file takes."""
+"""The names that a study file may use."""
 
 
 class OptunaSampler:
-    """One of Optuna's samplers, asked and told.
+    """One of Optuna's samplers.
 
-    A trial that is stopped on the way counts as pruned, with its results; one whose last result is not a
-    number counts as failed.
+    A stopped trial counts as pruned, with its results. If its last result is not a number, it failed.
     """
 
     size = None
@@ -182,7 +181,7 @@ def _import_optuna(name: str) -> Any:
 
 
 def _drawn(dimension: Dimension, value: Any) -> Value:
-    """The value as a plain Python number, text or truth value."""
+    """The value as a plain Python number, text or bool."""
     if isinstance(dimension, ChoiceDimension):
         return dimension.values[dimension.values.index(value)]
     return int(value) if isinstance(dimension, IntDimension) else float(value)

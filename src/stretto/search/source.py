@@ -1,4 +1,4 @@
-"""The trials of a study as jobs: a few are handed out ahead, and the next when one of them starts."""
+"""The trials of a study as jobs. A few wait in advance; when one starts, the next is drawn."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stretto.search.space import Config
 from stretto.search.study import Study
 
 ANY_BATCH = BatchLimits(initial=1024, requested=1024, max=1024, per_gpu_min=1, per_gpu_max=1024)
-"""Where the batch size is the training code's own affair; this one splits over any number of GPUs."""
+"""For trials whose training code sets the batch size. This batch can be split over any number of GPUs."""
 
-_AS_BEGUN = "; a study goes on only as it was begun: use the same file, seed and versions, or another journal"
+_AS_BEGUN = "; to resume a study, use the same file, seed and versions as before, or begin another journal"
 
 
 def trials_ahead(study: Study, sampler: Sampler, gpus: int) -> int:
-    """How many trials should wait: enough for every GPU, or one, drawn late, if the sampler learns."""
+    """How many trials should wait: one per GPU; only one if the sampler learns, so that it draws late."""
     return 1 if sampler.learns else min(study.trials, gpus)
 
 
@@ -40,14 +40,14 @@ class _Trial:
 class TrialSource:
     """Hands out the trials of a study.
 
-    `ahead` of them wait at any time; when one starts, another is drawn. A trial that is stopped before it
-    ever started says that no more are wanted.
+    `ahead` trials wait at any time; when one starts, another is drawn. If a trial is stopped before its first
+    start, no more trials are drawn.
     """
 
     def __init__(
         self, study: Study, sampler: Sampler, *, most_gpus: int, ahead: int, elastic: bool = True
     ) -> None:
-        """Trials that are not `elastic` cannot go on from where they were: each has one GPU, always."""
+        """Trials that are not `elastic` cannot continue from a checkpoint, so each always has one GPU."""
         self._study = study
         self._sampler = sampler
         self._most_gpus = most_gpus if elastic else 1
@@ -111,7 +111,7 @@ class TrialSource:
         )
 
     def _submitted(self, job: Job) -> None:
-        """A trial of a run that is resumed is drawn again, which brings the sampler to where it was."""
+        """On resume, draw each journaled trial again: this restores the state of the sampler."""
         if job.id in self._trials:
             return
         if not self.to_come:

@@ -1,4 +1,4 @@
-"""Search spaces: what may vary between the trials of a study, and how it is drawn."""
+"""Search spaces: the hyperparameters that vary between trials, and how they are drawn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FloatDimension:
 
 @dataclass(frozen=True, slots=True)
 class IntDimension:
-    """A whole number between two bounds, both included; `log`: every doubling is as likely."""
+    """A whole number between two bounds, both included. `log`: every doubling is equally likely."""
 
     name: str
     low: int
@@ -59,7 +59,7 @@ class IntDimension:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDimension:
-    """One of some values, all as likely."""
+    """One of several values, all equally likely."""
 
     name: str
     values: tuple[Value, ...]

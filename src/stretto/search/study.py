@@ -1,4 +1,4 @@
-"""A study: many trials of one training script, compared at rungs, of which the best model is wanted."""
+"""A study: trials of one training script, compared at rungs, to find the best model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Direction(StrEnum):
-    """Which way a metric is better."""
+    """Whether a larger or a smaller metric is better."""
 
     MAX = "max"
     MIN = "min"
@@ -15,7 +15,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is tuned, and at which epochs trials are compared."""
+    """The trials to tune, and the epochs at which they are compared."""
 
     name: str
     metric: str
@@ -25,24 +25,24 @@ class Study:
     rungs: tuple[int, ...]
     """Cumulative epochs at which trials are compared: ascending, all below `max_epochs`."""
     eta: int
-    """One in `eta` goes on past a rung."""
+    """One trial in `eta` is promoted at a rung."""
     max_epochs: int
     """A trial is fully trained after this many."""
 
     def score(self, value: float | None) -> float:
-        """The metric turned so that more is better; a value that is not a number is worst."""
+        """The metric, with its sign changed if less is better; the worst score if it is not a number."""
         if value is None:
             return float("-inf")
         return value if self.direction is Direction.MAX else -value
 
     def value_of(self, score: float) -> float:
-        """The metric of a score, turned back."""
+        """The metric of a score."""
         return score if self.direction is Direction.MAX else -score
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of epochs between two comparisons, and how many trials live through it."""
+    """The epochs between two comparisons, and the number of trials that train in them."""
 
     first_epoch: int
     last_epoch: int
@@ -54,9 +54,9 @@ class Stage:
 
 
 def halving_stages(study: Study, trials: int | None = None) -> tuple[Stage, ...]:
-    """Successive halving: one in eta of the trials of a stage lives through the next.
+    """Successive halving: one in eta of the trials of a stage is promoted to the next.
 
-    Once a single trial is left there is nothing to compare, so its stage runs to the end.
+    A single trial needs no comparison, so its stage runs to the last epoch.
     """
     left = study.trials if trials is None else trials
     stages: list[Stage] = []

@@ -66,8 +66,8 @@ class Times:
         rows, workers, log_s = (np.array(column) for column in zip(*timed, strict=True))
         counts = sorted({*workers.tolist()} - {1})
         is_count = (workers[:, None] == np.array(counts, dtype=int)).astype(float)
-        # The best term of a trial is the mean of what its workers do not explain. So only the terms of the
-        # workers are solved for: a column per trial would be a matrix of trials times epochs.
+        # The best term of a trial is the mean residual after the terms of the workers. So only the terms of
+        # the workers are solved for: a column per trial would be a matrix of trials times epochs.
         matrix = is_count - _trial_means(rows, is_count)[rows]
         target = log_s - _trial_means(rows, log_s)[rows]
         believed_logs = np.array([-math.log(believed.speedup(count)) for count in counts])
@@ -126,7 +126,7 @@ class Extrapolated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a policy would have reached, and how much of what it saw was recorded."""
+    """What a policy would have reached, and which part of the results it saw was recorded."""
 
     result: StudyResult
     """Its best metric was recorded, in an epoch that the policy would have seen."""

@@ -328,7 +328,9 @@ class CheckpointStore:
         if cause not in self._failing:
             self._failing.add(cause)
             first_line = str(error).partition("\n")[0]
-            self._note(f"A checkpoint could not be saved in {self._folder}: {first_line}. Training goes on.")
+            self._note(
+                f"A checkpoint could not be saved in {self._folder}: {first_line}. Training continues."
+            )
 
     def _remove_old(self) -> None:
         whole = whole_checkpoints(self._folder)

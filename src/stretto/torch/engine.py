@@ -52,7 +52,7 @@ class _OpenLoops:
     lead: DataLoop | None = None
     """The leading loop: its batches define the steps."""
     beside: list[ElasticLoader] = field(default_factory=list)
-    """Loops that run beside it, as in zip()."""
+    """Loops that run beside the leading one, as in zip()."""
     ran_out_at: int = -1
     """The leading loop's number of batches when a loop beside it last ran out."""
 
@@ -122,7 +122,7 @@ class Engine:
         self._finish_epoch = False
         self._step_patterns = StepPatterns()
         self._step_hash = 0
-        """A hash of which optimizers stepped in which batches since the group formed."""
+        """A hash over all batches since the group formed: which optimizers stepped in each."""
         self._deferred = _Deferred()
         self._described = False
         self._announcements: list[str] = []
@@ -810,7 +810,7 @@ class Engine:
 
     @property
     def _place(self) -> tuple[int, int]:
-        """Differs whenever training went on."""
+        """A value that differs after any further training."""
         return self.current.step, self.current.updates
 
     def finish_saving(self) -> None:

@@ -136,7 +136,7 @@ class RecordedCurves:
         if epochs <= len(trial.values) or trial.values[-1] is None:
             return best, best
         most = [best, *most_gained(shown, epochs, self.direction, self._best_possible())]
-        if len(shown) == 1:  # one value says nothing of what comes; others went as far as this
+        if len(shown) == 1:  # one value shows no trend; other trials came as far as this
             most += [value for other in self.trials.values() for value in other.shown(epochs)]
         return best, max(most, key=self._score)
 
@@ -310,7 +310,7 @@ class RecordedJob:
     def noise_curve(self) -> NoiseCurve:
         """The measured noise scale; constant before the first and after the last sample.
 
-        Without samples it is the initial batch size: then half of what a larger batch adds is lost.
+        Without samples it is the initial batch size: then half of the gain of a larger batch is lost.
         """
         initial = self.job.batch.initial
         scales = [

@@ -78,7 +78,7 @@ class ServerTruth:
     """m0: examples a worker takes at once, if asynchronous."""
     units_per_epoch: float
     losses: tuple[float, ...]
-    """Reported losses, at the end of each epoch."""
+    """The loss that the job reports at the end of each epoch."""
 
     @property
     def epochs(self) -> int:

@@ -41,7 +41,7 @@ class _PaidNode:
 
 @dataclass(slots=True)
 class _Use:
-    """The price of what a job holds now, and since when."""
+    """What a job holds now: its price, and since when."""
 
     job: Job
     usd_per_s: float = 0.0
@@ -126,7 +126,7 @@ class CostMeter:
         self._paused = isinstance(event, RunPaused)
 
     def _skip(self, down_s: float) -> None:
-        """Leave out the time just gone: what is held counts as begun that much later."""
+        """Leave out the time that has just passed: what is held counts as held from that much later."""
         for node in self._here.values():
             if self._paused or node.own:
                 node.begin_s += down_s

@@ -158,7 +158,7 @@ class ChangeFold:
             case RunPaused() if not self._is_paused:
                 found = self._all(event.t_s, "pause", "the run stands still.")
             case RunResumed():
-                found = self._all(event.t_s, "resume", "the run goes on.")
+                found = self._all(event.t_s, "resume", "the run continues.")
             case _:
                 pass
         self._is_paused = isinstance(event, RunPaused)

@@ -50,11 +50,11 @@ class Refusals:
         return Refusals(came=True)
 
     def with_one_more_try(self) -> Refusals:
-        """For a resumed run, as the cause may have been fixed."""
+        """The same refusals with one more try: after a resume the cause may have been fixed."""
         return replace(self, times=min(self.times, HOPELESS - 1))
 
     def after(self, refused: NodeRefused, *, awaits: bool) -> Refusals:
-        """Refusals at one time count once, and none counts while other nodes are awaited."""
+        """Refusals at the same time count once. None counts while other nodes are awaited."""
         if awaits or self.came or refused.t_s == self.last_s:
             return self
         alike = refused.instance == self.instance and _are_alike(refused.why, self.why)

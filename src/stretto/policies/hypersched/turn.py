@@ -258,7 +258,7 @@ class HyperSchedTurn:
         self._memory.live[trial] = self._rules.results_between
 
     def _pays(self, trial: str, proposal: Mapping[str, int], at_once: Collection[str]) -> bool:
-        """Whether a resize pays by the deadline: for the trial, or for those that get its GPUs."""
+        """Whether a resize pays by the deadline: for the trial, or for the trials that get its GPUs."""
         held, share = self._counts[trial], proposal[trial]
         gives = share < held
         if gives and self._rules.published:

@@ -57,7 +57,7 @@ class PlanState:
     kept: list[str] = field(default_factory=list)
     """The stage's nodes, with placeholders for those to come."""
     slots: list[dict[str, int]] = field(default_factory=list)
-    """GPUs by node of each slot, that is of each trial that runs at the same time; empty: given up."""
+    """GPUs by node of each slot. A slot serves one trial at a time. Empty: the slot was given up."""
     homes: dict[str, int] = field(default_factory=dict)
     """The slot in which a trial should start the stage."""
 

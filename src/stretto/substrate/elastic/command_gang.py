@@ -118,7 +118,7 @@ class PrintedAccount:
         return LineOutcome(report=True, result=result, problems=new, wrong=wrong, passes=passes)
 
     def read_missed(self, line: bytes, setup: CommandSetup, *, t_s: float) -> LineOutcome:
-        """Read a line from before the present start: only new results count."""
+        """Read a line that was printed before the current start. Of such lines only new results count."""
         report = read_report(line, setup, self.progress, t_s=t_s, mark=EpochMark(counts=False)).report
         if report is not None and report.results and not self.complete:
             self._hold(report)

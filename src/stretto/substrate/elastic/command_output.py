@@ -144,7 +144,7 @@ class CommandGoal:
         if self.is_shown(progress):
             shown = counted(self._shown(progress), "epoch")
             return f"its command was ended: it has shown {shown}, all that were asked for"
-        return f"its command was ended: it went on after epoch {self.epochs}, the last that was asked for"
+        return f"its command was ended: it continued after epoch {self.epochs}, the last one requested"
 
     def what_lacks(self, progress: Progress) -> str:
         """What a command that ended by itself has not shown; empty if it has shown everything."""

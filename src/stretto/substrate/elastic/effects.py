@@ -58,7 +58,7 @@ class Rules:
 
     @property
     def of_commands(self) -> Rules:
-        """A worker that ends its command needs a little longer than the command."""
+        """A worker that ends its command needs a little longer than the command does."""
         return replace(self, grace_s=max(self.grace_s, self.command_s + _ENDING_S))
 
 
@@ -88,7 +88,7 @@ class WorkerExit:
             return self.error
         if self.code == -signal.SIGKILL:
             return (
-                "a worker was killed (SIGKILL) and nobody here asked for it: most likely the machine ran out "
+                "a worker was killed (SIGKILL), but not by Stretto: most likely the machine ran out "
                 "of memory. Give it a smaller model or batch, or fewer slots."
             )
         if self.code >= 0:

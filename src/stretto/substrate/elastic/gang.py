@@ -182,7 +182,7 @@ class Gang:
         return []
 
     def note(self, text: str, now: Moment) -> list[Effect]:
-        """Something that the user should know about the workers."""
+        """Add a note for the user about the workers."""
         self._note(text, now)
         return self._settle(now)
 
@@ -383,7 +383,7 @@ class Gang:
         self._tell(now)
 
     def _finish(self, member: Member, now: Moment) -> None:
-        """A worker has returned. The job is done when all of the group have."""
+        """A worker has returned. The job is done when all workers of the group have returned."""
         crew = self._crew
         if crew.formed and not crew.has(member):
             self._lost(member, Cause(Blame.BYSTANDER, "a new worker returned without training"), now)
@@ -439,7 +439,7 @@ class Gang:
 
     def _kill_late(self, now: Moment) -> None:
         if not self._losses.causes and self.goal is Goal.REST:
-            text = f"{KILLED}; it goes on from its last checkpoint, or anew if it has none"
+            text = f"{KILLED}; it continues from its last checkpoint, or starts over if it has none"
             self._note(text, now, NoteKind.NOT_SAVED)
         self._kill_all()
 

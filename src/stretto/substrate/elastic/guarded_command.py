@@ -204,7 +204,7 @@ class GuardedCommand:
         if ended is None and unstarted is None:
             self._end_leftovers()
             ended = CommandEnd(None, self._asked, f"its guard process ended unexpectedly (code {guard_code})")
-        self._on_exit(unstarted or ended or cannot_start("nobody says why"))
+        self._on_exit(unstarted or ended or cannot_start("for an unknown reason"))
 
     def _end_leftovers(self) -> None:
         """End what the command started, after the guard was killed (the command dies with the guard)."""

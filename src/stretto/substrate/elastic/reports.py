@@ -70,7 +70,7 @@ class TrainingAccount:
         return [*notes, *told]
 
     def make_up(self, nodes: int) -> None:
-        """Add the epochs that the job wrote to its metrics file but did not report."""
+        """Add the epochs that are in the job's metrics file but were not reported."""
         heard, last = max([self.epoch, *(one.report.epoch for one in self.held)]), self.job.work.epochs
         if self.written is not None and (last is None or heard < last):
             self.held += self.written(heard, nodes)
@@ -86,8 +86,9 @@ class TrainingAccount:
         )
 
     def _without_gaps(self) -> list[Held]:
-        """A group that was lost may have saved epochs that it did not report, and the next one continued
-        there.
+        """The reports without gaps.
+
+        A lost group may have saved epochs that it did not report, and the next group continued after them.
         """
         whole: list[Held] = []
         reached = self.epoch

@@ -26,12 +26,12 @@ Scan = Callable[[Path], Iterator[tuple[str, float]]]
 
 @dataclass(slots=True)
 class _Written:
-    """One file: when it was last written, and the jobs that may have written it every time."""
+    """One file: when it was last written, and the jobs that ran at every change of it."""
 
     at_s: float
     by: frozenset[str]
     first: str
-    """One of the jobs that may have written it at first."""
+    """One of the jobs that ran at its first change."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class SharedFolder:
     """Looks at a folder whenever a command there ends.
 
     A file that changed while some jobs ran was written by one of them. If no single job ran at all of its
-    changes, two jobs may have written it. A file that also changed while no job ran, or that a process
-    outside this run has open for writing, belongs to somebody else and does not count.
+    changes, two jobs may have written it. A file is ignored if it also changed while no job ran, or if a
+    process outside this run has it open for writing.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class SharedFolder:
     """Jobs that ended since the last look, with their times."""
     _files: dict[str, _Written] = field(default_factory=dict)
     _anothers: set[str] = field(default_factory=set)
-    """Files that belong to somebody else."""
+    """Files that other programs write."""
     _known_from_s: float | None = None
     """From this time on we know which jobs ran when."""
     _begun_s: float | None = None

@@ -136,10 +136,9 @@ class ElasticSubstrate:
         self._engine.post(lambda: self._provision(wish))
 
     def next_event(self, until_s: float) -> Event | None:
-        """The next event; None at `until_s`, or, if that is never, once nothing runs any more.
+        """The next event; None at `until_s`. If that is infinite, None once nothing runs any more.
 
-        A caller that comes here to wait has decided about the results so far; the jobs that wait for that are
-        told now.
+        A caller that waits here has decided about the results so far. Jobs that wait for that continue now.
         """
         event = self._engine.next_event(until_s, self._acknowledge)
         if isinstance(event, JobReported) and self._gangs[event.job_id].spec.waits_for_ack:

@@ -27,7 +27,7 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class WorkerObserver(Protocol):
-    """Hears what becomes of workers."""
+    """Receives news of workers: they start, report, end or cannot start."""
 
     def seated(self, worker_id: str) -> None: ...
     def born(self, worker_id: str) -> None: ...

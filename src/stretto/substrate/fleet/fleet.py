@@ -152,7 +152,7 @@ class Fleet:
         return step
 
     def failed(self, failures: Mapping[str, LaunchFailure], t_s: float) -> FleetStep:
-        """Take note of failed launches, except of nodes that came anyway."""
+        """Process failed launches, except for nodes that came anyway."""
         step = FleetStep()
         fresh = {name: failure for name, failure in failures.items() if name in self._pending}
         self._refuse(fresh, step, t_s)
@@ -201,7 +201,7 @@ class Fleet:
         # Requests for this many nodes may be missing in the record.
         self._number = record.names + sum(count for _, count in self._wish.nodes)
         step = self.see(seen, t_s)
-        # Nobody measured how long these nodes took to come.
+        # It is not known how long these nodes took to come.
         step.events = [
             replace(event, queue_s=0.0, init_s=0.0) if isinstance(event, NodeAdded) else event
             for event in step.events

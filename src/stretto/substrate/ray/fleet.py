@@ -178,7 +178,7 @@ class RayFleet:
         self._settled = True
 
     def _launch_news(self, t_s: float) -> list[Event]:
-        """Take note of what became of launches."""
+        """Process the outcomes of launches."""
         events: list[Event] = []
         failures: dict[str, LaunchFailure] = {}
         for news in self._launcher.news() if self._launcher else ():

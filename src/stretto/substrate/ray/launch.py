@@ -65,7 +65,7 @@ class Launcher(Protocol):
         """Release a node, present or on the way; `ray_id` is empty if it has never come."""
 
     def news(self) -> list[LaunchNews]:
-        """What became of launches since the last call."""
+        """The outcomes of launches since the last call."""
 
     def settle(self) -> frozenset[str]:
         """Wait until released nodes have ended or cannot be ended; names those that may still come."""

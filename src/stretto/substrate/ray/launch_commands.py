@@ -307,7 +307,7 @@ class CommandLauncher:
             self._processes[name].wait()
 
     def _said(self, name: str) -> str:
-        """The end of what a node's commands printed."""
+        """The last lines that a node's commands printed."""
         text = ""
         with contextlib.suppress(OSError):  # the log is removed with the node
             text = self._log(name).read_text(encoding="utf-8", errors="replace")
