@@ -1,19 +1,19 @@
 """Figure 5: whether the planner's intervals hold what they promise.
 
-Each of 30 studies lives in a family of worlds of its own (calibration_worlds.py). Epochs and delays are
-observed in one world of the family, a profile is learned from them and a plan is chosen; then the plan is
-carried out in other worlds of the family: other trials, other nodes, other delays. This is done twice.
+Each of 30 studies has its own family of simulated worlds (calibration_worlds.py). In one world of the family
+we observe epochs and delays, learn a profile from them and choose a plan. Then the plan is carried out in
+other worlds of the family, with other trials, nodes and delays. This is done twice.
 
-1. All plans, 10,000 times each, by the planner's own model of an execution (planning/execution.py): this
-   tests what is learned from few observations and how its doubt is carried on. It cannot show whether the
-   model goes as the policy does.
-2. Eight plans, most of which end with several trials, 60 times each by `rubberband` itself, through the
-   controller and the simulated cloud. Beside it stands what the model says of the same family of worlds: a
-   difference between the two is the model's fault, what they have in common is the profile's.
+1. All plans, 10,000 times each, by the planner's own execution model (planning/execution.py). This tests
+   what is learned from few observations, and how its uncertainty is propagated. It cannot show whether the
+   model behaves as the policy does.
+2. Eight plans, 60 times each, by `rubberband` itself, through the controller and the simulated cloud. Most
+   of these plans end with several trials. The model's results for the same family are printed beside them.
+   Errors that both have come from the profile; a difference between them comes from the model.
 
-All executions of a plan share what its few observations got wrong: 30 plans drawn blindly would say little.
-Families are drawn as a Latin hypercube, and the observed worlds by strata of how long their epochs took and
-how much they differed.
+All executions of a plan share the errors of its few observations, so 30 plans drawn at random would say
+little. So families are drawn as a Latin hypercube. The observed worlds are stratified by the mean and the
+spread of their epoch times.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SIMULATED = (
 """(trials, min_epochs, eta, stages) of the plans that are simulated: all but two end with several trials."""
 SIMULATIONS = 60
 SURE = 0.99
-"""With which simulated plans keep their deadline: simulations are cut off there."""
+"""The probability with which simulated plans keep their deadline: simulations are cut off there."""
 
 
 def make_study(trials: int, min_epochs: int, eta: int, stages: int | None = None) -> Study:
@@ -114,7 +114,7 @@ def with_deadline(tuning: Tuning, tightness: float, q: float, rng: np.random.Gen
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One plan against what happened."""
+    """The forecast of one plan, compared with what happened."""
 
     finishes_held: float
     costs_held: float
@@ -169,7 +169,7 @@ class Match:
 
 
 def match(runs: Sequence[PlanRun], forecasts: Sequence[PlanRun]) -> Match:
-    """Each run is one or more executions of the plan that the forecast beside it is about."""
+    """For each run: executions of the plan that its forecast is about."""
 
     def held(values: Floats, believed: Floats) -> float:
         return _share_within(values, *np.quantile(believed, (0.1, 0.9)))

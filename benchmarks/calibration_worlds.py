@@ -1,9 +1,9 @@
-"""Families of worlds for figure 5: one of each is looked at, others are lived in.
+"""Families of worlds for figure 5: one world of a family is observed, plans are carried out in the others.
 
-The planner believes in log-normal factors with half-normal priors of their spread (planning/learning.py). The
-worlds are made otherwise: in half of the families a hyperparameter of three values makes trials faster or
-slower, in the others trials differ by a gamma factor; nodes differ by an exponential one, epochs and delays
-by a gamma one. All spreads are uniform.
+The planner believes in log-normal factors with half-normal priors of their spread (planning/learning.py).
+These worlds differ from that. In half of the families, a hyperparameter with three values changes the speed
+of trials; in the others, trials differ by a gamma factor. Nodes differ by an exponential factor, epochs and
+delays by a gamma factor. All spreads are drawn uniformly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Family:
     queue_s: float
     init_s: float
     delay_sd: float
-    """Relative."""
+    """Relative to the mean."""
 
     def trials(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         if self.widths:
@@ -115,7 +115,7 @@ class Family:
 
 
 def _gamma(rng: np.random.Generator, sd: float, shape: tuple[int, ...]) -> Floats:
-    """Mean 1."""
+    """Factors with mean 1."""
     return rng.gamma(1.0 / sd**2, sd**2, shape)
 
 
@@ -151,7 +151,7 @@ def families(rng: np.random.Generator) -> list[Family]:
 
 
 def strata(rng: np.random.Generator) -> Floats:
-    """One number of every equal part of [0, 1), in random order."""
+    """One number from every equal part of [0, 1), in random order."""
     return np.asarray((rng.permutation(PLANS) + rng.uniform(size=PLANS)) / PLANS)
 
 
@@ -166,7 +166,7 @@ def learned(seen: Seen, scaling: Scaling, rng: np.random.Generator) -> Profile:
 
 
 def a_look(family: Family, count: int, place: int, rng: np.random.Generator) -> Seen:
-    """At a world of one stratum: the slower the observed epochs, then the more they differ, the later."""
+    """The index of a world's stratum: first by the mean of the observed epochs, then by their spread."""
     by_level = sorted(
         (family.look(count, rng) for _ in range(5 * PLANS)), key=lambda seen: np.mean(seen.logs)
     )

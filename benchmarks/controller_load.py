@@ -1,7 +1,7 @@
-"""Figure: what the controller takes of a core while eight jobs train and report: at most 2 %.
+"""Figure: how much of a core the controller takes while eight jobs train and report: at most 2 %.
 
-`stretto tune` runs a study of eight trials on eight slots, whose steps are mostly sleep. Counted is the
-processor time of the command's own process, not that of its workers, once all of them train.
+`stretto tune` runs a study of eight trials on eight slots, whose steps are mostly sleep. We count the
+processor time of the command's own process, without its workers, once all of them train.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = 30.0
 MOST = 0.02
 STEP_S = 0.05
 STEPS = 100
-"""Of an epoch, so that each job reports a result every five seconds."""
+"""Steps of an epoch, so that each job reports a result every five seconds."""
 BEGUN = "begun"
 
 STUDY = f"""

@@ -1,11 +1,14 @@
-"""Figure: training loops as people write them give the same result however often workers come and go.
+"""Figure: typical training loops give the same result however often workers join and leave.
 
-Every loop of equivalence_loops.LOOPS trains once undisturbed and once with random resizes among 1, 2 and 3
-workers, in which the leader may go. Judged: every epoch's loss within 1e-5 of the undisturbed one, the same
-bits of all parameters on all workers at the end of every epoch, and the same examples in every epoch.
+Every loop of equivalence_loops.LOOPS trains once undisturbed, and once with random resizes among 1, 2 and 3
+workers, in which the leader may leave. Judged:
 
-Every loop of REFUSED must fail with a sentence, which is printed, and not with a traceback; the one whose own
-counter sets the learning rate within the first steps after a resize.
+- the loss of every epoch is within 1e-5 of the undisturbed one;
+- at the end of every epoch all workers have bit-identical parameters;
+- every epoch uses the same examples.
+
+Every loop of REFUSED must fail with an error message, which is printed, and not with a traceback. The loop
+that sets the learning rate by its own counter must fail within the first steps after a resize.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ GOES_WRONG_AT_A_RESIZE = "own counter sets the rate"
 class Trained:
     losses: list[float]
     seen: dict[int, list[int]]
-    """By epoch, in order of number."""
+    """The examples of each epoch, sorted."""
     models: dict[int, set[str]]
-    """By epoch, as the workers had them."""
+    """The hashes of the parameters in each epoch, over all workers."""
     sizes: set[int]
 
 
@@ -76,7 +79,7 @@ def undisturbed(cradle: Cradle, folder: Path, loop: str, epochs: int) -> Trained
 
 
 def resized(cradle: Cradle, folder: Path, loop: str, resizes: int, chance: random.Random) -> Trained:
-    """The leader of every new group is a member of the one before."""
+    """Trains with random resizes; the leader of each new group was a member of the group before."""
     with gang_of(cradle, folder, loop, resizes * EPOCHS_PER_RESIZE) as gang:
         names = ["w0"]
         gang.spawn("w0")
@@ -130,7 +133,7 @@ def judge_loop(cradle: Cradle, folder: Path, loop: str, resizes: int, chance: ra
 
 
 def judge_refused(cradle: Cradle, folder: Path, loop: str) -> bool:
-    """One worker; then two, where it takes a resize for something to go wrong."""
+    """One worker; then two, for loops that only fail after a resize."""
     with gang_of(cradle, folder, loop, 1000) as gang:
         gang.spawn("w0")
         try:

@@ -33,13 +33,13 @@ from stretto.torch import Run
 
 EXAMPLES, BATCH = 240, 24
 STEPS = EXAMPLES // BATCH
-"""Of an epoch."""
+"""Examples of an epoch."""
 _NAP_S, _LONG_NAP_S = 0.02, 0.5
 _NEARLY_DONE = 0.7
 
 
 class Data(Dataset[tuple[Tensor, Tensor, int]]):
-    """Examples that know their number."""
+    """A dataset whose examples contain their index."""
 
     def __init__(self, seed: int = 1) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -54,7 +54,7 @@ class Data(Dataset[tuple[Tensor, Tensor, int]]):
 
 
 class Log:
-    """What a worker tells of its training: lines that the benchmark reads afterwards."""
+    """Writes what a worker did as lines that the benchmark reads afterwards."""
 
     def __init__(self, config: dict[str, Any], run: Run) -> None:
         self._seen, self._go = Path(config["seen"]), Path(config["go"])
@@ -67,7 +67,7 @@ class Log:
             time.sleep(_LONG_NAP_S if self._run.progress > _NEARLY_DONE else _NAP_S)
 
     def epoch(self, epoch: int, *models: nn.Module) -> None:
-        """The very bits of the parameters at the end of an epoch."""
+        """The exact bits of the parameters at the end of an epoch."""
         digest = hashlib.sha256()
         for parameter in itertools.chain(*(model.parameters() for model in models)):
             digest.update(parameter.detach().numpy().tobytes())

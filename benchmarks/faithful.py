@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _time_pollux(data: Path) -> None:
-    """By itself, since two simulations at once slow each other down."""
+    """Run alone, since two simulations at once slow each other down."""
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     run(data, "pollux", WORKLOADS[0], "published clock")
     wall_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s

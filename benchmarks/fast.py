@@ -73,7 +73,7 @@ def _hold(rng: np.random.Generator, free: dict[str, int]) -> Allocation:
 
 
 def decision_ms(view: ClusterView) -> float:
-    """The least of several decisions, each from nothing: other work on the machine only adds."""
+    """The least time of several decisions, each from scratch: other work on the machine only adds time."""
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()

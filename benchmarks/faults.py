@@ -1,15 +1,16 @@
-"""Figure: 500 faults of 20 kinds over studies, jobs and commands, after which all is as if nothing had been.
+"""Figure: 500 faults of 20 kinds over studies, jobs and commands, which must end as if undisturbed.
 
-Studies train for real while workers, nurseries and controllers are killed or stopped, checkpoints, their
-meta.json and the journal damaged, disks filled, descriptors taken away, clocks stepped, exceptions raised,
-losses spoilt, and a second start tried under the same name. So do jobs of `stretto run` and trials of
-`stretto tune` that are commands, which also lose their guards, flood their output and have their folder
-deleted. What a seed decides comes in the order that it decides. In the end every trial and job must be
-accounted for with the results of an undisturbed run, every example of an epoch seen once by the steps that
-led there, the journal whole, no process left, and whatever was refused refused in words.
+Studies train for real while we kill or stop workers, fork servers and controllers, damage checkpoints, their
+meta.json and the journal, fill disks, use up file descriptors, step clocks, raise exceptions, spoil losses,
+and try to start the same run twice. Commands, as jobs of `stretto run` and as trials of `stretto tune`, also
+lose their guards, flood their output and lose their folder. The seed decides the order of faults.
 
-Without --full a tenth of it, and nothing on Ray, where benchmarks/ray_faults.py has a figure of its own.
-A figure is missed if there is a single problem.
+At the end every trial and job must have the results of an undisturbed run. The steps that led there must have
+used every example of an epoch once. The journal must be whole, no process may be left, and every refusal must
+have an error message.
+
+Without --full a tenth is tried, and nothing on Ray (benchmarks/ray_faults.py has a figure of its own). A
+single problem fails the figure.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ STUDIES = {
     Kind.STOP_NURSERY: 15,
     Kind.CLOCK: 5,
 }
-"""Those that cost a nursery its imports, which take seconds, are fewer."""
+"""Fewer faults that cost a fork server its imports, which take seconds."""
 _Command = fault_commands.Kind
 COMMANDS = {
     _Command.WORKER: 8,
@@ -80,7 +81,7 @@ COMMANDS = {
     _Command.CLOCK: 6,
     _Command.FOLDER: 8,
 }
-"""Of `run` as many as of `tune`."""
+"""The numbers of faults for `run`; `tune` gets as many."""
 RAY = 20
 """Kills and adds of nodes."""
 FEWEST_KINDS, FEWEST = 15, 15
@@ -90,13 +91,13 @@ POLICIES = ("hypersched", "rubberband", "hypersched", "asha")
 TRIALS = 6
 EPOCHS = 16
 NAP_S = 0.05
-"""Of a step: studies share the processor, and must last for some faults."""
+"""The length of a step: studies share the processor, and must last for some faults."""
 AT_ONCE = 3
-"""At the same time: most of a fault's time is waiting."""
+"""Studies at the same time: most of a fault's time is waiting."""
 STUDY_S = 300.0
 RUN_S = 180.0
 MOST_OF_A_STUDY, MOST_OF_A_RUN = 20, 5
-"""Faults, so that it comes to its end in time."""
+"""The most faults of a study and of a run, so that it ends in time."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def disturb_study(number: int, *, place: Path, seed: int, supply: Supply[Kind]) 
 
 
 def judge_study(study: Disturbed) -> Outcome:
-    """What came of a study's faults."""
+    """The outcome of a study with faults."""
     found = [*study.problems, *problems(study, trials=TRIALS, epochs=EPOCHS)]
     steps = steps_of(study.run)
     again = [(fault, fault.again(steps)) for fault in study.faults]
@@ -173,7 +174,7 @@ def disturb_ray(seed: int) -> list[str]:
 
 
 def table(outcomes: dict[str, list[Outcome]]) -> None:
-    """The last column is of trials that had to train again; the others' were over."""
+    """Prints the faults; the last column has the median time of trials that had to train again."""
     names = list(dict.fromkeys([*(kind.name for kind in Kind), *(kind.name for kind in _Command)]))
     words = {kind.name: kind.value for kind in (*_Command, *Kind)}
     print(f"  {'fault':42} " + " ".join(f"{where:>8}" for where in outcomes) + f" {'median s':>9}")
@@ -221,7 +222,7 @@ def main() -> int:
 
 
 def report(outcomes: dict[str, list[Outcome]], on_ray: list[str], ray: int, took_s: float) -> int:
-    """Print what came of it; 1 if a figure is missed."""
+    """Prints the outcome; returns 1 if a figure is missed."""
     done = [one for part in outcomes.values() for one in part]
     kinds = Counter(kind for one in done for kind, _ in one.faults)
     print(f"Faults: {kinds.total() + ray} of {len(kinds)} kinds, {ray} of them on Ray, in {took_s:.0f} s")

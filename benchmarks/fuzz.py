@@ -1,11 +1,11 @@
-"""Figure: 50,000 spoilt files and lines, read in process, and 500 by commands, without a single traceback.
+"""Figure: 50,000 damaged files and lines, read in process, and 500 by commands, without a single traceback.
 
-Snapshots, studies, files of jobs, CSV tables, checkpoints' meta.json, journals, what commands print, and the
-other files of a run are spoilt: wrong types, missing and doubled keys, numbers that are huge, tiny or none,
-nesting of 100,000, texts that no terminal can print, turned bits, cut ends. What a user wrote is refused in a
-sentence or shown; what we wrote is found to be damaged or says what it said.
+We damage snapshots, studies, files of jobs, CSV tables, checkpoints' meta.json, journals, the output of
+commands, and the other files of a run. The damage: wrong types, missing and doubled keys, numbers that are
+huge, tiny or missing, nesting of 100,000, text that no terminal can print, flipped bits, cut ends.
 
-Without --full a tenth of it. A figure is missed if there is a single problem.
+A user's file must be refused with an error message, or be shown. A file that we wrote must be reported as
+damaged, or have its original content. Without --full a tenth is tried. A single problem fails the figure.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What came of one piece."""
+    """The outcome of one piece."""
 
     kind: Kind
     commands: bool
@@ -74,7 +74,7 @@ class Read:
 
 
 def read(piece: Piece) -> Read:
-    """Read the files of a piece, and keep those that came to a problem."""
+    """Reads the files of a piece, and keeps those with a problem."""
     refused, problems = 0, []
     with tempfile.TemporaryDirectory(prefix="stretto-fuzz-") as folder:
         for data, tried in fuzz(
@@ -138,7 +138,7 @@ def main() -> int:
 
 
 def _show(problems: list[str]) -> None:
-    """One of each, with how many there are like it."""
+    """One problem of each kind, with the number of similar ones."""
     like = {re.sub(r"[0-9a-f]{12}|\d+", "N", one.strip().splitlines()[-1])[:100]: one for one in problems}
     counts = Counter(re.sub(r"[0-9a-f]{12}|\d+", "N", one.strip().splitlines()[-1])[:100] for one in problems)
     for key, number in counts.most_common(20):

@@ -41,7 +41,7 @@ STUDY = KNOWN.replace("max_epochs = 8", "max_epochs = 16").replace("trials = 6",
 
 
 class Trace:
-    """The files of ours whose functions are called in this process."""
+    """Our files whose functions are called in this process."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -76,7 +76,7 @@ def traced_tune(folder: Path) -> Trace:
 
 
 def modules_of(command: str, *words: str) -> int:
-    """Modules of ours that a command loads."""
+    """Our modules that a command loads."""
     code = (
         "import sys; sys.argv = ['stretto', *sys.argv[1:]]\n"
         "from stretto.cli.main import app\n"

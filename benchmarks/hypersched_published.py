@@ -21,7 +21,7 @@ from stretto.worlds.curves import Curves
 
 SEEDS = 10
 PAPER = {900.0: 14, 1800.0: 20, 3600.0: 33}
-"""Trials started by deadline."""
+"""The number of trials for each deadline."""
 WITHIN, OF_ASHA = 0.2, 0.45
 CASES: dict[str, tuple[str, dict[str, str]]] = {
     "hypersched, published": ("hypersched", {"published": "true", "score_window": "5"}),

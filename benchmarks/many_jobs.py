@@ -1,11 +1,11 @@
 """Figure: with many jobs or trials, each costs no more than with few.
 
-Jobs of `true` on 2 slots: the last tenth is no slower than the first by more than 1.2, the journal has at
-most 5 KB a job, and SIGTERM is obeyed in 5 s, also while a file of 10,000 jobs is read, begun or
-decided about. In full, 10,000 jobs take 10 minutes at most under fifo, and 20 under the default policy.
+Jobs of `true` on 2 slots: the last tenth takes at most 1.2 times as long as the first, and the journal has at
+most 5 KB per job. SIGTERM is obeyed within 5 s, also while a file of 10,000 jobs is read, begun or decided
+about. With --full, 10,000 jobs take at most 10 minutes under fifo, and 20 under the default policy.
 
-Tiny trials under asha on 2 slots: the last tenth starts as fast as the first, `explain` of one takes 2 s.
-In full, 5,000 trials: a journal of less than 60 MB, and a controller of less than 400 MB.
+Tiny trials under asha on 2 slots: the last tenth starts as fast as the first, and `explain` of one trial
+takes at most 2 s. With --full, 5,000 trials: the journal is below 60 MB, and the controller below 400 MB.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ for epoch in 1 2 3; do echo "{\\"epoch\\": $epoch, \\"accuracy\\": $1}"; done
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run came to."""
+    """The outcome of a run."""
 
     seconds: float
     finished: int
     slowdown: float
-    """Time in which the last tenth of its jobs was started over that of the first."""
+    """Time to start the last tenth of its jobs, relative to the first tenth."""
     journal_mb: float
     controller_mb: float
-    """Most memory of its own process."""
+    """Peak memory of its own process."""
 
 
 def jobs_file(folder: Path, jobs: int) -> Path:
@@ -153,7 +153,7 @@ def of_trials(folder: Path, trials: int) -> bool:
 
 
 def of_stops(folder: Path) -> bool:
-    """How long a controller of many jobs takes to end after SIGTERM, whatever it does then."""
+    """How long a controller of many jobs takes to end after SIGTERM at several moments."""
     name, answers_s = jobs_file(folder, MANY).name, []
     for number, after_s in enumerate(STOPS_AFTER_S):
         process = started(folder, ["run", name, "--slots", "2", "--name", f"stop-{number}"])

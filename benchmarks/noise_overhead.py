@@ -32,7 +32,7 @@ MOST = 0.05
 BLOCK_STEPS = SAMPLE_PERIOD
 WARM_PAIRS, PAIRS = 6, 40
 BLOCKS_OF_A_PASS = 8
-"""At the beginning of a pass over the data the split steps to come are chosen."""
+"""The steps to be split are chosen at the beginning of a pass over the data."""
 PASSES = 2
 WORKERS = 2
 
@@ -78,7 +78,7 @@ CASES = [
 
 
 class EveryOtherBlock(Stepper):
-    """Measures in the odd blocks of steps only, as often there as it would everywhere."""
+    """Measures in the odd blocks of steps only, as often there as usual."""
 
     def wants(self) -> bool:
         return self._current.step // BLOCK_STEPS % 2 == 1 and super().wants()
@@ -90,7 +90,7 @@ class EveryOtherBlock(Stepper):
 
 @dataclass(frozen=True)
 class Block:
-    """Some steps, and whether one of them was split."""
+    """Runs some steps; returns whether one of them was split."""
 
     seconds: float
     split: bool

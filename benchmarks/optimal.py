@@ -11,7 +11,7 @@ from stretto.inputs.snapshot import read_snapshot
 from stretto.simulation.decide import decide
 
 ROUNDING = 0.5e-5
-"""References are printed to five digits."""
+"""Reference values are printed with five digits."""
 
 
 def references(readme: Path) -> tuple[dict[str, float], dict[str, float]]:

@@ -54,28 +54,28 @@ PHYSICS = Physics(restart_s=30.0, report_s=30.0, noise=0.03)
 ERRORS = (0.0, 0.15, 0.30, 0.45)
 SAMPLES = (0, 3, 5, 8, 10)
 TYPICAL_CROSSING = LOCAL + (1 - LOCAL) / 2
-"""Of a job dealt evenly over two nodes; a model of counts alone must assume some placement."""
+"""The exchange cost of a job spread evenly over two nodes: a model of counts must assume a placement."""
 
 
 class Outcome(NamedTuple):
-    """Of one simulated run."""
+    """The result of one simulated run."""
 
     jct_s: float
     makespan_s: float
     restarts: float
-    """A job, the first start excluded."""
+    """Restarts per job, without the first start."""
     overhead: float
     """Share of the time jobs held something that went into restarts, first starts excluded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A policy under one name, and what is done to it."""
+    """A policy under a name, with its modifications."""
 
     name: str
     policy: Policy
     place: Placer | None = None
-    """Places the policy's counts anew."""
+    """Places the policy's counts in another way."""
     told: tuple[float, float] | None = None
     """Relative errors of (speed, convergence) of beliefs made from the truth; None: as fitted."""
     priors: bool = True

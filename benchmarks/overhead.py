@@ -45,7 +45,7 @@ class Case:
     layers: int
     batch: int
     steps: int
-    """Of one turn, which is an epoch."""
+    """Steps of one turn, which is an epoch."""
     block: int
     """Steps that are timed together."""
 
@@ -91,7 +91,7 @@ class Trainer:
 
 
 def train(case: Case, kind: str) -> None:
-    """What such a process does: an epoch whenever a line comes."""
+    """The code of such a process: it trains an epoch whenever it reads a line."""
     import torch  # noqa: PLC0415 - the benchmark itself does without
     from torch import nn  # noqa: PLC0415
     from torch.nn.functional import cross_entropy  # noqa: PLC0415
@@ -179,7 +179,7 @@ def checkout(revision: str) -> Iterator[Path]:
 
 
 def ratios(case: Case, base: Path, rounds: int) -> tuple[float, float, float]:
-    """Of the library to the bare loop, as it is and as it was; and the bare loop's seconds for a step."""
+    """Time relative to the bare loop, for the current and the earlier library; and seconds of a bare step."""
     with ExitStack() as stack:
         bare, ours, before = (
             stack.enter_context(Trainer(case, kind, source))

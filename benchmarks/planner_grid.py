@@ -38,7 +38,7 @@ from stretto.search.study import Direction, Study
 
 SEED = 7
 SAMPLES = 2000
-"""On which the costs of all three are measured."""
+"""The samples on which the costs of all three are measured."""
 # Iterations a second at a fixed global batch on 1, 2, 4, .. A100 GPUs relative to one, as measured for
 # ElasticFlow (throughputs_A100: bert at batch 128, the others at 256).
 SCALINGS = {
@@ -48,7 +48,7 @@ SCALINGS = {
     "vgg16": Scaling(((1, 1.0), (2, 1.92), (4, 3.53), (8, 6.09), (16, 9.61), (32, 12.46)), spanning=0.1),
 }
 DATASETS = {"small": (35.0, 2.0), "large": (350.0, 150.0)}
-"""Seconds of an epoch, and gigabytes every new node must be given."""
+"""Seconds of an epoch, and gigabytes that every new node receives."""
 TIGHTNESS = (1.05, 1.15, 1.25, 1.5, 2.5, 5.0)
 A100_8 = Instance(name="8xA100", gpus=8, usd_per_hour=32.77)
 

@@ -1,12 +1,11 @@
 """Prediction against reality: short real studies, forecast from a probe before they start.
 
 Every study trains small networks on scikit-learn's digits on two slots of this machine. Its forecast is the
-one `tune` keeps before it begins, from a probe of other configurations right before; nothing is adjusted
-afterwards. The machine must be quiet: what others do to it meanwhile is not in any forecast.
+one that `tune` makes before the start, from a probe of other configurations; nothing is adjusted afterwards.
+The machine must be quiet, since no forecast includes the load of other programs.
 
-`--calibrate` prints how much epochs and starts of a study differ from its probe, in other studies, of one
-configuration each and of other networks: what `PACE_SD` and `START_SD`, which forecasts take for
-granted, stand for.
+`--calibrate` measures how much epochs and starts of a study differ from its probe, on other studies with one
+configuration and other networks. Forecasts assume these values as `PACE_SD` and `START_SD`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PROBE_S = 15.0
 PROBED = 6
 """Configurations that a probe tries."""
 OVERRUN_S = 1.0
-"""A step and a checkpoint take less here."""
+"""Here a step and a checkpoint take less."""
 CALIBRATION_SEED = 1000
 """Studies of a calibration have other seeds, too."""
 
@@ -164,7 +163,7 @@ CALIBRATED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One study: what was measured, what was forecast, and what came."""
+    """One study: what was measured, what was forecast, and what happened."""
 
     name: str
     measured: MeasuredProfile
@@ -193,7 +192,7 @@ def report(seeds: int) -> None:
 
 
 def calibrate(seeds: int) -> None:
-    """Of each study: its mean epoch, and its usual start, relative to the probe's."""
+    """For each study: its mean epoch and its usual start, relative to the probe's."""
     print("Calibration: epochs and starts of studies of one configuration, relative to their probe")
     paces, starts = [], []
     for case in _cases(CALIBRATED, range(CALIBRATION_SEED, CALIBRATION_SEED + seeds)):
@@ -262,7 +261,7 @@ def _tune(checked: CheckedStudy) -> Case | None:
 
 
 def _probe(checked: CheckedStudy) -> MeasuredProfile:
-    """As `tune` does before a run, of other configurations than those it will try."""
+    """The forecast that `tune` makes before a run, from configurations that it will not try."""
     outline = checked.outline
     rng = child_rng(10**6, "probe", checked.folder.name)
     configs = [outline.space.sample(rng) for _ in range(PROBED)]

@@ -1,13 +1,16 @@
-"""Figure: 50 random node kills and adds under 8 running jobs, which end as if nothing had happened.
+"""Figure: 50 random node kills and additions under 8 running jobs, which must end as if undisturbed.
 
-The nodes are real raylets on this machine with GPUs that do not exist; eight jobs of one or two workers each
-train on them for real, and when one is over, the next one comes. Nodes are killed with all that is on them,
-or their raylet alone is, or they stop without a word and go on when nobody counts on them any more; between
-that, agents and workers are killed; nodes are added in an order that the seed decides. In the end every job
-must have finished with the losses of an undisturbed run, every example of an epoch seen once by the steps
-that led there, nothing lost beyond the last checkpoint, and no process, actor or placement group be left.
+The nodes are real raylets on this machine with GPUs that do not exist. Eight jobs of one or two workers each
+train on them; when one is over, the next one starts. Faults come in an order that the seed decides:
 
-A figure is missed if there is a single problem.
+- a node is killed with all its processes, or only its raylet is;
+- a node stops silently, and continues after it was given up;
+- an agent or a worker is killed;
+- a node is added.
+
+At the end every job must have finished with the losses of an undisturbed run. The steps that led there must
+have used every example of an epoch once, and nothing before the last checkpoint may be lost. No process,
+actor or placement group may be left. A single problem fails the figure.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from ray_fault_judge import pace, problems, restarts, until_known_s
 from ray_fault_run import RayRun
 
 NODE_FAULTS = 50
-"""Kills and adds of nodes."""
+"""Node kills and additions."""
 SHARES = {Kind.POWER: 12, Kind.RAYLET: 11, Kind.FROZEN: 2}
 OTHERS = (Kind.AGENT, Kind.WORKER)
 EVERY = 8
@@ -42,7 +45,7 @@ NODES, FEWEST, GPUS = 4, 2, 6
 JOBS = 8
 EPOCHS = 10
 NAP_S = 0.25
-"""Of a step: all share the processor."""
+"""The length of a step: all jobs share the processor."""
 CHECKPOINT_EVERY_S = 2.0
 
 
@@ -63,7 +66,7 @@ def kinds_in_order(count: int, seed: int) -> list[Kind]:
 
 
 def table(storm: Storm, run: RayRun) -> None:
-    """The last columns are of jobs that had workers where it struck; those near their end need not go on."""
+    """Prints the faults; the last columns are for jobs with workers there, except those almost done."""
     steps = steps_of(run.folder.path)
     print(f"  {'fault':38} {'number':>6} {'jobs':>5} {'trained on':>10} {'median s':>9} {'worst s':>8}")
     for kind in Kind:

@@ -34,7 +34,7 @@ DECISIONS = 1000
 PATIENCE_S = 60.0
 EPOCHS = 1_000_000
 KEPT_S = 3600.0
-"""Seats stay: to start one takes a second of processor time, and all nodes share this machine's."""
+"""Leases stay: starting one takes a second of processor time, and all nodes share this machine."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Findings:
 
 
 def random_allocations(chance: random.Random, nodes: list[str]) -> dict[str, Allocation]:
-    """One for every job; together they fit."""
+    """A random allocation for every job; together they fit."""
     free = [node for node in nodes for _ in range(GPUS)]
     chance.shuffle(free)
     given = {}

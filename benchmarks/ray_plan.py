@@ -1,9 +1,10 @@
 """Figure: RubberBand's plan of a study in three stages, carried out on Ray nodes that come and go.
 
-Nodes are raylets on this machine, brought up by the study's own launch command as the plan wants them and
-ended as it lets go of them; four at most. Steps sleep, as all nodes share two cores. A first, small study
-shows how long nodes, starts and epochs take here; with that the other is planned. Said before it runs: when
-it ends and what it costs. Wanted: both within 15 % of what comes, and nodes as planned.
+Nodes are raylets on this machine, at most four. The study's own launch command starts them as the plan
+requests them, and they end when the plan releases them. Steps sleep, as all nodes share two cores.
+
+A first, small study measures how long nodes, starts and epochs take here. The second study is planned with
+these times. Its finish and its cost must be within 15 % of the forecast, and its nodes as planned.
 """
 
 from __future__ import annotations
@@ -119,11 +120,11 @@ class Measured:
 
 
 GUESS = Measured(init_s=5.0, epoch_s=4.0, start_s=2.0)
-"""For the study that shows it."""
+"""The configuration of the small study that shows it."""
 
 
 def measured(events: list[Event]) -> Measured:
-    """What a run has shown. A start is late in part because its node has just come and loads the code."""
+    """What a run has shown. A start is slow in part because its node has just come and loads the code."""
     reports = [event for event in events if isinstance(event, JobReported)]
     epochs = [r.epoch_s for one in reports for r in one.results if r.epoch_s is not None and r.workers == 1]
     return Measured(

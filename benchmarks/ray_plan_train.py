@@ -12,12 +12,12 @@ from stretto.torch import Run
 
 STEPS = 10
 STEP_S = 0.4
-"""Of one worker; two need 0.6 of that."""
+"""Seconds of a step of one worker; two need 0.6 times that."""
 SHARE = {1: 1.0, 2: 0.6}
 
 
 def train(config: dict[str, Any], run: Run) -> None:
-    """A step with two workers takes 0.6 of one with one."""
+    """Time of a step: with two workers 0.6 times that with one."""
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])

@@ -77,7 +77,7 @@ def on_ray(folder: Path, mb: int) -> ElasticSubstrate:
 
 @contextmanager
 def training(make: Make, mb: int) -> Iterator[tuple[Steps, Callable[[Action, Allocation], None]]]:
-    """A job's steps, and what tells its substrate to do something."""
+    """A job's steps, and the function that instructs its substrate."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         substrate = make(folder, mb)
@@ -119,7 +119,7 @@ def cold_start_s(two: Allocation) -> float:
 
 
 class Bare:
-    """An actor that does no more than import what a worker does."""
+    """An actor that only imports what a worker imports."""
 
     def __init__(self) -> None:
         import torch._dynamo  # noqa: F401, PLC0415

@@ -15,7 +15,7 @@ BATCH = 32
 
 
 class Trained:
-    """A network and what it learns from."""
+    """A network and its training data."""
 
     def __init__(self, lr: float) -> None:
         torch.set_num_threads(1)

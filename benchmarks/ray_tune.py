@@ -92,7 +92,7 @@ slots = 2
 
 @dataclass(frozen=True)
 class Times:
-    """Of a hundred trivial trials."""
+    """Times of a hundred trivial trials."""
 
     everything_s: float
     started_s: float
@@ -124,7 +124,7 @@ class Ray:
         return found
 
     def close(self) -> None:
-        """Its cluster ends with it."""
+        """Stops Ray Tune; its cluster ends with it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -181,7 +181,7 @@ def compare_trivial(folder: Path, ray: Ray, rounds: int) -> None:
 
 
 def configurations(path: Path, seed: int) -> list[dict[str, Any]]:
-    """What our study will draw, so that Ray Tune tries the same."""
+    """The configurations that our study will draw, so that Ray Tune tries the same."""
     outline = read_outline(path)
     sampler = make_sampler(outline.sampler, outline.space, outline.study, seed)
     return [dict(sampler.ask(number)) for number in range(outline.study.trials)]

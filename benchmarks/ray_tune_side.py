@@ -19,7 +19,7 @@ SLOTS = 2
 
 
 def _quietly() -> Any:
-    """The answers go where standard output went; everything else that is printed, to standard error."""
+    """Answers go to the original standard output; everything else that is printed goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

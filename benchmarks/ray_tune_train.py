@@ -15,7 +15,7 @@ from stretto.torch import Run
 EPOCHS = 27
 BATCH = 64
 WIDTH = 64
-"""Large enough that a deadline of seconds leaves time for few full trainings, and a second worker pays."""
+"""Large enough that a short deadline leaves time for few full trainings, and that a second worker pays."""
 TEST_EXAMPLES = 897
 
 

@@ -1,9 +1,9 @@
 """Figure: one controller for 1,000 nodes and 5,000 jobs: a decision every 10 s on one core, under 1 GB.
 
-Nodes of four GPUs, jobs of one to four workers under Pollux, through the same substrate as on a Ray cluster;
-only the processes at the other end are stubs: thousands of connections of one other process, each of which
-beats every second and reports speeds and gradient noise every half minute (scale_swarm.py). The controller,
-its journal, models, policy and sockets have one core.
+The nodes have four GPUs, and the jobs run under Pollux with one to four workers. The substrate is the one of
+a Ray cluster; only the workers are stubs. Another process (scale_swarm.py) opens thousands of connections.
+Each sends a heartbeat every second, and speeds and gradient noise every half minute. The controller, with its
+journal, models, policy and sockets, has one core.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Swarm:
 
 
 class FakeNodes:
-    """Nodes that stay as they are, with GPUs that are only counted."""
+    """Fixed nodes, with GPUs that are only counted."""
 
     host = "127.0.0.1"
     changes = False

@@ -1,7 +1,8 @@
-"""Thousands of workers in one process, for scale.py: each speaks to the controller as a real one would.
+"""Thousands of workers in one process, for scale.py: each talks to the controller as a real one would.
 
-Told on standard input, one JSON object a line, to start and end workers; says on standard output who is born
-and who is gone. Workers of a group do what they are told at once, beat every second and report now and then.
+The process reads orders to start and end workers on standard input, one JSON object per line. It writes which
+workers have started and ended on standard output. Workers of a group obey orders at once, send a heartbeat
+every second, and report regularly.
 """
 
 from __future__ import annotations

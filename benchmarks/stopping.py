@@ -1,10 +1,10 @@
-"""Figure: whatever has gone wrong, Ctrl-C, SIGTERM and a deadline end a run in time.
+"""Figure: after any fault, Ctrl-C, SIGTERM and a deadline end a run in time.
 
-Every kind of fault of benchmarks/faults.py strikes a run that trains, and right after it the run is asked to
-stop, three times in each of the three ways. It must be over, with all its processes, within 10 s, the grace
-that its workers have, and the time that one checkpoint takes; and it must end without a traceback.
+Every kind of fault of benchmarks/faults.py strikes a run that trains. Right after it the run must stop,
+three times in each of the three ways. The run and all its processes must end within 10 s, plus the grace of
+its workers, plus the time of one checkpoint. It must end without a traceback.
 
-Without --full once for each kind, in one of the three ways. A figure is missed if a single one is late.
+Without --full each kind is tried once, in one of the three ways. A single late stop fails the figure.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from stretto.substrate.elastic.effects import Rules
 AnyKind = Kind | fault_commands.Kind
 PATIENCE_S = 10.0
 CHECKPOINT_S = 1.0
-"""More than one of these small models takes."""
+"""More than the time of a checkpoint of these small models."""
 DEADLINES_S = {"study": 30.0, "tune": 12.0}
 """Studies import torch first."""
 BEFORE_S = 1.5
-"""A fault strikes so long before the deadline."""
+"""Seconds between a fault and the deadline."""
 TIMES = 3
 AT_ONCE = 3
 BEGINS_S, GIVEN_UP_S = 90.0, 120.0
@@ -55,7 +55,7 @@ class How(StrEnum):
 
 
 ENDS = frozenset({"CONTROLLER", "JOURNAL", "JOURNAL_BYTES"})
-"""Kinds that end the controller, which is then started again, and asked to stop."""
+"""Faults that end the controller: it is started again, then asked to stop."""
 SIGNALS = {How.CTRL_C: signal.SIGINT, How.TERM: signal.SIGTERM}
 
 
@@ -77,11 +77,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """What came of a case."""
+    """The outcome of a case."""
 
     case: Case
     took_s: float
-    """From being asked to being over."""
+    """Seconds from the request to the end."""
     problem: str = ""
 
 
@@ -93,7 +93,7 @@ def cases(*, full: bool) -> list[Case]:
 
 
 def begun(case: Case, folder: Path, seed: int) -> Commands | Disturbed:
-    """A run that would go on for much longer than the case."""
+    """A run that would last much longer than the case."""
     deadline = f"{DEADLINES_S[case.way]:g}s" if case.how is How.DEADLINE else "1h"
     if case.way == "tune":
         return Commands(folder, "tune", seed, nap_s=8.0, deadline=deadline)
@@ -102,7 +102,7 @@ def begun(case: Case, folder: Path, seed: int) -> Commands | Disturbed:
 
 
 def strike(run: Commands | Disturbed, kind: AnyKind, folder: Path, seed: int) -> None:
-    """As soon as there is something to strike; who is ended by it is started again."""
+    """Injects the fault as soon as it can strike; restarts the process that it ended."""
     if kind.name == "CLOCK":  # with the controller alive: a deadline that is read anew is another one
         step_clock(folder, random.Random(seed))
         return
@@ -123,7 +123,7 @@ def strike(run: Commands | Disturbed, kind: AnyKind, folder: Path, seed: int) ->
 
 
 def stop(case: Case, place: Path, seed: int) -> Stopped:
-    """Let one fault strike, ask the run to stop, and see when it is over."""
+    """Injects one fault, asks the run to stop, and waits until it is over."""
     folder = place / f"{case.way}-{case.kind.name}-{case.how.name}-{case.number}"
     folder.mkdir(parents=True)
     began_s = time.monotonic()

@@ -29,14 +29,14 @@ BATCHES = (64, 128, 256, 512, 1024)
 OPTIMIZERS = ("SGD", "Adam")
 COUNTED_FROM, MOST = 128, 0.02
 EXAMPLES = 25_600
-"""Of a pass over the data, at whose beginning the split steps to come are chosen."""
+"""Examples of a pass over the data; the steps to be split are chosen at its beginning."""
 EARLY_STEPS, BLOCK_STEPS, WARM_STEPS = 100, 10, 20
 VARIES_UP_TO = 256
-"""Of larger batches a few steps suffice: there the card sets the pace, and that evenly."""
+"""For larger batches a few steps suffice: there the GPU sets the pace, and it is steady."""
 
 
 class Training:
-    """A loop that can be left after any number of steps and gone on with."""
+    """A training loop that can be paused after any number of steps."""
 
     def __init__(self, batch: int, optimizer: str, *, adaptive: bool) -> None:
         torch.manual_seed(0)
@@ -69,7 +69,7 @@ class Training:
                     yield
 
     def block(self) -> Block:
-        """A few more steps."""
+        """Runs a few more steps."""
         began_s, split = now_s(), False
         for _ in range(BLOCK_STEPS):
             next(self._steps)
@@ -79,7 +79,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Block:
-    """Some steps, and whether one of them was made in two passes."""
+    """Runs some steps; returns whether one of them was made in two passes."""
 
     step_s: float
     split: bool
@@ -87,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Pair:
-    """A block without measuring, and its neighbour with."""
+    """A block without measuring, and the next one with measuring."""
 
     plain: Block
     measured: Block
@@ -98,7 +98,7 @@ class Pair:
 
 
 def pairs_of(plain: Training, measured: Training, steps: int) -> list[Pair]:
-    """Blocks that take turns, each kind first every other time: what else the machine does concerns both."""
+    """Alternating blocks, each kind first every other time, so that other load affects both alike."""
     pairs = []
     for number in range(max(steps // BLOCK_STEPS, 1)):
         order = (plain, measured) if number % 2 == 0 else (measured, plain)
@@ -112,7 +112,7 @@ class Added:
     """The share that measuring adds to the time of steps."""
 
     mean: float
-    """By the sums of the times."""
+    """The ratio of the summed times."""
     error: float
     """Standard error of the mean."""
     median: float
@@ -142,7 +142,7 @@ class Row:
     batch: int
     steps: int
     step_s: float
-    """Without measuring."""
+    """Step time without measuring."""
     splits: float
     """The share of blocks with a step in two passes."""
     later: Added

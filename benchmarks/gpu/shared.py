@@ -64,7 +64,7 @@ class OnCard(Dataset[Any]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """What to do with a batch that is one already."""
+    """The identity, for batches that are complete already."""
     return batch
 
 
@@ -73,7 +73,7 @@ def random_images(number: int) -> OnCard:
 
 
 def now_s() -> float:
-    """The time when everything asked of the card is done."""
+    """The time when all work queued on the GPU is done."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -84,12 +84,12 @@ def device_name() -> str:
 
 
 def use_tensor_cores() -> None:
-    """As nearly everybody does on such cards."""
+    """The usual settings for such GPUs."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 def save(name: str, result: dict[str, Any]) -> None:
-    """Into the folder $OUT, if there is one."""
+    """Writes the results to the folder $OUT, if it is set."""
     folder = os.environ.get("OUT")
     if folder:
         Path(folder, f"{name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")

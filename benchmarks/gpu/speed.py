@@ -27,7 +27,7 @@ BLOCK_STEPS, BLOCKS = 20, 7
 
 
 class Training:
-    """Steps on random data of one batch size."""
+    """Steps of one batch size on random data."""
 
     def __init__(self, batch: int) -> None:
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ class Training:
 
 
 def measure(batches: list[int]) -> dict[int, float]:
-    """Median step times. All sizes take turns, so that what else the machine does concerns them alike."""
+    """Median step times. The sizes take turns, so that other load affects all alike."""
     trainings = {batch: Training(batch) for batch in batches}
     blocks_s = [
         {batch: training.step_s() for batch, training in trainings.items()} for _ in range(BLOCKS + 1)
