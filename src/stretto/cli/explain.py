@@ -63,7 +63,7 @@ def _as_it_stands(story: Story, folder: RunFolder, *, damaged: bool) -> Story:
     )
     lines = story.lines
     if damaged:
-        ended = f" The run ended: {ENDS[ending]}." if ending in ENDS else ""
+        ended = f" The run is over: {ENDS[ending]}." if ending in ENDS else ""
         text = f"its journal is damaged, and what follows is not known.{ended}"
         lines += (StoryLine(last_s, "run", "known until here", text),)
     elif status is RunStatus.INTERRUPTED and last is not None:
