@@ -18,9 +18,11 @@ from stretto import InputError, Setup, catalogue_job, own_job, simulate
 from stretto.cli.main import app
 from stretto.core.cluster import gpu_nodes
 from stretto.core.decision import Decision
+from stretto.core.errors import PolicyError
 from stretto.core.events import Decided
 from stretto.journal.sqlite import SqliteJournal
 from stretto.policies.base import ClusterView, JobView, Memory, Oracle, Policy
+from stretto.policies.fifo import Fifo
 from stretto.policies.ordered import OrderedPolicy
 from stretto.policies.registry import make_policy, parse_options
 from stretto.testing.policies import PolicyConformance
@@ -179,7 +181,7 @@ def test_check_policy_says_which_line_of_the_file_raised(tmp_path: Path) -> None
     file = tmp_path / "wrong.py"
     file.write_text(WRONG)
     answer = CliRunner().invoke(app, ["check-policy", f"{file}:Misspelt", "--no-servers"])
-    assert "no attribute 'priority' (wrong.py, line 20)" in answer.output
+    assert "no attribute 'priority' in wrong.py, line 20, in key" in answer.output
 
 
 JOBS = [
@@ -256,3 +258,106 @@ def test_a_file_called_like_a_module_replaces_none(tmp_path: Path) -> None:
     file.write_text(MINE)
     make_policy(f"{file}:LargestFirst")
     assert sys.modules["random"] is random
+
+
+MISTAKES = """
+from stretto.core.allocation import on_nodes
+from stretto.core.decision import Decision
+from stretto.policies.ordered import OrderedPolicy
+
+class Zero(OrderedPolicy):
+    def key(self, job):
+        return 0
+
+class NoAnswer(Zero):
+    def decide(self, view, memory, rng):
+        pass
+
+class NoMemory(Zero):
+    def decide(self, view, memory, rng):
+        return Decision(allocations={})
+
+class NoAllocation(Zero):
+    def decide(self, view, memory, rng):
+        return Decision(allocations={job.id: {"node-0": 1} for job in view.jobs}), memory
+
+class Divides(OrderedPolicy):
+    def key(self, job):
+        return 1 / 0
+
+class Attribute(OrderedPolicy):
+    def key(self, job):
+        return job.priority
+
+class Signature(OrderedPolicy):
+    def key(self):
+        return 0
+
+class Maker(Zero):
+    def __init__(self):
+        self.most = 3
+
+class BadMaker(Zero):
+    def __init__(self, interval_s=60.0):
+        raise ValueError("no luck")
+"""
+
+
+@pytest.fixture
+def mistakes(tmp_path: Path) -> Path:
+    file = tmp_path / "mistakes.py"
+    file.write_text(MISTAKES)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "cause"),
+    [
+        ("NoAnswer", r"policy no-answer: decide returned None; it must return \(Decision, memory\)\.", None),
+        ("NoMemory", "decide returned a Decision without memory", None),
+        ("NoAllocation", r"allocations\['.*'\] of its Decision is .*it must be of type Allocation", None),
+        (
+            "Divides",
+            r"ZeroDivisionError: division by zero in mistakes.py, line 24, in key\. `stretto check-policy",
+            ZeroDivisionError,
+        ),
+        ("Attribute", "AttributeError: .*'priority' in mistakes.py, line 28, in key", AttributeError),
+        ("Signature", r"TypeError: .*; define it as key\(self, job\)\.", TypeError),
+    ],
+)
+def test_a_mistake_while_deciding_is_one_sentence(
+    mistakes: Path, name: str, said: str, cause: type[Exception] | None
+) -> None:
+    with pytest.raises(PolicyError, match=said) as caught:
+        simulate(demo_workload(), f"{mistakes}:{name}")
+    assert f"stretto check-policy {mistakes}:{name}`" in str(caught.value)
+    assert type(caught.value.__cause__) is (cause or type(None))
+
+
+def test_a_mistake_of_a_built_in_policy_is_no_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fifo, "decide", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        simulate(demo_workload(), "fifo")
+
+
+def test_check_policy_says_a_mistake_once(mistakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mistakes.parent)
+    answer = CliRunner().invoke(app, ["check-policy", "mistakes.py:NoAnswer"])
+    assert answer.exit_code == 1
+    assert answer.output.count("policy no-answer: decide returned None; it must return") == 1
+    assert "The same in 9 other checks." in answer.output
+    wrong = CliRunner().invoke(app, ["check-policy", "mistakes.py:Signature", "--no-servers"])
+    assert wrong.output.count("define it as key(self, job)") == 1
+    assert not Path(".hypothesis").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Maker", r"Delete __init__ of Maker: options are fields .*@dataclass\(frozen=True, kw_only=True\)"),
+        ("BadMaker", "making it raised ValueError: no luck"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_said_with_the_remedy(mistakes: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        simulate(demo_workload(), f"{mistakes}:{name}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, PolicyError
+from stretto.core.units import counted
 from stretto.policies.base import Oracle, Policy
 from stretto.policies.registry import check_targets, make_policy, parse_options
 
@@ -51,26 +53,54 @@ def check_policy(
         def policy(self, oracle: Oracle) -> Policy:
             return make_policy(policy, options=chosen, oracle=oracle)
 
-    suite, failed = Suite(), 0
-    for name in [name for name in dir(suite) if name.startswith("test_")]:
-        title = name.removeprefix("test_").replace("_", " ")
-        try:
-            getattr(suite, name)()
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a failed check
-            failed += 1
-            said = str(error).strip() or "an assertion failed"
-            print(f"FAILED  {title}: {type(error).__name__}: {said[:LONGEST]}{_place(error, policy)}")
-        else:
-            print(f"ok      {title}")
-        sys.stdout.flush()
-    print(f"{policy}: {'every check passed' if not failed else f'{failed} checks failed'}")
+    failed = _run_checks(Suite())
+    print(f"{policy}: {f'{failed} checks failed' if failed else 'every check passed'}")
     if failed:
         raise typer.Exit(1)
 
 
-def _place(error: Exception, policy: str) -> str:
-    """The last line of the policy's own file that led to the error; empty if there is none."""
-    file = Path(policy.rpartition(":")[0]).absolute()
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == file]
-    return f" ({file.name}, line {lines[-1]})" if lines else ""
+def _run_checks(suite: object) -> int:
+    """Prints a line for each check, then each mistake once; returns how many checks failed."""
+    failures: dict[object, list[str]] = {}
+    with _folder_of_hypothesis():
+        for name in [name for name in dir(suite) if name.startswith("test_")]:
+            title = name.removeprefix("test_").replace("_", " ")
+            try:
+                getattr(suite, name)()
+            except Exception as error:  # noqa: BLE001 - whatever a policy raises is a failed check
+                print(f"FAILED  {title}", flush=True)
+                failures.setdefault(_mistake(error), []).append(f"{title}: {_sentence(error)}")
+            else:
+                print(f"ok      {title}", flush=True)
+    for first, *others in failures.values():
+        print(first)
+        if others:
+            print(f"    The same in {counted(len(others), 'other check')}.")
+    return sum(len(same) for same in failures.values())
+
+
+@contextmanager
+def _folder_of_hypothesis() -> Iterator[None]:
+    """Gives hypothesis a temporary folder; otherwise it leaves `.hypothesis` in the current one."""
+    from hypothesis.configuration import set_hypothesis_home_dir  # noqa: PLC0415 - an extra
+
+    with TemporaryDirectory() as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)
+
+
+def _mistake(error: Exception) -> object:
+    """Equal for failures of one kind that were raised by one line."""
+    origin = error.__cause__ if isinstance(error, PolicyError) and error.__cause__ else error
+    frame = traceback.extract_tb(origin.__traceback__)[-1]
+    return type(origin), frame.filename, frame.lineno
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, PolicyError):
+        return error.problem[:LONGEST]
+    said = str(error).strip() or "an assertion failed"
+    return f"{type(error).__name__}: {said[:LONGEST]}"

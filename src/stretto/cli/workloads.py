@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from stretto.cli.bars import progress_bar
-from stretto.core.errors import InputError
+from stretto.core.errors import InputError, PolicyError
 from stretto.policies.registry import Options
 from stretto.report.tables import metrics_table, metrics_text
 from stretto.simulation.jobs import Setup, SimulationResult, simulate
@@ -47,6 +47,9 @@ def compare_workloads(
                 _show(runs, as_json=as_json)
                 where = f"{name} on {one.workload.name}"
                 raise InputError(error.problem, where=where, remedy=error.remedy) from error
+            except PolicyError:
+                _show(runs, as_json=as_json)
+                raise
             runs.append(run)
     _show(runs, as_json=as_json)
     if report is not None:

@@ -21,6 +21,7 @@ from stretto.core.source import JobSource
 from stretto.core.substrate import Substrate
 from stretto.journal.base import Journal
 from stretto.models.resize import DEFAULT_RESIZE_S
+from stretto.policies.asking import ask
 from stretto.policies.base import Memory, Policy, is_built_in
 
 
@@ -231,7 +232,7 @@ class Controller:
         view = self.state.view(now_s)
         rng = child_rng(self._settings.seed, "policy", str(self.state.decisions))
         started = self._stopwatch()
-        decision, memory = self._policy.decide(view, self._own_memory(), rng)
+        decision, memory = ask(self._policy, view, self._own_memory(), rng)
         self.decision_s.append(self._stopwatch() - started)
         view = self.state.view_of(view, decision)
         check(view, decision)

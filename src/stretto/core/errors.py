@@ -39,7 +39,11 @@ class InputError(StrettoError):
 
 
 class PolicyError(StrettoError):
-    """A policy returned a decision that is impossible or lacks reasons."""
+    """A policy made a mistake: it raised, or returned a decision that is impossible or lacks reasons."""
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        self.problem = problem
+        super().__init__(f"{problem} {remedy}" if remedy else problem)
 
 
 class JournalError(StrettoError):

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import math
 import sys
 import typing
@@ -111,12 +112,26 @@ def make_policy(
     try:
         policy = kind(**values)
     except TypeError as error:
-        raise InputError(
-            f"it cannot be made: {error}.",
-            where=name,
-            remedy="Define every abstract method; give every option, a field of a dataclass, a default.",
-        ) from error
+        raise InputError(f"it cannot be made: {error}.", where=name, remedy=_remedy(kind)) from error
+    except ValueError as error:
+        if name in BUILT_IN:
+            raise
+        raise InputError(f"making it raised ValueError: {error}.", where=name) from error
     return checked_policy(policy, where=name)
+
+
+def _remedy(kind: Any) -> str:
+    """What to change in a class that cannot be made."""
+    if inspect.isabstract(kind):
+        methods = ", ".join(sorted(kind.__abstractmethods__))
+        return f"Define {methods} in the class."
+    maker = next(one for one in kind.__mro__ if "__init__" in vars(one))
+    if "__dataclass_fields__" not in vars(maker):
+        return (
+            f"Delete __init__ of {maker.__name__}: options are fields with defaults of a class with "
+            "@dataclass(frozen=True, kw_only=True)."
+        )
+    return "Give every option, a field of a dataclass, a default."
 
 
 def with_tuning(policy: Policy, tuning: Tuning) -> Policy:

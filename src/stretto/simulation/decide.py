@@ -13,6 +13,7 @@ from stretto.core.decision import Decision
 from stretto.core.seeds import child_rng
 from stretto.inputs.arguments import given, given_options, given_text
 from stretto.inputs.snapshot import has_batch_limits
+from stretto.policies.asking import ask
 from stretto.policies.base import ClusterView
 from stretto.policies.pollux import fitness
 from stretto.policies.registry import make_policy
@@ -54,7 +55,7 @@ def decide(view: ClusterView, policy: str, *, options: Mapping[str, str] | None 
     chosen = make_policy(given_text(policy, "policy", "pollux"), options=given_options(options))
     with one_blas_thread():
         started = time.perf_counter()
-        decision, _ = chosen.decide(view, None, child_rng(0, "policy", "0"))
+        decision, _ = ask(chosen, view, None, child_rng(0, "policy", "0"))
         decision_ms = 1e3 * (time.perf_counter() - started)
         check(view, decision)
         objective = decision.objective

@@ -35,6 +35,7 @@ from stretto.core.seeds import child_rng
 from stretto.core.source import Arrivals
 from stretto.journal.base import MemoryJournal
 from stretto.journal.codec import decode, encode
+from stretto.policies.asking import ask
 from stretto.policies.base import ClusterView, Memory, Oracle, Policy
 from stretto.policies.common import change
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
@@ -43,9 +44,11 @@ from stretto.worlds.oracle import WorldOracle
 from stretto.worlds.truth import StepTime, Workload, make_workload
 
 RANDOM_VIEWS = settings(
+    database=None,
     deadline=None,
     derandomize=True,
     max_examples=40,
+    report_multiple_bugs=False,
     phases=[Phase.generate],  # making a failing cluster smaller takes minutes
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
@@ -248,7 +251,7 @@ class PolicyConformance(ABC):
 
     def _ask(self, view: ClusterView, memory: Memory) -> tuple[Decision, Memory]:
         with _time_limit(ANSWER_S):
-            return self.policy(FormulaOracle()).decide(view, memory, np.random.default_rng(0))
+            return ask(self.policy(FormulaOracle()), view, memory, np.random.default_rng(0))
 
     def _decide(self, view: ClusterView) -> Decision:
         return self._ask(view, None)[0]
