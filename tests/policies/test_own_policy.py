@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from stretto.policies.base import ClusterView, JobView, Memory, Oracle, Policy
 from stretto.policies.fifo import Fifo
 from stretto.policies.ordered import OrderedPolicy
 from stretto.policies.registry import make_policy, parse_options
+from stretto.report.tables import metrics_text, unfinished_note
 from stretto.testing.policies import PolicyConformance
 from stretto.worlds.synthetic import demo_workload
 
@@ -361,3 +364,59 @@ def test_check_policy_says_a_mistake_once(mistakes: Path, monkeypatch: pytest.Mo
 def test_a_class_that_cannot_be_made_is_said_with_the_remedy(mistakes: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         simulate(demo_workload(), f"{mistakes}:{name}")
+
+
+class Everything(OrderedPolicy):
+    def key(self, job: JobView) -> float:
+        return job.job.submit_s
+
+    def size(self, job: JobView, view: ClusterView) -> int:
+        del view
+        return job.job.worker.max
+
+
+def test_a_run_names_the_jobs_that_did_not_finish_and_why() -> None:
+    jobs = [JOBS[2], *(own_job(f"wide-{i}", epochs=1, epoch_s=9, max_gpus=64) for i in range(5))]
+    run = simulate(jobs, Everything(), Setup(nodes=gpu_nodes(1, 4)))
+    assert unfinished_note(run) == (
+        "everything on jobs: wide-0, wide-1, wide-2 and 2 more did not finish. wide-0 still waits: "
+        "Needs 64 workers, which do not fit even on the empty cluster. Its key is 0."
+    )
+    text = metrics_text([run.metrics])
+    assert "left 5 of 6 jobs unfinished; its completion times count finished jobs only." in text
+    assert not unfinished_note(simulate(JOBS, "fifo", Setup(nodes=gpu_nodes(4, 4))))
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "wakes_on", "said"),
+    [
+        (0, frozenset(), "policy: interval_s is 0. Give a number of seconds above 0"),
+        ("60", frozenset(), "interval_s is '60'"),
+        (60, "job-finished", "wakes_on is 'job-finished'. Give a set"),
+        (60, {"job-finnished"}, "wakes_on has 'job-finnished', .*Did you mean job-finished"),
+    ],
+)
+def test_a_policy_says_when_it_decides(interval_s: object, wakes_on: object, said: str) -> None:
+    policy: Any = SimpleNamespace(name="mine", interval_s=interval_s, wakes_on=wakes_on, decide=None)
+    with pytest.raises(InputError, match=said):
+        simulate(JOBS, policy)
+
+
+def test_the_example_of_the_guide_decides_everything_itself() -> None:
+    guide = (Path(__file__).parents[2] / "docs/own-policy.md").read_text()
+    code = next(part for part in guide.split("```python\n") if "def decide" in part).split("```")[0]
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(code, names)  # noqa: S102 - our own example
+    policy: Policy = names["Exclusive"]()
+    run = simulate(JOBS[:3], policy, Setup(nodes=gpu_nodes(2, 4)))
+    assert run.metrics.completed == 3
+
+    class TestGuide(PolicyConformance):
+        with_servers = False
+
+        def policy(self, oracle: Oracle) -> Policy:
+            del oracle
+            return policy
+
+    TestGuide().test_decisions_can_be_carried_out()
+    TestGuide().test_memory_survives_the_journal()

@@ -15,7 +15,7 @@ from rich.console import Console
 from stretto.cli.bars import progress_bar
 from stretto.core.errors import InputError, PolicyError
 from stretto.policies.registry import Options
-from stretto.report.tables import metrics_table, metrics_text
+from stretto.report.tables import metrics_table, metrics_text, unfinished_note
 from stretto.simulation.jobs import Setup, SimulationResult, simulate
 from stretto.simulation.workloads import Request, load_workloads
 from stretto.system.plain_json import json_data
@@ -52,6 +52,9 @@ def compare_workloads(
                 raise
             runs.append(run)
     _show(runs, as_json=as_json)
+    for run in runs:
+        if note := unfinished_note(run):
+            print(note, file=sys.stderr)
     if report is not None:
         import_module("stretto.report.jobs_page").write_report(report, runs)
         print(f"report: {report}", file=sys.stderr)

@@ -13,6 +13,9 @@ from stretto.core.resources import Resources
 from stretto.core.units import counted
 from stretto.policies.base import JobView
 
+NEVER_FITS = "which do not fit even on the empty cluster"
+"""The end of the reason of a job whose size no set of nodes can hold."""
+
 
 class GangSize(NamedTuple):
     """How many tasks of each role run together."""
@@ -93,7 +96,7 @@ def never_fits(job: JobView, gang: GangSize, empty: EmptyCluster) -> str | None:
     if empty.place(job.job, gang) is not None:
         return None
     needs = "" if _takes_slots(job.job) else f" ({amounts(gang.needs(job.job))})"
-    return f"Needs {gang}{needs}, which do not fit even on the empty cluster."
+    return f"Needs {gang}{needs}, {NEVER_FITS}."
 
 
 def shortage(job: JobView, gang: GangSize, free: FreeCapacity) -> str:

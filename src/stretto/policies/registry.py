@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from stretto.core.errors import InputError, did_you_mean
+from stretto.core.events import Event
 from stretto.planning.tuning import Tuning
 from stretto.policies.base import Oracle, Policy
 
@@ -44,6 +45,7 @@ BUILT_IN = {
 Options = Mapping[str, Mapping[str, str]]
 """Option texts by policy and option name."""
 
+_EVENT_KINDS = [event.kind for event in typing.get_args(Event)]
 _NOT_OPTIONS = {"oracle", "tuning", "interval_s"}
 
 
@@ -157,7 +159,28 @@ def checked_policy(policy: object, *, where: str) -> Policy:
             remedy="Give an object of a subclass of stretto.policies.ordered.OrderedPolicy, or one with "
             f"{', '.join(needed)} as in stretto.policies.base.Policy.",
         )
+    _check_schedule(policy, where)
     return typing.cast("Policy", policy)
+
+
+def _check_schedule(policy: Any, where: str) -> None:
+    """Refuse a policy that does not say when it decides."""
+    if not isinstance(policy.interval_s, int | float) or not policy.interval_s > 0:
+        raise InputError(
+            f"interval_s is {policy.interval_s!r}.", where=where, remedy="Give a number of seconds above 0."
+        )
+    wakes_on = policy.wakes_on
+    if not isinstance(wakes_on, set | frozenset | tuple | list):
+        raise InputError(
+            f"wakes_on is {wakes_on!r}.", where=where, remedy='Give a set such as {"job-submitted"}.'
+        )
+    for kind in wakes_on:
+        if kind not in _EVENT_KINDS:
+            raise InputError(
+                f"wakes_on has {kind!r}, which is no kind of event.",
+                where=where,
+                remedy=f"{did_you_mean(str(kind), _EVENT_KINDS)}There are {', '.join(_EVENT_KINDS)}.",
+            )
 
 
 def check_policies(text: str) -> list[str]:

@@ -12,14 +12,18 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from stretto.core.decision import Reason, ReasonCode
 from stretto.core.units import format_duration, format_usd
+from stretto.policies.gangs import NEVER_FITS
 from stretto.report.text import markdown_table, one_line
 from stretto.search.study import Direction, Study
-from stretto.simulation.jobs import Metrics
+from stretto.simulation.jobs import Metrics, SimulationResult
 from stretto.simulation.studies import StudyResult
 
 NOTHING = "-"
 """Shown where there is no number."""
+MOST_NAMED = 3
+"""How many unfinished jobs are named."""
 ALIKE = 0.005
 """Mean completion times that differ by less than this share are called equal."""
 
@@ -163,6 +167,27 @@ def value_text(value: float | None, text: Callable[[float], str]) -> str:
     return NOTHING if value is None or not math.isfinite(value) else text(value)
 
 
+def unfinished_note(run: SimulationResult) -> str:
+    """Which jobs did not finish, and why one of them still waits; empty if all finished."""
+    finished = {job_id for job_id, job in run.history.jobs.items() if job.finished_s is not None}
+    left = [job.id for job in run.workload.jobs if job.id not in finished]
+    if not left:
+        return ""
+    more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+    latest = {
+        job_id: reason for decision in run.history.decisions for job_id, reason in decision.reasons.items()
+    }
+    waits = [(job_id, latest[job_id].text) for job_id in left if job_id in latest and _waits(latest[job_id])]
+    waits.sort(key=lambda wait: NEVER_FITS not in wait[1])
+    why = f" {waits[0][0]} still waits: {waits[0][1]}" if waits else ""
+    where = f"{run.metrics.policy} on {run.metrics.workload}"
+    return one_line(f"{where}: {', '.join(left[:MOST_NAMED])}{more} did not finish.{why}")
+
+
+def _waits(reason: Reason) -> bool:
+    return reason.code in {ReasonCode.WAITS, ReasonCode.PREEMPTED}
+
+
 @dataclass(frozen=True, slots=True)
 class _Line:
     """The runs of one policy that make one row."""
@@ -241,7 +266,7 @@ def _sentences(lines: Sequence[_Line]) -> tuple[str, ...]:
     ranked = sorted(known, key=lambda pair: pair[0])
     unfinished = (
         f"{line.policy} left {line.jobs - line.completed} of {line.jobs} jobs unfinished; "
-        "its times are those of the others only."
+        "its completion times count finished jobs only."
         for line in lines
         if line.completed < line.jobs
     )
