@@ -1,8 +1,8 @@
-"""What measuring gradient noise costs a training step on a processor: at most 5 %.
+"""What measuring gradient noise costs a training step on a CPU: at most 5 %.
 
-Blocks of steps with and without measuring take turns in one training; the median ratio of neighbouring blocks
-counts, of those in which a step was made in two passes apart. One worker is judged by its processor time, so
-that other work on the machine matters less; two, which wait for each other, by the clock.
+Blocks of steps with and without measuring take turns in one training. The median ratio of neighbouring blocks
+counts; blocks with a step in two passes are counted separately. One worker is judged by its processor time,
+so that other work on the machine matters less; two workers wait for each other, so the clock counts.
 """
 
 from __future__ import annotations

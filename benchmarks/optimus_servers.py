@@ -2,7 +2,8 @@
 
 60 jobs of nine types arrive over 20 slots of 600 s on 13 nodes (worlds/servers.py). Every policy decides at
 multiples of 600 s; Optimus also when a sample run ends. Every start and resize costs 30 s, the simulator's
-default: 5 % of a slot, so that changing every job every slot would show. Reported times are off by 3 %.
+default. This is 5 % of a slot, so a policy that changes every job in every slot would show it. Reported times
+have an error of 3 %.
 
     .venv/bin/python benchmarks/optimus_servers.py
 """

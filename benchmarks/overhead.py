@@ -1,12 +1,11 @@
 """Figure: what the training library costs a loop, compared with bare PyTorch and with an earlier version.
 
 One worker trains a mid-size model (some 20 ms a step) and a tiny one (some 0.3 ms), each with a DataLoader.
-Three loops take turns: bare PyTorch, the library as it is, and the library of another commit (--base), from a
-git worktree of its own. Each is a process that stays and trains an epoch whenever it is its turn. Processor
-time of short blocks of steps counts, and of each loop the fastest fifth of them, as other work on the machine
-only slows them.
+Three loops take turns, each in its own process, for an epoch at a time: bare PyTorch, this library, and
+the library of another commit (--base), from a git worktree. We measure the processor time of short blocks of
+steps. Of each loop the fastest fifth counts, as other work on the machine only slows blocks.
 
-Two workers under the library also say what comparing their fingerprints costs.
+Two workers under the library also show what comparing their fingerprints costs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Figure: 1,000 random decisions on a Ray cluster of 32 nodes; every worker is where it was decided.
+"""Figure: 1,000 random decisions on a Ray cluster of 32 nodes; every worker must run on its node.
 
-The nodes are real raylets on this machine with two GPUs each that do not exist; workers are real processes
+The nodes are real raylets on this machine, each with two GPUs that do not exist. Workers are real processes
 that sleep instead of training. In every round each of eight jobs gets a random allocation, as far as there is
-room: some grow, shrink, move in part or as a whole, or are parked. When all have what they were given, the
-processes themselves are looked at: which raylet they belong to, and which GPUs they were given. While they
-get there, no node may have more workers than GPUs, and no two workers of a node the same one.
+room: some grow, shrink, move in part or as a whole, or are parked. Then we check which raylet each process
+belongs to, and which GPUs it was given. During the change no node may have more workers than GPUs, and no two
+workers of a node may share a GPU.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Figure: on a Ray cluster a running job stands still hardly longer than on one machine, and starts as fast.
+"""Figure: on a Ray cluster a resize stalls a job hardly longer than on one machine, and it starts as fast.
 
-Resize 1 -> 2 -> 1 of models of 4, 40 and 400 MB, once with both workers on this machine and once on two nodes
-of a Ray cluster here: the stall is the time between the last step before a resize and the first after it,
-less an ordinary step. At most twice the local one is wanted.
+Resizes 1 -> 2 -> 1 of models of 4, 40 and 400 MB, once with both workers on this machine, once on two nodes
+of a Ray cluster here. The stall is the time between the last step before a resize and the first after it,
+less an ordinary step. It must be at most twice the local one.
 
-Cold start: from the moment the substrate is made, when nothing of the run is there, until two workers have
-taken their first step together; against two bare Ray actors that only import the same. At most 1.5 times that
-is wanted.
+Cold start: from the creation of the substrate, when nothing of the run exists, until two workers have taken
+their first step together. It must take at most 1.5 times as long as two bare Ray actors with these imports.
 """
 
 from __future__ import annotations

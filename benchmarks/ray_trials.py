@@ -1,11 +1,12 @@
-"""Figure: 64 short trials on a Ray cluster, Stretto's way and with Ray Tune (reuse_actors on).
+"""Figure: 64 short trials on a Ray cluster, with Stretto and with Ray Tune (reuse_actors on).
 
-The cluster is the same for both, one node, and runs before: with eight slots, as many nodes have GPUs, and
-with two, as this machine has cores. Each side is a process of its own that has imported what it needs. What
-counts is from the call that tunes to its return: Ray Tune's start of its actors and ours of agents and
-workers, the imports of torch in them, every trial, and the results. Sides take turns. Most of the time is
-importing torch: Ray Tune does so in every actor, Stretto once for a node. Where every slot has a core of its
-own actors import at the same time, so that Ray Tune is nearer there.
+Both use the same running cluster of one node: once with eight slots, as many nodes have GPUs, and once with
+two, the number of this machine's cores. Each side is a process that has imported what it needs. We measure
+from the call that tunes to its return. This includes the start of Ray Tune's actors, or of our agents and
+workers, their imports of torch, every trial, and the results. Sides take turns.
+
+Most of the time is importing torch: Ray Tune does so in every actor, Stretto once per node. If every slot has
+a core, actors import at the same time, so there Ray Tune is closer.
 """
 
 from __future__ import annotations

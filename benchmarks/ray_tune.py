@@ -1,12 +1,14 @@
 """Figure: Stretto against Ray Tune (reuse_actors on) on two slots of this machine, in the same run.
 
-Trivial trials show what a trial costs beyond its training. "Everything" is from the call to its return, with
-Ray's cluster and our nursery started on the way. "Started" is without that: Ray's `fit` on a running cluster,
-and ours from the first result on, as a nursery that has its imports forks a trial in milliseconds. "Results"
-is from the first result to the last on both sides, so without Ray's start of its actors, too.
+Trivial trials show what a trial costs beyond its training.
+
+- "Everything" is from the call to its return, including the start of Ray's cluster and of our fork server.
+- "Started" leaves that start out: Ray's `fit` on a running cluster, and ours from the first result on, as a
+  fork server forks a trial in milliseconds once it has its imports.
+- "Results" is from the first result to the last on both sides, so without the start of Ray's actors, too.
 
 Then a study: the same configurations in the same order, the same network, deadline and slots; ASHA on Ray's
-side, HyperSched and ASHA on ours. Runs take turns. Ray's cluster is there before its deadline begins.
+side, HyperSched and ASHA on ours. Runs take turns. Ray's cluster runs before its deadline begins.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@
     PYTHONPATH=src python3 benchmarks/gpu/adaptive.py --seeds 3 --first-seed 5 FOLDER   (some of the seeds)
     PYTHONPATH=src python3 benchmarks/gpu/adaptive.py --merge FILE FILE ...     (saved ones, judged together)
 
-The network of the other measurements here, at the batch of 64 that introductions to this data use, and the
-learning rate that is usual for such networks, 0.1 at a batch of 256, in proportion. Everybody trains for
-the same statistical work (steps at the initial batch), at learning rates scaled by the same rule, and along
-the same schedule of that work. All of a seed take turns, a stretch each, as a machine is now faster and now
-slower, and half of these steps are bound by the processor. The target is the mean final accuracy of the
-fixed initial batch less 0.3 points, which is also what final accuracies may differ by. Time counts training
-only.
+The initial batch is 64, as in introductions to this data set. The learning rate is the usual one for such
+networks, 0.1 at a batch of 256, in proportion. All runs train for the same statistical work (steps at the
+initial batch). Their learning rates are scaled by the same rule and follow the same schedule over that work.
+All runs of a seed take turns, because the speed of a machine varies and half of these steps are bound by the
+processor. The target is the mean final accuracy of the fixed initial batch less 0.3 points. Final accuracies
+may differ by as much. Only training time counts.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What measuring gradient noise costs a step of ResNet-18 on a card: at most 2 % from batch 128 up.
+"""What measuring gradient noise costs a step of ResNet-18 on a GPU: at most 2 % from batch 128 up.
 
     PYTHONPATH=src python3 benchmarks/gpu/noise.py                    (about 7 minutes on an H200)
 
-Two runs of the training library take turns, block by block: one with `adaptive=True`, whose batch may not
-grow, and one without; one worker. Counted from where the cost of a sample is known; and, shown apart, over
-the first steps of all, in which samples are taken whatever they cost.
+Two runs of the training library with one worker take turns, block by block: one with `adaptive=True`, whose
+batch may not grow, and one without. Steps count once the cost of a sample is known. The first steps are shown
+separately, as samples are then taken whatever they cost.
 
-Judged is all the time that steps took with measuring against all the time without, whatever else the machine
-did meanwhile; its standard error tells how much that may be. Beside it stands the median of blocks.
+We compare the total time of steps with measuring and without, including any load by other programs; the
+standard error shows how large that effect may be. The median of blocks is printed beside it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Whether the speed model says how long steps of batch sizes take that were never tried: within 5 %.
+"""Whether the speed model predicts step times of batch sizes that were never tried: within 5 %.
 
     PYTHONPATH=src python3 benchmarks/gpu/speed.py                    (about 1 minute on an H200)
 
-ResNet-18 on 32x32 images, one worker. Six batch sizes are fitted, those that a run times which doubles its
-batch; others between and one beyond are held out. Up to about 128 a step takes as long as the processor needs
-to ask for it, whatever the batch: nothing can be said of that from larger ones.
+ResNet-18 on 32x32 images, one worker. The model is fitted to six batch sizes, those of a run that doubles its
+batch. Sizes between them, and one above, are held out. Up to a batch of about 128 a step is bound by kernel
+launches and takes equally long; larger sizes cannot tell how long that is.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def test_a_lost_newcomer_is_retried_and_then_done_without() -> None:
     assert theatre.placed() == [survivor]
     assert len(theatre.messages(Form)) == 1, "the survivor noticed"
     (note,) = [event for event in theatre.events if isinstance(event, JobNoted)]
-    assert "stay 1 in number" in note.text
+    assert "stays 1," in note.text
     assert "memory" in note.text
     theatre.tell(Action.RESIZE, 2)
     theatre.cooperate()
@@ -474,7 +474,9 @@ def test_workers_that_disagree_whether_to_train_are_lost() -> None:
     theatre.say(one, Finished())
     theatre.warm_up(other)
     theatre.cooperate()
-    assert any("returned where others train" in e.error for e in theatre.events if isinstance(e, JobRetried))
+    assert any(
+        "finished while others still train" in e.error for e in theatre.events if isinstance(e, JobRetried)
+    )
 
 
 def test_an_epoch_can_be_finished_first() -> None:

@@ -105,7 +105,7 @@ def test_the_study_is_cut_to_what_is_believed_to_fit() -> None:
     outcome = run(Sha(tuning=study, sized=True), study, steady(*[0.5] * 16, epochs=7), gpus=2, until_s=100.0)
     assert len(outcome.started) == 12
     assert outcome.end_s == 20.0
-    assert "12 trials are wanted" in outcome.stopped["trial-012"]
+    assert "limited to 12 trials" in outcome.stopped["trial-012"]
 
 
 def test_starts_and_shared_gpus_count_in_what_fits() -> None:

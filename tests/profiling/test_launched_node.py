@@ -322,7 +322,7 @@ class TestAsking:
         words = ("--policy", "rubberband", "--on", "ray", "--budget", "10", "--yes")
         code, _, err = stretto("tune", "study.toml", "train.py:train", *words)
         assert code == 1
-        assert "Measuring has cost $0.06 of the $10 that may be spent" in err
+        assert "Measuring has cost $0.06 of the $10 budget" in err
 
     def test_a_plan_says_what_it_would_take(self, stretto: StudyCommand, fleets: list[ScriptedFleet]) -> None:
         told = stretto.refused("plan", "study.toml", "train.py:train", "--on", "ray")

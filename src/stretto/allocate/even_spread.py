@@ -104,7 +104,7 @@ def place_all(seats: Sequence[JobToPlace], free: FreeCapacity, place: Placer) ->
 def _attempt(
     order: Sequence[JobToPlace], staying: Sequence[JobToPlace], free: FreeCapacity, place: Placer
 ) -> tuple[dict[str, Allocation], FreeCapacity]:
-    """One attempt with these staying jobs: places by job id, and what is left free."""
+    """One attempt in which these jobs stay: placements by job id, and the free capacity left."""
     left = NodeIndex(free)
     placed: dict[str, Allocation] = {}
     for seat in staying:

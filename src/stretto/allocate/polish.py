@@ -143,7 +143,7 @@ def _reclaim(state: State) -> bool:
 
 
 def _shift(state: State) -> bool:
-    """Pairs of jobs shift GPUs: the pairs that promise most by value are tried on real nodes."""
+    """Move GPUs from one job to another: the most promising pairs are tried on real nodes."""
     improved = False
     for count in range(1, MAX_SHIFT + 1):
         takers = _takers(state, count)

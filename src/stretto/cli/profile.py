@@ -54,7 +54,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="The longest once it trains; also the longest wait until then, at least a minute.",
+            help="Most time to measure, and to wait until it trains (at least a minute).",
             show_default="90s, but up to 10m until a first epoch has ended",
         ),
     ] = None,
@@ -118,7 +118,7 @@ def profile_text(measured: MeasuredProfile) -> str:
     if errors:
         lines += [_steps_table(errors), ""]
     if errors and not _is_judged(errors):
-        lines.append("How far the model of a step's time is off: too few points to judge.")
+        lines.append("Error of the step-time model: too few points to judge.")
     lines += _sentences(measured)
     return "\n".join(lines) + "\n"
 
@@ -141,7 +141,7 @@ def _epochs_table(measured: MeasuredProfile) -> str:
 
 
 def _is_judged(errors: Sequence[FitError]) -> bool:
-    """Whether the model was tested on left-out points: through few points any model passes."""
+    """Whether the model was tested on left-out points: any model fits few points."""
     return any(one.left_out is not None for one in errors)
 
 
@@ -187,7 +187,7 @@ def _sentences(measured: MeasuredProfile) -> list[str]:
         starts.append(f"a resize, {max(measured.resizes_s):.3g} s at most")
     lines.append("; ".join(starts) + ".")
     if measured.only_lone:
-        lines.append("That is while the other slots were idle; beside others an epoch may take longer.")
+        lines.append("The other slots were idle; if they are busy, an epoch may take longer.")
     elif measured.lone_starts_s and (alone := measured.epoch_times_s(1, lone=True)):
         lines.append(
             f"While the other slots are idle, an epoch takes {measured.lone_epoch:.2f} times as long "
@@ -218,7 +218,9 @@ def _max_workers(work: RealWork, outline: StudyOutline | None) -> int | None:
 
 def _configs(texts: Sequence[str] | None, outline: StudyOutline | None, seed: int) -> list[Config]:
     if texts and outline is not None:
-        raise InputError("--config stands beside --study, which has it.", remedy="Keep one of them.")
+        raise InputError(
+            "--config cannot be combined with --study, which defines it.", remedy="Keep one of them."
+        )
     if outline is None:
         return [tuple(_assigned(text) for text in texts or ())]
     rng = child_rng(seed, "probe")

@@ -160,7 +160,7 @@ def _train(checked: CheckedStudy, launch: StudyLaunch, *, yes: bool, out: TextIO
             say(f"Measuring and planning took {gone} until the deadline.")
         if checked.measuring_usd and checked.limits.budget_usd is not None:
             spent = f"{format_usd(checked.measuring_usd)} of the ${checked.limits.budget_usd:g}"
-            say(f"Measuring has cost {spent} that may be spent; the rest is for the run.")
+            say(f"Measuring has cost {spent} budget; the rest is for the run.")
         print(expectation_text(tuning, request.policy, prepared.expectation), file=out, flush=True)
         agree(max((*tuning.instances, *tuning.own), key=lambda one: one.usd_per_hour), yes=yes)
     slots = prepared.offer.slots

@@ -119,7 +119,7 @@ class Controller:
             known, last_s = known + 1, max(last_s, event.t_s)
         if known:
             self._record_resumption(last_s)
-            substrate.recover(islice(journal.events(), known))  # what it tells is later than that
+            substrate.recover(islice(journal.events(), known))  # its events come after that
         else:
             self._record([RunStarted(t_s=0.0, identity=identity, nodes=tuple(nodes))])
 
@@ -345,6 +345,6 @@ def _check_identity(begun: Mapping[str, str], now: Mapping[str, str]) -> None:
     for name in {**begun, **now}:
         if begun.get(name) != now.get(name):
             raise JournalError(
-                f"this run was begun with {name} {begun.get(name)} and cannot go on with {now.get(name)}; "
+                f"this run was begun with {name} {begun.get(name)} and cannot continue with {now.get(name)}; "
                 "use the same, or another journal"
             )

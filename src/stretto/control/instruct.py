@@ -104,7 +104,7 @@ def _check_wish(view: ClusterView, decision: Decision) -> None:
             raise PolicyError(f"node {node!r} is to be released and is not there")
     for instance, count in decision.wish.nodes:
         if count < 0:
-            raise PolicyError(f"{count} nodes of {instance} are wished for; it takes 0 or more")
+            raise PolicyError(f"{count} nodes of {instance} are requested; the number must be 0 or more")
 
 
 def _take(job_id: str, node: str, used: Resources, free: dict[str, Resources]) -> Resources:

@@ -56,7 +56,7 @@ def with_log(text: str, log: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """What a traceback says in the end."""
+    """The last line of a traceback."""
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else ""
 

@@ -132,7 +132,7 @@ def ray_of(fields: Fields) -> RayNodes:
         )
     if autoscaler and "release" in fields:
         raise InputError(
-            "release stands beside autoscaler, which releases nodes itself.",
+            "release is given with autoscaler, which releases nodes itself.",
             where=fields.where("release"),
             remedy="Leave it out.",
         )

@@ -286,9 +286,9 @@ config = { lr = 0.1, width = 64 }   # what train is given
 name = "large"
 entry = "train.py:train"     # or command = ["python", "train.py", "--lr", "{lr}"]
 epochs = 30
-submit_at = "30s"            # when it comes, after the run's start; now if left out
-gpus = { min = 1, max = 2 }  # workers it can have; 1 to all slots if left out
+submit_at = "30s"            # when it is submitted, after the run's start; at once if left out
+gpus = { min = 1, max = 2 }  # number of workers; 1 to all slots if left out
 tier = "adaptive"            # the policy may change workers and batch; "elastic": workers; "rigid": nothing
-batch = { max = 1024, per_gpu = [16, 256] }   # within what the training code allows, which else holds
+batch = { max = 1024, per_gpu = [16, 256] }   # within the limits of the training code, which are the default
 config = { lr = 0.1, width = 256 }   # its own values
 """

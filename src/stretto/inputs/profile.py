@@ -37,7 +37,7 @@ LONE_CHANCE = 1.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProfile(Profile):
-    """The profile of trials on the machine that was probed: all slots busy, and what changes when few are."""
+    """The profile of trials on the probed machine: for busy slots, with corrections for idle ones."""
 
     slots: int
     lone_epoch: float

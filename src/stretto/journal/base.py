@@ -26,7 +26,7 @@ class MemoryJournal:
     """A journal that lives as long as its process: for simulations."""
 
     def __init__(self, *, with_memory: bool = True) -> None:
-        """Without memory, decisions are kept without what the policy remembered.
+        """Without `with_memory`, decisions are kept without the policy's memory.
 
         A study's memory grows with its trials, so one copy per decision takes memory that grows with the
         square of the trials. Only a run that is resumed needs it.

@@ -277,7 +277,7 @@ def as_damage(path: Path, error: Exception, events: int, until_s: float) -> Exce
     """The error for an exception of SQLite: damage, or a file that cannot be read now."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _NO_DAMAGE:
-        return JournalError(f"{path} cannot be read now ({error}). See that it may be read, and try again.")
+        return JournalError(f"{path} cannot be read now ({error}). Check its permissions, then try again.")
     return DamagedError(Damage(events, until_s, f"it cannot be read as a journal ({error})"))
 
 
@@ -299,7 +299,7 @@ def _is_there(path: Path) -> bool:
         raise DamagedError(Damage(0, 0.0, "it is a folder, not a file")) from error
     except OSError as error:
         raise JournalError(
-            f"{path} cannot be read ({error.strerror}). See that it may be read, and try again."
+            f"{path} cannot be read ({error.strerror}). Check its permissions, then try again."
         ) from error
     if not size:
         raise DamagedError(Damage(0, 0.0, "it is empty"))

@@ -146,7 +146,7 @@ class SqliteJournal:
         except OSError as error:
             raise JournalError(
                 f"{EndMark.path(self._path)} cannot be written ({error.strerror}). It says where the journal "
-                "ends. See that the disk has room and is writable, then start the run again."
+                "ends. Check that the disk is writable and not full, then start it again."
             ) from error
 
     def _check(self, run: str) -> tuple[int, int] | None:

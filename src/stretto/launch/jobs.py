@@ -197,7 +197,7 @@ class JobsLaunch:
         )
 
     def _described(self, tell: Tell) -> dict[str, Described]:
-        """What the training code of the jobs says of itself, as it did when the run was begun."""
+        """The jobs' descriptions by their training code; those from the start of a run that has begun."""
         folder, specs = self._folder, self._checked.file.jobs
         kept = folder.read("described") if folder.is_begun else None
         try:

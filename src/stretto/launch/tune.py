@@ -196,8 +196,8 @@ class StudyLaunch:
 
         def tuning_now() -> Tuning:
             spent = (
-                f": {format_duration(measured_s - checked.request.asked_s)} went to finding out how fast it "
-                f"trains, {format_duration(time.monotonic() - measured_s)} to planning"
+                f": {format_duration(measured_s - checked.request.asked_s)} were spent on measuring "
+                f"its speed, {format_duration(time.monotonic() - measured_s)} on planning"
             )
             left_s = checked.left_s(time.monotonic(), spent) if spec is None else spec.deadline_s
             tuning = checked.tuning(speeds.profile, offer, left_s)

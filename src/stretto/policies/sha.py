@@ -146,7 +146,7 @@ class SynchronousTurn:
         """Stop trials beyond the limit, which ends the drawing of more."""
         wanted = self._limit - self._begun
         for trial in self._fresh[wanted:]:
-            self._stops[trial] = f"{self._limit} trials are wanted, and there are as many."
+            self._stops[trial] = f"The study is limited to {self._limit} trials, which have all begun."
         del self._fresh[wanted:]
 
     def _advance(self, halving: Halving) -> Halving | None:
@@ -168,7 +168,7 @@ class SynchronousTurn:
             job = self._trials.get(trial)
             if job is None and trial in self._here:
                 if trial not in self._moving_on:
-                    continue  # nothing was heard of it since it was last looked at
+                    continue  # it has reported nothing since the last decision
                 job = self._view.paused[trial]
             if job is None:
                 halving = halving.record(trial, None)

@@ -2,7 +2,7 @@
 
 Prices are of August 2026, in USD an hour: AWS in us-east-1, Google Cloud in us-central1 (host and GPUs
 together), Lambda. AWS no longer lists p3 there; its price is the last one, of December 2024. Prices change:
-a study that turns on them should bring a price list of its own.
+if they matter for a study, give it a price list of its own.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Started:
 
     took_s: float
     epoch: TimedEpoch | None
-    """If that report was the end of the first epoch: start and epoch together, as an epoch."""
+    """If that report ended the first epoch: the time of start and epoch together, as one epoch."""
 
 
 class Measurements:
@@ -307,11 +307,11 @@ class ProbeTime:
     """The time limits of a probe."""
 
     usual_s: float
-    """From the first sign of training."""
+    """The limit for measuring, from the first sign of training."""
     first_epoch_s: float
-    """From the start of the probe, if no epoch or step was timed earlier."""
+    """The longest wait for an epoch, from the start of the probe, if no epoch or step was timed yet."""
     loading_s: float = LOADING_S
-    """From the start of the probe to the first sign of training."""
+    """The longest wait for a first sign of training, from the start of the probe."""
 
 
 def probe_time(deadline_s: float | None) -> ProbeTime:

@@ -204,7 +204,7 @@ def has_nodes(plan: Plan) -> bool:
 
 
 def names_nodes(outcome: Outcome) -> bool:
-    """Whether the shown plans name nodes; plans for one machine count its slots."""
+    """Whether a shown plan names nodes; plans for one machine count its slots instead."""
     return any(has_nodes(forecast.plan) for _, forecast in side_by_side(outcome))
 
 

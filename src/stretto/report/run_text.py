@@ -302,7 +302,7 @@ def raised_limits_text(result: TuneResult) -> str:
 
 
 def _old_limits(limits: PastLimits, before_s: float) -> str:
-    """The limits as given, so including the time before the run began."""
+    """The limits as the user gave them: the deadline includes the time before the run began."""
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     time = "no deadline" if deadline_s is None else f"a deadline of {format_duration(deadline_s + before_s)}"
     return f"from {time}" + ("" if budget_usd is None else f" and ${budget_usd:g}")

@@ -30,17 +30,17 @@ ALIKE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One number of a run."""
+    """A column of the table: one number per run."""
 
     title: str
-    """With its unit, except for durations."""
+    """The title, with the unit except for durations."""
     value: Callable[[Metrics], float | None]
     text: Callable[[float], str]
     meaning: str
     lower_is_better: bool = False
-    """Otherwise no value is better than another, and none is marked."""
+    """Then the lowest value is marked as the best; otherwise none is marked."""
     detail: bool = False
-    """Left out of narrow tables."""
+    """Whether narrow tables leave it out."""
 
 
 @dataclass(frozen=True, slots=True)

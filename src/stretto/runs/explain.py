@@ -169,7 +169,7 @@ def _job_lines(events: Iterable[Event], job_id: str, metrics: Mapping[int, Metri
 
 
 class _Epochs:
-    """Makes lines of the epochs of a job that is not a trial: the journal only has that they ended."""
+    """Writes lines about the epochs of a job that is not a trial; the journal only says that they ended."""
 
     def __init__(self, job_id: str, metrics: Mapping[int, Metrics]) -> None:
         self._job_id = job_id

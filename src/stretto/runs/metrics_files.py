@@ -14,7 +14,7 @@ from stretto.system.plain_json import UnreadableError, parse_json
 NOT_METRICS = frozenset({"epoch", "epoch_s", "t_s", "workers", "batch", "progress"})
 """Keys of `metrics.jsonl` that are not metrics."""
 Metrics = dict[str, float | None]
-"""Values by name; None is not a number."""
+"""Values by name; None: the value was not a number."""
 MOST_PRINTED = 100
 """The most lines of a log that are searched for names of metrics."""
 TAIL_BYTES = 2**14

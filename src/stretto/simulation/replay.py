@@ -231,11 +231,11 @@ def _all_rent(file: StudyFile, policies: Iterable[str], options: Options) -> boo
 def _conditions(record: StudyRecord, *, moved: bool, rented: bool) -> Iterator[str]:
     """How the conditions of other policies differ from the run."""
     if moved:
-        yield "Its limits were raised on the way; others know the last ones from the start."
+        yield "Its limits were raised during the run; other policies know the final ones from the start."
     if record.delays is not None and not rented:
         took = format_duration(record.delays.queue_s.mean + record.delays.init_s.mean)
         yield (
-            f"Its nodes took {took} to come on average; a policy that does not rent waits so long "
+            f"Its nodes took {took} to come on average; a policy that does not rent waits that long "
             "before it begins, and keeps its nodes to the end."
         )
 

@@ -210,7 +210,7 @@ class BatchTuner:
     ) -> BatchChange | None:
         """A larger batch size to try, if all sizes so far took about equally long or there is only one.
 
-        Proposed if the gain would be worthwhile should the larger step take no longer.
+        It is proposed if the gain is worthwhile, assuming that the larger step takes no longer.
         """
         timed = self._observed.speeds.values()
         passes_s = [speed.step_s - speed.sync_s for speed in timed]

@@ -207,7 +207,7 @@ def _grid_notes(kept: Sequence[_Run], horizon: float, hint: float) -> list[str]:
     notes = [SCHEDULE_NOTE]
     if horizon < hint:
         notes.append(
-            f"The curves end at {horizon:,.0f} of {hint:,.0f} steps, where most is kept of all runs."
+            f"The curves end at {horizon:,.0f} of {hint:,.0f} steps, which keeps the most data of all runs."
         )
     hints = Counter(run.row.positive("step_hint") for run in kept)
     if len(hints) > 1:

@@ -73,7 +73,7 @@ def end_of(text: str, letters: int) -> str:
 
 
 def _are_alike(why: str, other: str) -> bool:
-    """Whether two reasons may be the same, as their beginnings may be cut off."""
+    """Whether two reasons may be the same, although their beginnings may be cut off."""
     (head, tail), (other_head, other_tail) = _gist(why), _gist(other)
     if tail is None or other_tail is None:
         return _has(head, other_head, other_tail) if tail is None else _has(other_head, head, tail)

@@ -59,7 +59,7 @@ class EpochMark:
     """The last result line of the present start, even if it did not count."""
 
     epoch: int = 0
-    """Before the first one: the epoch from which the start continues."""
+    """The epoch of that line; before the first one, the epoch from which the start continues."""
     t_s: float | None = None
     counts: bool = True
     """Whether lines without an epoch are counted."""
@@ -265,7 +265,7 @@ class _OutputLine:
         return None
 
     def go_back(self, epoch: int, last: int) -> None:
-        """Its epoch is before one of the same start."""
+        """Note that its epoch is below an earlier one of the same start."""
         self.wrong = f"epochs count up, and epoch {epoch} came after epoch {last}"
         self.problems.append("epochs that count down")
 

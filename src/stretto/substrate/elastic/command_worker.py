@@ -1,7 +1,7 @@
 """A worker that trains by running a command: it starts the command, reports for it and ends it.
 
-The command has a guard of its own (`guard.py`), so nothing of it outlives this process. The worker's last
-word comes when nothing of the command is left.
+The command has a guard of its own (`guard.py`), so nothing of it outlives this process. The worker
+sends its last message when nothing of the command is left.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class Crew:
         ]
 
     def left_behind(self) -> Member | None:
-        """A member that trains although others returned: before there is a group, all must return or none."""
+        """A ready member that did not return, but others did. Without a group, all or none must return."""
         waiting = [member for member in self.members.values() if not member.spoke]
         stay = not self.group and all(member.store for member in waiting)
         return waiting[0] if waiting and stay else None

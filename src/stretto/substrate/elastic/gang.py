@@ -418,7 +418,7 @@ class Gang:
             self._order.places = self._crew.on(self._crew.group)
             size = self._order.size
             self._order.asked_s = self._order.asked_s if self._crew.forming else None
-            text = f"its workers stay {size} in number, as no more could be started: {cause.text}"
+            text = f"its number of workers stays {size}, as no more could be started: {cause.text}"
             self._note(text, now, log=self._log)
 
     def _give_up(self, members: list[Member], why: str, now: Moment) -> None:
@@ -430,7 +430,7 @@ class Gang:
     def _check_all_return(self, now: Moment) -> None:
         member = self._crew.left_behind()
         if member is not None:
-            self._lost(member, Cause(Blame.RAISED, "some workers returned where others train"), now)
+            self._lost(member, Cause(Blame.RAISED, "some workers finished while others still train"), now)
 
     def _hangs(self, now: Moment) -> bool:
         trains = self.phase is Phase.LIVE and bool(self._crew.group)

@@ -33,15 +33,15 @@ _REMOVED = "REMOVED"
 _SOON_S = 0.002
 """Ray needs about this long for a group that fits."""
 _LATEST_S = 0.25
-"""The longest interval between looks at a group that does not fit."""
+"""The longest interval between polls of a group that does not fit."""
 _CHECK_S = 2.0
 """How often to check that the groups still exist."""
 _SHARE = 0.01
 """Of one core, at most, for these checks: Ray's table has every group that the cluster ever had."""
 _EASY = 4.0
-"""Pause between looks at waiting groups, as a multiple of the time the last look took."""
+"""Pause between polls of waiting groups, as a multiple of the time the last poll took."""
 _END_S = 5.0
-"""How long `close` waits for a look that Ray does not answer."""
+"""How long `close` waits for Ray to answer a last poll."""
 
 
 class LeaseHolder:
@@ -102,7 +102,7 @@ class _GpuReservation:
         remove_placement_group(self.group)
         if (
             not self.has_actor
-        ):  # with its group goes an actor that is there, but not one that is still to come
+        ):  # removing the group ends an actor that has started, but not one that still starts
             ray.kill(self.holder)
 
 
