@@ -157,9 +157,9 @@ class TestStore:
         with pytest.raises(InputError, match="another run of this name"):
             self.begin(tmp_path / "there" / "s", store)
 
-    def test_what_nobody_claims_is_not_taken_either(self, tmp_path: Path, store: str) -> None:
+    def test_an_unclaimed_place_is_not_taken_either(self, tmp_path: Path, store: str) -> None:
         self.put(store_of(store, "s"))
-        with pytest.raises(InputError, match=r"has the checkpoints of another run, and"):
+        with pytest.raises(InputError, match=r"has the checkpoints of another run\."):
             self.begin(tmp_path / "s", store)
 
     def test_a_claim_that_was_cut_short_is_none(self, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ class TestRaySection:
         [
             ("[ray]\n", "launch or autoscaler = true"),
             ('[ray]\nlaunch = "up"\nautoscaler = true\n', "one of the two"),
-            ('[ray]\nautoscaler = true\nrelease = "down"\n', "lets go of nodes itself"),
+            ('[ray]\nautoscaler = true\nrelease = "down"\n', "releases nodes itself"),
             ('[ray]\nautoscaler = true\nslot = "tpu"\n', "one of gpu, cpu"),
             ('[ray]\nautoscaler = true\nstart_timeout = "soon"\n', "not a duration"),
             ("[ray]\nautoscaler = true\nlaunches = 1\n", "Did you mean launch?"),

@@ -187,7 +187,7 @@ def _sentences(measured: MeasuredProfile) -> list[str]:
         starts.append(f"a resize, {max(measured.resizes_s):.3g} s at most")
     lines.append("; ".join(starts) + ".")
     if measured.only_lone:
-        lines.append("The other slots were idle; if they are busy, an epoch may take longer.")
+        lines.append("Measured while the other slots were idle; if they are busy, an epoch may take longer.")
     elif measured.lone_starts_s and (alone := measured.epoch_times_s(1, lone=True)):
         lines.append(
             f"While the other slots are idle, an epoch takes {measured.lone_epoch:.2f} times as long "
