@@ -34,7 +34,7 @@ class CommandLine:
 
     argv: tuple[str, ...]
     folder: Path | None = None
-    """Working folder, that of the file with the command; None: the current one."""
+    """The working folder: that of the file that names the command; None: the current folder."""
     in_folder: bool = False
     """Each job runs in a separate folder; relative paths in the command still start from `folder`."""
 

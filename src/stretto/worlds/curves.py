@@ -156,7 +156,7 @@ TAU = 2.0 * math.pi
 
 
 class _Synthetic:
-    """Base of all formulas: any configuration, any length, no times."""
+    """Base class of all formulas: they have any configuration and any length, but no epoch times."""
 
     direction = Direction.MAX
     metric = "accuracy"

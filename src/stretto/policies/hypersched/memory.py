@@ -127,7 +127,7 @@ class Rungs:
 
     @classmethod
     def load(cls, study: Study, *, retrospective: bool, memory: Any) -> Rungs:
-        """From plain data as `dump` returns it; None if nothing was recorded yet."""
+        """The rungs in the plain data that `dump` returns; None: nothing was recorded yet."""
         epochs = rung_epochs(study)
         if memory is None:
             return cls(epochs, study.eta, retrospective, [Rung([], []) for _ in epochs])

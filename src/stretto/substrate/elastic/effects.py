@@ -42,11 +42,11 @@ class Rules:
     """Time limits for workers, and how often a failed job is started again."""
 
     grace_s: float = 10.0
-    """Between a request to leave at once and SIGKILL."""
+    """Time between a request to leave at once and SIGKILL."""
     command_s: float = 10.0
     """The same for a command: between SIGTERM and SIGKILL."""
     park_s: float = 60.0
-    """For a parked gang to reach the next step boundary and save a checkpoint."""
+    """How long a parked gang may take to reach the next step boundary and save a checkpoint."""
     retries: int = 2
     """Restarts after failures without progress in between."""
     heartbeat_s: float = 30.0
