@@ -26,7 +26,7 @@ class Instruments:
         return truth * float(np.exp(self._rng.normal(0.0, self._error))) if self._error else truth
 
     def read_step(self, truth: StepTime) -> StepTime:
-        """A measured step. Computing and waiting get separate errors, so the wait stays a part of the step."""
+        """A measured step. Computing and waiting have separate errors, so the wait stays part of the step."""
         if not self._error:
             return truth
         pass_s, sync_s = self.read(truth.step_s - truth.sync_s), self.read(truth.sync_s)
