@@ -18,6 +18,7 @@ from unittest import mock
 import ray
 from ray.cluster_utils import Cluster
 
+from live_processes import SUPPORT
 from local_bench import BATCH, EPOCHS, QUICK, STUB, job_of
 from stretto.core.allocation import Allocation
 from stretto.core.events import Event
@@ -76,7 +77,7 @@ def small_cluster(gpus: Sequence[int] = (2, 2)) -> Iterator[SmallCluster]:
         for at_end in (last.callback, atexit.register):  # as the process ends, Ray makes some of it anew
             at_end(shutil.rmtree, folder, ignore_errors=True)
         env = {
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": os.pathsep.join(str(SUPPORT.parent / helpers) for helpers in ("support", "faults")),
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_TMPDIR": folder,  # where Ray notes which cluster is this machine's: ours is nobody else's
         }
