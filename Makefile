@@ -22,7 +22,7 @@ demo: $(READY)
 	$(BIN)/stretto simulate --policy pollux,optimus,tiresias --report runs/demo.html
 
 quick: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not processes"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "not processes and not slow"
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

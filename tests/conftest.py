@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +17,11 @@ from hypothesis import settings
 # How long an example takes is the machine's affair; a run that fails must fail again when it is repeated.
 settings.register_profile("patient", deadline=None, derandomize=True)
 settings.load_profile("patient")
+
+# A shell that starts the suite in the background makes it ignore Ctrl-C, and nohup makes it ignore hang-ups.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Commands name `python`, as users do, whose environment is active; here it may not be.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -37,6 +37,8 @@ from stretto.search.study import Direction, Study
 from stretto.simulation.studies import simulate_study
 from stretto.worlds.curves import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 NODES = (make_node("local", gpu=2),)
 
 

@@ -30,7 +30,8 @@ from stretto.substrate.elastic.recovery import Failures, fold
 COUNTED = """
 count = os.path.join(os.path.dirname(sys.argv[0]), "count")
 starts = 1 + (int(open(count).read()) if os.path.exists(count) else 0)
-open(count, "w").write(str(starts))
+open(f"{count}.new", "w").write(str(starts))
+os.rename(f"{count}.new", count)  # at once, as the next line may be a SIGTERM
 """
 
 

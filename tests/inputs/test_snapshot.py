@@ -241,6 +241,7 @@ def limits_broken(snapshot: dict[str, Any], answer: dict[str, Any]) -> list[str]
     return broken if objective is None or math.isfinite(objective) else [*broken, "no objective"]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(snapshots(), st.sampled_from(["1", "0", "1e-300", "-1", "-10", "-inf"]))
 def test_whatever_is_accepted_is_decided_within_its_limits_and_without_a_warning(

@@ -20,6 +20,8 @@ from stretto.policies.tetris import Tetris
 from stretto.substrate.sim.substrate import Physics, SimSubstrate
 from stretto.worlds.servers import server_nodes, server_workload
 
+pytestmark = pytest.mark.slow
+
 SLOT_S = 600.0
 SEEDS = 2
 RESTART_S = 30.0

@@ -9,6 +9,8 @@ from stretto.core.seeds import child_rng
 from stretto.simulation.jobs import Setup, simulate
 from stretto.worlds.synthetic import synthetic_workload
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 1.5, 2.0])
 def test_p8_pollux_finishes_jobs_sooner_than_optimus_with_an_oracle(load: float) -> None:

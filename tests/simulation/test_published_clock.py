@@ -18,9 +18,12 @@ from stretto.worlds.workload_files import read_workload
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("STRETTO_DATA", ROOT.parent / "shared" / "data")) / "pollux"
 
-pytestmark = pytest.mark.skipif(
-    not (DATA / "results-jobload").is_dir(), reason=f"no published results at {DATA} (set STRETTO_DATA)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (DATA / "results-jobload").is_dir(), reason=f"no published results at {DATA} (set STRETTO_DATA)"
+    ),
+]
 
 WORKLOADS = [f"workload-{number}" for number in (1, 2, 3, 4)]
 

@@ -12,6 +12,8 @@ from stretto.core.events import Decided
 from stretto.policies.hypersched.policy import HyperSched
 from tuning_world import run, tuning
 
+pytestmark = pytest.mark.slow
+
 
 class TestClaims:
     @pytest.mark.parametrize("share", ["uniform", "top"])

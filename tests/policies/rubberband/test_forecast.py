@@ -15,6 +15,8 @@ from stretto.simulation.plan import plan
 from stretto.simulation.studies import simulate_study
 from stretto.worlds.curve_files import load_curves
 
+pytestmark = pytest.mark.slow
+
 RUNS = 60
 
 
